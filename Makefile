@@ -1,0 +1,57 @@
+# quire. `make help` lists what there is.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+FILE ?= examples/demo.yaml
+PORT ?= 8000
+# A smaller or other torch, e.g. TORCH_SPEC=/path/to/torch-2.13.0+cpu-….whl (README, "A smaller torch").
+TORCH_SPEC ?=
+DISTRIBUTIONS := kernels engine gateway operator
+EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev up test lint bench soak lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}'
+
+setup: $(VENV)/.runtime ## Install what `make up` needs into .venv
+
+setup-dev: $(VENV)/.dev ## Install what the tests and checks need as well
+
+$(BIN)/uv: requirements/bootstrap.lock
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "quire needs Python 3.11 to 3.13; found %d.%d. Choose another with: make PYTHON=python3.12 …" % v)'
+	@echo "==> creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --require-hashes -r requirements/bootstrap.lock
+	@touch $@
+
+$(VENV)/.runtime: $(BIN)/uv requirements/runtime.lock $(foreach d,$(DISTRIBUTIONS),$(d)/pyproject.toml)
+	@PYTHON=$(BIN)/python TORCH_SPEC="$(TORCH_SPEC)" requirements/install.sh requirements/runtime.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation $(EDITABLE)
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/uv requirements/dev.lock $(foreach d,$(DISTRIBUTIONS),$(d)/pyproject.toml)
+	@PYTHON=$(BIN)/python TORCH_SPEC="$(TORCH_SPEC)" requirements/install.sh requirements/dev.lock
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation $(EDITABLE)
+	@touch $@ $(VENV)/.runtime
+
+up: $(VENV)/.runtime ## Start FILE (examples/demo.yaml) locally on PORT; Ctrl-C drains
+	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
+
+test: $(VENV)/.dev lint ## Run every check and test
+	$(BIN)/pytest
+
+lint: $(VENV)/.dev ## Format check, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+lock: $(BIN)/uv ## Resolve requirements/*.in into the hash-locked *.lock
+	BIN=$(BIN) requirements/lock.sh
+
+clean: ## Remove what the tools left behind (keeps .venv)
+	rm -rf out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
