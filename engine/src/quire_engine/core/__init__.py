@@ -1,0 +1,4 @@
+"""Decisions of the engine, in the standard library alone: which tokens of which sequence run in the next step.
+
+Nothing here knows tensors, HTTP or the clock; every time is an argument.
+"""

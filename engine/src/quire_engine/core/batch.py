@@ -1,0 +1,77 @@
+"""What one step computes, and what came of it: plain columns between the scheduler, the runner and the IPC.
+
+A sequence that runs owns a *row*: a place in the runner's persistent state (block tables, sampling parameters), given
+at admission and taken back at the end, so that a step carries only what changed.
+Legend: B scheduled sequences, T tokens.
+"""
+
+from dataclasses import dataclass, field
+
+from quire_engine.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A sequence that takes a row in this step. After a preemption the same sequence is admitted anew."""
+
+    row: int
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    """Empty but after a preemption by recompute; penalties need them told apart from the prompt."""
+    params: SamplingParams
+    seed: int
+    eos_token_ids: tuple[int, ...]
+    adapter_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockUpdates:
+    """Blocks appended to block tables in this step, of one KV cache group: parallel columns, one entry a block."""
+
+    rows: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """The place in the row's block table: block ``position`` holds tokens position * block_size and on."""
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step. Column i of each [B] list belongs to one scheduled sequence."""
+
+    step: int
+    rows: list[int]  # [B]
+    num_computed: list[int]  # [B] tokens whose keys and values are in the cache already
+    num_scheduled: list[int]  # [B] tokens to compute now, >= 1; sums to T
+    num_draft: list[int]  # [B] draft tokens among the scheduled ones (speculative decoding)
+    token_ids: list[int]  # [T] inputs; 0 where a token is not known yet
+    samples: list[bool]  # [B] whether this step reaches the sequence's last token, so that a next one is drawn
+    feedback_tokens: list[int]
+    """Places in ``token_ids`` that take the token drawn for the same row by the step before (overlapped scheduling)."""
+    admitted: list[Admission]
+    block_updates: tuple[BlockUpdates, ...]  # one per KV cache group
+    released_rows: list[int]
+    """Rows given back since the step before; a row may be released and admitted again in one batch (release first)."""
+    rank_count: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one drawn token: the drawn one first, then the likeliest in falling order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Of the drawn token; 1 is the likeliest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerOutput:
+    """What the runner drew: one entry per True in ``Batch.samples``, in batch order."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None] | None = None
+    """None when no sequence of the batch asked for any."""

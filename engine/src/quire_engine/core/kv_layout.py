@@ -1,0 +1,37 @@
+"""How the KV cache is cut into blocks: learnt at start-up, read by the scheduler and by the runner.
+
+The core sees block ids only; the strides of the memory behind them belong to the attention backend.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheGroup:
+    """Layers that share one block table: all with full attention, or all with the same sliding window."""
+
+    layers: tuple[int, ...]
+    num_blocks: int
+    window: int | None = None
+    """Tokens a query may look back on, itself included; None is full attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheLayout:
+    """Blocks of ``block_size`` tokens. slot = block * block_size + offset."""
+
+    block_size: int
+    groups: tuple[KVCacheGroup, ...]
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that fits when it has the whole cache to itself."""
+        return min(group.num_blocks for group in self.groups if group.window is None) * self.block_size
+
+
+def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
+    """Bytes one token takes in the cache: a key and a value per layer and KV head.
+
+    The operator has the same formula in ``domain/capacity``; tests/contract holds the two equal.
+    """
+    return 2 * layers * kv_heads * head_dim * dtype_bytes

@@ -1,0 +1,41 @@
+"""What the core asks of the outside world."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire_engine.core.batch import Batch, RunnerOutput
+from quire_engine.core.kv_layout import KVCacheLayout
+
+
+class PendingOutput(Protocol):
+    """A step under way. On a CPU it is done when ``execute`` returns; on a GPU ``wait`` is where the host stops."""
+
+    def wait(self) -> RunnerOutput: ...
+
+
+class Runner(Protocol):
+    """Runs the model over a batch. Called from one thread, in step order.
+
+    ``execute`` may be called for step n + 1 before ``wait`` on step n: ``Batch.feedback_tokens`` names the inputs which
+    the runner fills from its own draw of step n.
+    """
+
+    def execute(self, batch: Batch) -> PendingOutput: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run, and what was learnt while loading it."""
+
+    runner: Runner
+    layout: KVCacheLayout
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    model_bytes: int
+    kv_cache_bytes: int
+    dtype: str
+    weights: str
+    phase_seconds: dict[str, float]

@@ -1,0 +1,146 @@
+"""What the API process and the engine process say to each other, as msgspec arrays over ZeroMQ.
+
+A request is known by an integer ``key`` that the API process counts up; the client-visible id never crosses. All times
+are ``time.monotonic()`` seconds: both processes are on one host, so they read one clock.
+"""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """The wire form of ``core.sampling_params.SamplingParams``; tests hold the fields equal."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+
+# --- API process -> engine process ---
+
+
+class Submit(msgspec.Struct, array_like=True, tag="submit", frozen=True, kw_only=True):
+    key: int
+    prompt_token_ids: list[int]
+    params: Sampling
+    arrival_time: float
+    priority: int = 0
+    tenant: str | None = None
+    cache_salt: str | None = None
+    adapter_id: int | None = None
+
+
+class Cancel(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
+    keys: list[int]
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
+    """Stop at once; draining is the API process's business, which simply waits before it sends this."""
+
+
+# --- engine process -> API process ---
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=True):
+    """Sent once, after one token was produced."""
+
+    pid: int
+    model_bytes: int
+    kv_cache_bytes: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    dtype: str
+    weights: str
+    """How the linear layers hold their weights, e.g. float32, bf16, fp16."""
+    phase_seconds: dict[str, float]
+    """Start-up by phase: import, weights, kv_cache, warm_up."""
+
+
+class Logprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Of one drawn token: itself first, then the likeliest in falling order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True):
+    key: int
+    reason: FinishReason
+    stop_token_id: int | None
+    """The token that ended it, when the reason is stop; it is among the tokens sent."""
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache."""
+    num_preemptions: int
+
+
+class Outputs(msgspec.Struct, array_like=True, tag="outputs", frozen=True, kw_only=True):
+    """What one step drew: parallel columns, one entry a sequence that got a token."""
+
+    keys: list[int]
+    token_ids: list[int]
+    time: float
+    finished: list[Finished] = []
+    logprobs: list[Logprobs | None] | None = None
+    first_scheduled_keys: list[int] = []
+    """Requests which ran for the first time in this step, and when that step began: the end of their queueing."""
+    first_scheduled_time: float = 0.0
+
+
+class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
+    """The engine cannot serve this request: the message says why and what would fit."""
+
+    key: int
+    message: str
+
+
+class Stats(msgspec.Struct, array_like=True, tag="stats", frozen=True, kw_only=True):
+    """Gauges now and counters since the engine process started; sent with each step that is at least 20 ms after the
+    last, and once more when the engine goes idle. Also the heartbeat."""
+
+    time: float
+    last_step_time: float
+    num_running: int
+    num_waiting: int
+    queued_tokens: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    """Free, but still holding a prefix that a request may hit."""
+    kv_slots_wasted: int
+    """Allocated token slots of running sequences that hold no token."""
+    steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    scheduled_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    preemptions: dict[str, int]
+    """By kind and reason, written kind:reason, e.g. recompute:no_free_blocks."""
+    step_seconds: dict[str, float]
+    """Total seconds by part: schedule, prepare, run, sample, output."""
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
+    """The engine process cannot go on (or not start); it exits after saying so."""
+
+    message: str
+
+
+ToEngine = Submit | Cancel | Shutdown
+FromEngine = Ready | Outputs | Refused | Stats | Failed
