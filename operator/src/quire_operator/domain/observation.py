@@ -1,0 +1,118 @@
+"""What the autoscaler sees at one tick: the replicas of one LLMDeployment, and what each said of itself.
+
+Made by ``autoscale`` from what the cluster knows (which replicas, in which phase) and what ``ports.Metrics`` read from
+them; judged by ``domain.autoscaler``. Counters are raw and cumulative, as exported: differences are taken where the
+history is, so that a scrape of the pods and a query of Prometheus feed one and the same law.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class ReplicaPhase(StrEnum):
+    """How far a replica is. Only a ready one takes requests; a draining one finishes those it has."""
+
+    PENDING = "Pending"
+    LOADING = "Loading"
+    READY = "Ready"
+    DRAINING = "Draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """A cumulative histogram: ``counts[i]`` observations were at most ``bounds[i]``; the last bound is infinity."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        return self.counts[-1] if self.counts else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSample:
+    """One replica's metrics at ``time`` (Unix seconds, when they were taken, not when they were asked for).
+
+    None: this engine does not export it. Everything else is there or the replica has no sample.
+    """
+
+    time: float
+    # Gauges.
+    waiting: float
+    running: float
+    queued_prompt_tokens: float
+    kv_tokens_used: float
+    kv_tokens_capacity: float
+    # Counters.
+    arrived_requests: float | None = None
+    arrived_prompt_tokens: float | None = None
+    """Prompt tokens that came in, less those found in the prefix cache."""
+    prompt_tokens: float = 0.0
+    """Prompt tokens computed or found in the cache so far."""
+    cached_prompt_tokens: float = 0.0
+    generation_tokens: float = 0.0
+    finished_requests: float = 0.0
+    steps: float | None = None
+    busy_seconds: float | None = None
+    """Time spent in steps, all parts together."""
+    first_token_waits: Histogram | None = None
+    """How long first tokens waited beyond the prefill of their own prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaObservation:
+    """One replica: its phase by the cluster, and its sample, if it gave one."""
+
+    name: str
+    phase: ReplicaPhase
+    sample: ReplicaSample | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """All that is known of one LLMDeployment at one tick."""
+
+    replicas: tuple[ReplicaObservation, ...]
+    target: int | None = None
+    """How many replicas are asked for now; None where nobody asked yet: the replicas there are count instead."""
+    held_requests: int | None = None
+    """Requests that the gateways hold because no replica is ready; None when no gateway answered."""
+    rolling_out: bool = False
+
+
+def is_sane(sample: ReplicaSample) -> bool:
+    """No figure in it is negative, infinite or not a number, and a replica that has a KV cache says so."""
+    for field in fields(sample):
+        value = getattr(sample, field.name)
+        if isinstance(value, Histogram):
+            if not _is_sane_histogram(value):
+                return False
+        elif value is not None and not (math.isfinite(value) and value >= 0):
+            return False
+    return sample.kv_tokens_capacity > 0
+
+
+def _is_sane_histogram(histogram: Histogram) -> bool:
+    counts, bounds = histogram.counts, histogram.bounds
+    if len(counts) != len(bounds) or not counts:
+        return False
+    rising = all(a <= b for a, b in zip(counts, counts[1:], strict=False))
+    ordered = all(a < b for a, b in zip(bounds, bounds[1:], strict=False))
+    return rising and ordered and all(math.isfinite(c) and c >= 0 for c in counts)
+
+
+def without_duplicates(replicas: Iterable[ReplicaObservation]) -> tuple[ReplicaObservation, ...]:
+    """One observation per name, the one with the newest sample, in order of name."""
+    newest: dict[str, ReplicaObservation] = {}
+    for replica in replicas:
+        known = newest.get(replica.name)
+        if known is None or _sample_time(known) < _sample_time(replica):
+            newest[replica.name] = replica
+    return tuple(newest[name] for name in sorted(newest))
+
+
+def _sample_time(replica: ReplicaObservation) -> float:
+    return -math.inf if replica.sample is None or math.isnan(replica.sample.time) else replica.sample.time
