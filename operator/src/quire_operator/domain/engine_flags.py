@@ -1,0 +1,137 @@
+"""The engine's command-line flags, and what is wrong with the extra ones a person asks for.
+
+The schema is a committed copy of what ``quire-engine --flag-schema`` prints (``make engine-flags`` renews it,
+tests/contract holds the two equal), because the operator runs where no engine is installed.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+
+from quire_operator.domain.fields import one_of, shown
+
+OWNED_FLAGS: Mapping[str, str] = {
+    "model": "spec.model.source",
+    "served-model-name": "spec.model.servedName",
+    "dtype": "spec.engine.dtype",
+    "max-model-len": "spec.engine.maxModelLength",
+    "max-num-batched-tokens": "spec.engine.maxBatchedTokens",
+    "max-num-seqs": "spec.engine.maxSequences",
+    "block-size": "spec.engine.blockSize",
+    "kv-cache-memory-bytes": "spec.engine.kvCache.size",
+    "gpu-memory-utilization": "spec.engine.kvCache.memoryPercent",
+    "tensor-parallel-size": "spec.parallelism.tensor",
+    "pipeline-parallel-size": "spec.parallelism.pipeline",
+    "drain-timeout": "spec.drain.timeout",
+}
+"""Flags that a field of the LLMDeployment sets."""
+RESERVED_FLAGS = frozenset({"host", "port", "flag-schema", "help", "version"})
+"""Flags that belong to whoever starts the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgProblem:
+    """What is wrong with the argument at ``index``."""
+
+    index: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """A flag as it was written: ``--name value`` or ``--name=value``."""
+
+    index: int
+    name: str
+    value: str | None
+
+
+@cache
+def flag_schema() -> Mapping[str, Mapping[str, object]]:
+    """Flag (without dashes) → its JSON Schema. Package data, read once."""
+    text = resources.files("quire_operator.domain").joinpath("engine_flags.json").read_text()
+    properties: Mapping[str, Mapping[str, object]] = json.loads(text)["properties"]
+    return properties
+
+
+def extra_args_problems(args: Sequence[str]) -> list[ArgProblem]:
+    """Every reason against these arguments, in their order."""
+    problems: list[ArgProblem] = []
+    seen: set[str] = set()
+    for given in _flags(args):
+        if isinstance(given, ArgProblem):
+            problems.append(given)
+            continue
+        message = _flag_problem(given)
+        if message is None and given.name in seen:
+            message = f"--{given.name} is given twice"
+        seen.add(given.name)
+        if message is not None:
+            problems.append(ArgProblem(index=given.index, message=message))
+    return problems
+
+
+def _flags(args: Sequence[str]) -> Iterator[_Given | ArgProblem]:
+    index = 0
+    while index < len(args):
+        start, arg = index, args[index]
+        index += 1
+        if not arg.startswith("--") or arg == "--":
+            yield ArgProblem(index=start, message=f"must be a flag of the engine such as --seed, got {shown(arg)}")
+            continue
+        name, equals, value = arg.removeprefix("--").partition("=")
+        if equals:
+            yield _Given(index=start, name=name, value=value)
+        elif index < len(args) and not args[index].startswith("--") and not _is_switch(name):
+            yield _Given(index=start, name=name, value=args[index])
+            index += 1
+        else:
+            yield _Given(index=start, name=name, value=None)
+
+
+def _is_switch(name: str) -> bool:
+    return flag_schema().get(name, {}).get("type") == "boolean"
+
+
+def _flag_problem(given: _Given) -> str | None:
+    if given.name in OWNED_FLAGS:
+        return f"--{given.name} is set by {OWNED_FLAGS[given.name]}; set it there"
+    if given.name in RESERVED_FLAGS:
+        return f"--{given.name} is set by quire itself; remove it"
+    schema = flag_schema().get(given.name)
+    if schema is None:
+        allowed = [name for name in flag_schema() if name not in OWNED_FLAGS and name not in RESERVED_FLAGS]
+        near = get_close_matches(given.name, allowed, n=1)
+        return f"the engine has no flag {shown('--' + given.name)}" + (f"; did you mean --{near[0]}?" if near else "")
+    reason = _value_problem(schema, given.value)
+    return None if reason is None else f"--{given.name} {reason}"
+
+
+def _value_problem(schema: Mapping[str, object], value: str | None) -> str | None:
+    kind = schema.get("type", "string")
+    if kind == "boolean":
+        return None if value is None else f"takes no value, got {shown(value)}"
+    if value is None:
+        return "needs a value"
+    words = schema.get("enum")
+    if isinstance(words, list):
+        return None if value in words else f"must be {one_of(words)}, got {shown(value)}"
+    if kind == "integer" and not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
+        return f"must be a whole number, got {shown(value)}"
+    if kind == "number" and not re.fullmatch(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?", value):
+        return f"must be a number, got {shown(value)}"
+    return _bounds_problem(schema, float(value), value) if kind in ("integer", "number") else None
+
+
+def _bounds_problem(schema: Mapping[str, object], number: float, value: str) -> str | None:
+    match schema.get("minimum"):
+        case int() | float() as bound if number < bound:
+            return f"must be >= {bound}, got {value}"
+    match schema.get("maximum"):
+        case int() | float() as bound if number > bound:
+            return f"must be <= {bound}, got {value}"
+    return None
