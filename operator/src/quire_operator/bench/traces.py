@@ -1,0 +1,139 @@
+"""Production traces as workloads: the Azure LLM inference trace (CSV) and the Mooncake traces (JSON lines).
+
+Reading is the only thing here that touches a file; what is made of the rows is pure.
+"""
+
+import csv
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from quire_operator.bench.workload import Alphabet, Conversation
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_BLOCK_TOKENS = 512
+
+
+class TraceError(ValueError):
+    """The file is not a trace that can be read; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRow:
+    """One request of a trace. ``prefix_blocks`` names shared blocks of 512 prompt tokens, if known."""
+
+    arrival_seconds: float
+    input_tokens: int
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """How a trace is cut and bent to the machine: a window of its time, its clock, its lengths."""
+
+    speed: float = 1.0
+    start_seconds: float = 0.0
+    duration_seconds: float | None = None
+    scale_input: float = 1.0
+    scale_output: float = 1.0
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """Rows in order of arrival, the first at 0 s. Raises TraceError, OSError."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            rows = list(_mooncake(file) if first.lstrip().startswith("{") else _azure(file))
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path} is not text: {error.reason} at byte {error.start}") from None
+    if not rows:
+        raise TraceError(f"{path} holds no requests")
+    rows.sort(key=lambda row: row.arrival_seconds)
+    zero = rows[0].arrival_seconds
+    return [
+        TraceRow(
+            arrival_seconds=row.arrival_seconds - zero,
+            input_tokens=row.input_tokens,
+            output_tokens=row.output_tokens,
+            prefix_blocks=row.prefix_blocks,
+        )
+        for row in rows
+    ]
+
+
+def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
+    reader = csv.DictReader(lines)
+    missing = [column for column in AZURE_COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise TraceError(
+            f"a trace in CSV needs a header with {', '.join(AZURE_COLUMNS)}; missing: {', '.join(missing)}"
+        )
+    for record in reader:
+        try:
+            # The trace has seven digits of a second; Python reads six.
+            moment = datetime.fromisoformat(record["TIMESTAMP"].strip()[:26]).timestamp()
+            yield TraceRow(
+                arrival_seconds=moment,
+                input_tokens=int(record["ContextTokens"]),
+                output_tokens=int(record["GeneratedTokens"]),
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise TraceError(f"line {reader.line_num} of the trace: {error}") from None
+
+
+def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            yield TraceRow(
+                arrival_seconds=record["timestamp"] / 1000.0,
+                input_tokens=int(record["input_length"]),
+                output_tokens=int(record["output_length"]),
+                prefix_blocks=tuple(record.get("hash_ids", ())),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"line {number} of the trace: {type(error).__name__}: {error}") from None
+
+
+def replayed(rows: list[TraceRow], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
+    """The part of the trace that ``replay`` asks for, as conversations of one turn."""
+    end = float("inf") if replay.duration_seconds is None else replay.start_seconds + replay.duration_seconds
+    chosen = [row for row in rows if replay.start_seconds <= row.arrival_seconds < end]
+    rng = random.Random(seed)
+    return [
+        Conversation(
+            arrival_seconds=(row.arrival_seconds - replay.start_seconds) / replay.speed,
+            turns=(alphabet.turn(_prompt(rng, row, replay, alphabet, seed), _output_tokens(row, replay)),),
+        )
+        for row in chosen
+    ]
+
+
+def _output_tokens(row: TraceRow, replay: Replay) -> int:
+    return _bounded(row.output_tokens * replay.scale_output, replay.max_output_tokens)
+
+
+def _prompt(rng: random.Random, row: TraceRow, replay: Replay, alphabet: Alphabet, seed: int) -> list[int]:
+    """Fresh tokens; a block that the trace knows to be shared is written the same way each time."""
+    length = _bounded(row.input_tokens * replay.scale_input, replay.max_input_tokens)
+    block_tokens = max(1, round(MOONCAKE_BLOCK_TOKENS * replay.scale_input))
+    symbols: list[int] = []
+    for block in row.prefix_blocks:
+        if len(symbols) >= length:
+            break
+        symbols += alphabet.write(random.Random(f"{seed}:{block}"), block_tokens)
+    symbols += alphabet.write(rng, max(0, length - len(symbols)))
+    return symbols[:length]
+
+
+def _bounded(length: float, limit: int | None) -> int:
+    return max(1, round(length) if limit is None else min(limit, round(length)))
