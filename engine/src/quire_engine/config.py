@@ -30,12 +30,15 @@ class CacheOptions:
     kv_cache_memory_bytes: int | None = None
     """None takes a share of the memory this process may use."""
     gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    """``priority`` runs the request with the smallest number first, and those of one number in order of arrival."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

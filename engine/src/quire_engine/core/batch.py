@@ -75,3 +75,7 @@ class RunnerOutput:
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None = None
     """None when no sequence of the batch asked for any."""
+    prepare_seconds: float = 0.0
+    """Building the inputs; with ``run_seconds`` and ``sample_seconds`` it feeds the step-time metric."""
+    run_seconds: float = 0.0
+    sample_seconds: float = 0.0

@@ -24,9 +24,10 @@ class KVCacheLayout:
     groups: tuple[KVCacheGroup, ...]
 
     @property
-    def max_tokens(self) -> int:
-        """The longest sequence that fits when it has the whole cache to itself."""
-        return min(group.num_blocks for group in self.groups if group.window is None) * self.block_size
+    def max_tokens(self) -> int | None:
+        """The longest sequence that fits when it has the whole cache to itself; None where every group is windowed."""
+        full = [group.num_blocks for group in self.groups if group.window is None]
+        return min(full) * self.block_size if full else None
 
 
 def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:

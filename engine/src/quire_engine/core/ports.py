@@ -18,6 +18,9 @@ class Runner(Protocol):
 
     ``execute`` may be called for step n + 1 before ``wait`` on step n: ``Batch.feedback_tokens`` names the inputs which
     the runner fills from its own draw of step n.
+
+    Steps take effect in order, and within a step every layer stores the keys and values of all rows before any row
+    attends: the scheduler hands a block on as soon as the step that fills it (or that last reads it) was issued.
     """
 
     def execute(self, batch: Batch) -> PendingOutput: ...
@@ -39,3 +42,5 @@ class LoadedModel:
     dtype: str
     weights: str
     phase_seconds: dict[str, float]
+    asynchronous: bool = False
+    """Whether ``execute`` returns before the step is done, so that scheduling one step ahead gains time."""

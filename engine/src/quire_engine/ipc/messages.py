@@ -119,15 +119,20 @@ class Stats(msgspec.Struct, array_like=True, tag="stats", frozen=True, kw_only=T
     num_waiting: int
     queued_tokens: int
     blocks_total: int
+    """Over all KV cache groups, as are the next two."""
     blocks_used: int
     blocks_cached: int
     """Free, but still holding a prefix that a request may hit."""
+    kv_usage: float
+    """Share of blocks in use, 0 to 1, of the KV cache group that is fullest: what ``kv_cache_usage_perc`` reports."""
     kv_slots_wasted: int
     """Allocated token slots of running sequences that hold no token."""
     steps: int
     prompt_tokens: int
     generation_tokens: int
     scheduled_tokens: int
+    discarded_tokens: int
+    """Drawn after their sequence had ended: the price of scheduling one step ahead."""
     prefix_cache_queries: int
     prefix_cache_hits: int
     preemptions: dict[str, int]
