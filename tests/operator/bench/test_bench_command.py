@@ -103,7 +103,7 @@ def test_a_run_reports_every_token_and_writes_its_files(server: FakeServer, tmp_
     out, plot = tmp_path / "deep" / "out.json", tmp_path / "out.png"
     result = run(
         server, "--requests", "12", "--concurrency", "3", "--input-tokens", "20", "--output-tokens", "5",
-        "--slo-ttft", "30s", "--json-file", str(out), "--plot", str(plot),
+        "--slo-ttft", "30s", "--json", str(out), "--plot", str(plot),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "12 of 12" in result.output

@@ -60,8 +60,8 @@ def _of_trace(help: str, **more: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=TRACE, **more)
 
 
-def _of_result(help: str, **more: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=RESULT, **more)
+def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=RESULT, **more)
 
 
 def bench(
@@ -114,12 +114,7 @@ def bench(
     slo_e2e: Annotated[
         float | None, _of_result("Goodput: longest answer, end to end.", parser=_seconds, metavar="DURATION")
     ] = None,
-    json_file: Annotated[
-        Path | None,
-        _of_result(
-            "Write everything measured here.",
-        ),
-    ] = None,
+    json_file: Annotated[Path | None, _of_result("Write everything measured here.", names=("--json",))] = None,
     plot: Annotated[Path | None, _of_result("Draw load, latencies and their distributions into this PNG.")] = None,
 ) -> None:
     """Measure any OpenAI-compatible server: latencies, throughput, goodput, errors.
