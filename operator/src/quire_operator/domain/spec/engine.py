@@ -99,12 +99,7 @@ def read_engine(fields: Fields) -> Engine:
         max_sequences=max_sequences,
         block_size=_read_block_size(fields),
         kv_cache=_read_kv_cache(fields),
-        prefix_caching=fields.choice(
-            "prefixCaching",
-            PrefixCaching,
-            default=PrefixCaching.DISABLED,
-            later={"Enabled": "leave it out or write Disabled"},
-        ),
+        prefix_caching=fields.choice("prefixCaching", PrefixCaching, default=PrefixCaching.ENABLED),
         preemption=fields.choice(
             "preemption", Preemption, default=Preemption.AUTO, later={"Swap": "use Auto or Recompute"}
         ),
