@@ -32,6 +32,9 @@ OWNED_FLAGS: Mapping[str, str] = {
 RESERVED_FLAGS = frozenset({"host", "port", "flag-schema", "help", "version"})
 """Flags that belong to whoever starts the engine."""
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgProblem:
@@ -43,11 +46,11 @@ class ArgProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """A flag as it was written: ``--name value`` or ``--name=value``."""
+    """A flag as it was written: ``--name value …`` or ``--name=value``."""
 
     index: int
     name: str
-    value: str | None
+    values: tuple[str, ...]
 
 
 @cache
@@ -84,17 +87,22 @@ def _flags(args: Sequence[str]) -> Iterator[_Given | ArgProblem]:
             yield ArgProblem(index=start, message=f"must be a flag of the engine such as --seed, got {shown(arg)}")
             continue
         name, equals, value = arg.removeprefix("--").partition("=")
-        if equals:
-            yield _Given(index=start, name=name, value=value)
-        elif index < len(args) and not args[index].startswith("--") and not _is_switch(name):
-            yield _Given(index=start, name=name, value=args[index])
+        values = [value] if equals else []
+        most = 0 if equals else _most_values(name)
+        while index < len(args) and not args[index].startswith("--") and len(values) < most:
+            values.append(args[index])
             index += 1
-        else:
-            yield _Given(index=start, name=name, value=None)
+        yield _Given(index=start, name=name, values=tuple(values))
 
 
-def _is_switch(name: str) -> bool:
-    return flag_schema().get(name, {}).get("type") == "boolean"
+def _most_values(name: str) -> int:
+    match flag_schema().get(name, {}).get("type"):
+        case "boolean":
+            return 0
+        case "array":
+            return 1000
+        case _:
+            return 1
 
 
 def _flag_problem(given: _Given) -> str | None:
@@ -107,31 +115,48 @@ def _flag_problem(given: _Given) -> str | None:
         allowed = [name for name in flag_schema() if name not in OWNED_FLAGS and name not in RESERVED_FLAGS]
         near = get_close_matches(given.name, allowed, n=1)
         return f"the engine has no flag {shown('--' + given.name)}" + (f"; did you mean --{near[0]}?" if near else "")
-    reason = _value_problem(schema, given.value)
+    reason = _values_problem(schema, given.values)
     return None if reason is None else f"--{given.name} {reason}"
 
 
-def _value_problem(schema: Mapping[str, object], value: str | None) -> str | None:
-    kind = schema.get("type", "string")
-    if kind == "boolean":
-        return None if value is None else f"takes no value, got {shown(value)}"
-    if value is None:
+def _values_problem(schema: Mapping[str, object], values: tuple[str, ...]) -> str | None:
+    if schema.get("type") == "boolean":
+        return f"takes no value, got {shown(values[0])}" if values else None
+    if not values:
         return "needs a value"
+    items = schema.get("items")
+    one = items if isinstance(items, Mapping) else schema
+    return next((reason for value in values if (reason := _value_problem(one, value)) is not None), None)
+
+
+def _value_problem(schema: Mapping[str, object], value: str) -> str | None:
+    """Why the text of one value does not satisfy its schema: the part of JSON Schema that the engine's flags use."""
     words = schema.get("enum")
     if isinstance(words, list):
-        return None if value in words else f"must be {one_of(words)}, got {shown(value)}"
-    if kind == "integer" and not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
+        known = [str(word) for word in words]
+        return None if value in known else f"must be {one_of(known)}, got {shown(value)}"
+    kinds = schema.get("type")
+    if isinstance(kinds, list):  # a number, or one with a unit
+        pattern = schema.get("pattern")
+        suits = isinstance(pattern, str) and re.search(pattern, value)
+        return None if suits else f"must be a number, or one with a unit, got {shown(value)}"
+    if kinds == "integer" and not _INTEGER.fullmatch(value):
         return f"must be a whole number, got {shown(value)}"
-    if kind == "number" and not re.fullmatch(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?", value):
+    if kinds == "number" and not _NUMBER.fullmatch(value):
         return f"must be a number, got {shown(value)}"
-    return _bounds_problem(schema, float(value), value) if kind in ("integer", "number") else None
+    if kinds in ("integer", "number"):
+        return _bounds_problem(schema, float(value), value)
+    return None if value.strip() else "must not be empty"
 
 
 def _bounds_problem(schema: Mapping[str, object], number: float, value: str) -> str | None:
     match schema.get("minimum"):
         case int() | float() as bound if number < bound:
-            return f"must be >= {bound}, got {value}"
+            return f"must be >= {bound:g}, got {value}"
+    match schema.get("exclusiveMinimum"):
+        case int() | float() as bound if number <= bound:
+            return f"must be > {bound:g}, got {value}"
     match schema.get("maximum"):
         case int() | float() as bound if number > bound:
-            return f"must be <= {bound}, got {value}"
+            return f"must be <= {bound:g}, got {value}"
     return None

@@ -1,0 +1,154 @@
+"""What a model needs of memory, and how many tokens and sequences then fit. Pure arithmetic.
+
+Used by ``quire plan``, by ``quire up`` before it starts anything, and by the operator before it creates pods. The share
+of ``kvCache.memoryPercent`` is what one replica may fill altogether: weights, working space, and the KV cache with the
+rest.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire_operator.domain.model_config import DTYPE_BYTES, DTypeName, ModelConfig
+from quire_operator.domain.spec import DType, KVCacheSize, Spec
+
+Device = Literal["gpu", "cpu"]
+
+_CPU_RUNTIME_BYTES = 900 * 10**6
+"""An engine process beside weights and KV cache, most of it torch itself."""
+_GPU_RUNTIME_BYTES = 2**30
+"""CUDA context, libraries' workspaces and captured graphs."""
+_LOGITS_COPIES = 2
+"""Float32 logits of every sequence, and once more while they are sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one replica needs before it holds a single token."""
+
+    dtype: DTypeName
+    parameters: int
+    weight_bytes: int
+    workspace_bytes: int
+    """Runtime and the largest step's activations; an estimate."""
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the spec asks of the cache: how long, how many, in which blocks."""
+
+    sequence_tokens: int
+    """Tokens of the longest sequence."""
+    max_sequences: int
+    block_size: int
+
+    @property
+    def sequence_slots(self) -> int:
+        """Token slots of the longest sequence: whole blocks."""
+        return -(-self.sequence_tokens // self.block_size) * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """One replica runs in this memory."""
+
+    kv_cache_bytes: int
+    kv_tokens: int
+    sequences: int
+    """Of the longest length at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooSmall:
+    """It does not run there. What would make it."""
+
+    kv_cache_bytes: int
+    """What is left for the KV cache; 0 where not even the weights fit."""
+    needed_bytes: int
+    """Memory with which one sequence of the longest length would fit."""
+    longest_sequence_tokens: int
+    """What fits as it is; 0 where nothing does."""
+
+
+def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
+    """Bytes one token takes in the KV cache: a key and a value per layer and KV head.
+
+    The engine has the same formula in ``core/kv_layout``; tests/contract holds the two equal. Layers with a sliding
+    window count as full ones: the upper bound.
+    """
+    return 2 * layers * kv_heads * head_dim * dtype_bytes
+
+
+def compute_dtype(
+    asked: DType, stored: DTypeName | None, *, device: Device, cpu_multiplies_bfloat16: bool
+) -> DTypeName:
+    """The arithmetic a replica will use. Auto on a GPU keeps 16 bits; on a CPU only where it multiplies them fast."""
+    match asked:
+        case DType.FLOAT32:
+            return "float32"
+        case DType.FLOAT16:
+            return "float16"
+        case DType.BFLOAT16:
+            return "bfloat16"
+    if device == "cpu":
+        return "bfloat16" if cpu_multiplies_bfloat16 else "float32"
+    return "float16" if stored == "float16" else "bfloat16"
+
+
+def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeName, device: Device) -> Footprint:
+    """Needs of one replica; ``parameters`` as counted in the files, or ``config.parameters``."""
+    width = DTYPE_BYTES[dtype]
+    workspace = _CPU_RUNTIME_BYTES
+    if device == "gpu":
+        per_token = (2 * config.hidden_size + 3 * config.intermediate_size) * width
+        logits = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
+        workspace = _GPU_RUNTIME_BYTES + spec.engine.max_batched_tokens * per_token + logits
+    return Footprint(
+        dtype=dtype,
+        parameters=parameters,
+        weight_bytes=parameters * width,
+        workspace_bytes=workspace,
+        kv_bytes_per_token=kv_bytes_per_token(
+            layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype_bytes=width
+        ),
+    )
+
+
+def limits(spec: Spec, config: ModelConfig) -> Limits:
+    """What the spec asks, with the model's own length where it names none."""
+    return Limits(
+        sequence_tokens=spec.engine.max_model_length or config.max_positions or 2048,
+        max_sequences=spec.engine.max_sequences,
+        block_size=spec.engine.block_size,
+    )
+
+
+def fit(spec: Spec, needs: Footprint, asked: Limits, *, memory_bytes: int) -> Fits | TooSmall:
+    """What one replica can hold in ``memory_bytes``."""
+    base = needs.weight_bytes + needs.workspace_bytes
+    one_sequence = asked.sequence_slots * needs.kv_bytes_per_token
+    match spec.engine.kv_cache:
+        case KVCacheSize(size_bytes=size):
+            available = size if base + size <= memory_bytes else max(0, memory_bytes - base)
+            enough = base + size <= memory_bytes and size >= one_sequence
+            needed = base + max(size, one_sequence)
+        case share:
+            available = max(0, memory_bytes * share.memory_percent // 100 - base)
+            enough = available >= one_sequence
+            needed = -(-(base + one_sequence) * 100 // share.memory_percent)
+    block_bytes = asked.block_size * needs.kv_bytes_per_token
+    tokens = available // block_bytes * asked.block_size
+    if not enough:
+        return TooSmall(
+            kv_cache_bytes=available,
+            needed_bytes=needed,
+            longest_sequence_tokens=min(tokens, asked.sequence_tokens),
+        )
+    sequences = min(asked.max_sequences, tokens // asked.sequence_slots)
+    return Fits(kv_cache_bytes=available, kv_tokens=tokens, sequences=sequences)
+
+
+def useful_kv_cache_bytes(fits: Fits, needs: Footprint, asked: Limits) -> int:
+    """The cache to really allocate: never more than all sequences together could fill."""
+    most = asked.max_sequences * asked.sequence_slots * needs.kv_bytes_per_token
+    return min(fits.kv_cache_bytes, most)

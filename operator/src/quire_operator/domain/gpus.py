@@ -1,0 +1,47 @@
+"""GPUs by the names people use, and the memory each really offers.
+
+Memory is what ``nvidia.com/gpu.memory`` and nvidia-smi report, in MiB: less than the round figure on the box.
+"""
+
+import re
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    name: str
+    memory_bytes: int
+
+
+GPUS: tuple[Gpu, ...] = tuple(
+    Gpu(name=name, memory_bytes=mebibytes * MIB)
+    for name, mebibytes in (
+        ("T4 16GB", 15_360),
+        ("A10G 24GB", 23_028),
+        ("L4 24GB", 23_034),
+        ("RTX 4090 24GB", 24_564),
+        ("A100 40GB", 40_960),
+        ("L40S 48GB", 46_068),
+        ("H100 80GB", 81_559),
+        ("A100 80GB", 81_920),
+        ("H200 141GB", 143_771),
+        ("B200 180GB", 183_359),
+    )
+)
+"""Smallest first."""
+
+
+def find_gpu(text: str) -> Gpu | None:
+    """The one GPU that ``text`` names: "H100 80GB", "h100", "NVIDIA-A100-SXM4-80GB"; None if none or more than one."""
+    wanted = set(_words(text))
+    exact = [gpu for gpu in GPUS if wanted >= set(_words(gpu.name))]
+    if len(exact) == 1:
+        return exact[0]
+    partial = [gpu for gpu in GPUS if wanted and wanted <= set(_words(gpu.name))]
+    return partial[0] if len(partial) == 1 else None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
