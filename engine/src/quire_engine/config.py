@@ -4,7 +4,7 @@ What is learnt later (how many blocks fit) lives in ``core.kv_layout.KVCacheLayo
 that needs it; nobody but ``__main__`` and the process entry holds the root.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -48,6 +48,47 @@ class ParallelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How text becomes tokens, beyond what the model folder says."""
+
+    chat_template: Path | None = None
+    """A file with a Jinja template in place of the model's own."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """``auto`` takes sampling defaults from the folder's generation_config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionOptions:
+    """How much may wait before new requests are told to come back later."""
+
+    max_queued_requests: int = 1024
+    max_queued_tokens: int | None = None
+    """Prompt tokens that wait for their first step; None takes eight times what the KV cache holds."""
+    max_queue_seconds: float | None = None
+    """A request that has not run by then is given up with 503; None waits for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessOptions:
+    """Files of keys, one a line, read again when they change.
+
+    Without its file a group of routes is open to all; the admin routes then answer to this host only.
+    """
+
+    api_key_file: Path | None = None
+    admin_key_file: Path | None = None
+    metrics_key_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    requests: bool = False
+    """One line a request: never the prompt, never the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     host: str = "0.0.0.0"
     port: int = 8000
@@ -55,6 +96,10 @@ class ServerOptions:
     """The first is the name in answers; empty takes the folder's name."""
     drain_timeout_seconds: float = 120.0
     lenient: bool = False
+    max_body_bytes: int = 16 * 2**20
+    max_logprobs: int = 20
+    admission: AdmissionOptions = field(default_factory=AdmissionOptions)
+    access: AccessOptions = field(default_factory=AccessOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +113,5 @@ class EngineConfig:
     server: ServerOptions
     threads: int
     """Compute threads of the engine process; the CPU quota of the cgroup unless a flag says otherwise."""
+    text: TextOptions = field(default_factory=TextOptions)
+    log: LogOptions = field(default_factory=LogOptions)

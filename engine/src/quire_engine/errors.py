@@ -1,0 +1,124 @@
+"""What a person can do wrong, and what the engine then says: raised anywhere, shown in one place each.
+
+    EngineError
+    ├── StartError              printed by __main__ as it is, without a traceback; the process ends with exit_code
+    │   ├── FlagsError          flags or environment: every problem at once
+    │   ├── ModelFolderError    the folder, its config, tokenizer, template or weights
+    │   ├── AddressError        the address to listen on
+    │   └── EngineStartError    what the engine process said before it ended
+    └── RequestError            answered by server.problems in OpenAI's error shape
+        ├── InvalidRequest      400
+        ├── Unauthorized        401
+        ├── Forbidden           403
+        ├── NotFound            404
+        ├── MethodNotAllowed    405
+        ├── BodyTooLarge        413
+        ├── Overloaded          429, with Retry-After
+        ├── InternalError       500: a fault of ours; the message tells nothing of the inside
+        └── Unavailable         503, with Retry-After
+
+A message says what was wrong, where, and what would be right. Anything that is not an EngineError is our bug.
+"""
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """The root; ``str(error)`` is the whole message for the person."""
+
+
+class StartError(EngineError):
+    """The process cannot start."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class FlagsError(StartError):
+    """Every problem of the command line and the environment."""
+
+    exit_code = 2
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problems))
+
+
+class ModelFolderError(StartError):
+    """The model folder cannot be served as it is."""
+
+
+class AddressError(StartError):
+    """The address cannot be listened on."""
+
+
+class EngineStartError(StartError):
+    """The engine process did not get ready."""
+
+
+class RequestError(EngineError):
+    """A request cannot be served; class attributes say how HTTP tells it."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidRequest(RequestError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(RequestError):
+    status = 404
+    type = "invalid_request_error"
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    type = "invalid_request_error"
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    type = "invalid_request_error"
+    default_code = "body_too_large"
+
+
+class Overloaded(RequestError):
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+
+
+class InternalError(RequestError):
+    status = 500
+
+
+class Unavailable(RequestError):
+    status = 503
+    default_code = "unavailable"

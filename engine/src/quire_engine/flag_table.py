@@ -1,0 +1,109 @@
+"""The flags of ``quire-engine``: one table, from which parser, environment, ``--help`` and JSON Schema are made.
+
+Names are vLLM's where the meaning is the same.
+"""
+
+from typing import Any
+
+from quire_engine.flag_kinds import Choice, Duration, Flag, Integer, Kind, Number, PathName, Size, Switch, Text
+
+ENV_PREFIX = "QUIRE_ENGINE_"
+
+
+def _flag(name: str, kind: Kind, help: str, default: str | None = None, *, unset: str | None = None) -> Flag:
+    """A row; ``unset`` says what it comes to mean when nobody sets it and there is no default."""
+    return Flag(name=name, kind=kind, help=help, default=default, shown_default=unset)
+
+
+def _many(name: str, kind: Kind, help: str, *, unset: str) -> Flag:
+    return Flag(name=name, kind=kind, help=help, shown_default=unset, many=True)
+
+
+# fmt: off
+GROUPS: dict[str, tuple[Flag, ...]] = {
+    "Model": (
+        Flag(name="model", kind=PathName(), required=True,
+             help="the model's folder: Hugging Face layout, safetensors weights"),
+        _many("served-model-name", Text(), "names that clients may use; answers carry the first",
+              unset="the folder's name"),
+        _flag("dtype", Choice("auto", "float32", "float16", "bfloat16"),
+              "arithmetic; auto takes what this machine computes fastest", "auto"),
+        _flag("load-format", Choice("safetensors", "dummy"),
+              "dummy fills the weights at random, to benchmark a shape", "safetensors"),
+        _flag("max-model-len", Integer(1), "longest prompt and answer together, in tokens",
+              unset="the model's own limit, or what the KV cache holds if that is less"),
+        _flag("chat-template", PathName(), "a file with a Jinja chat template in place of the model's"),
+        _flag("generation-config", Choice("auto", "none"),
+              "auto takes sampling defaults from generation_config.json", "auto"),
+        _flag("seed", Integer(0, 2**63 - 1), "from which seeds of requests without one are drawn", "0"),
+    ),
+    "Scheduling": (
+        _flag("max-num-seqs", Integer(1, 65536), "sequences that run at once at most", "256"),
+        _flag("max-num-batched-tokens", Integer(1), "tokens a step computes at most; long prompts run in chunks",
+              "2048"),
+        _flag("scheduling-policy", Choice("fcfs", "priority"),
+              "priority runs requests with the smallest priority number first", "fcfs"),
+    ),
+    "KV cache": (
+        _flag("block-size", Choice("8", "16", "32", "64", "128", integer=True), "tokens in a KV cache block", "16"),
+        _flag("kv-cache-memory-bytes", Size(), "size of the KV cache, such as 4GiB, 512MiB or a number of bytes",
+              unset="a share of the memory this process may use"),
+        _flag("gpu-memory-utilization", Number(0.0, 1.0, above_minimum=True),
+              "the share of memory for weights and KV cache together", "0.9"),
+        _flag("enable-prefix-caching", Switch(negatable=True), "keep the KV cache of finished prompts for those that "
+              "begin alike; --no-enable-prefix-caching turns it off", "true"),
+    ),
+    "Hardware": (
+        _flag("tensor-parallel-size", Integer(1), "devices that share each layer; this version has 1 only", "1"),
+        _flag("pipeline-parallel-size", Integer(1), "devices that share the layers; this version has 1 only", "1"),
+        _flag("threads", Integer(1, 1024), "compute threads of the engine process",
+              unset="the CPUs this process may use"),
+    ),
+    "Server": (
+        _flag("host", Text(), "the address to listen on", "0.0.0.0"),
+        _flag("port", Integer(0, 65535), "the port to listen on; 0 takes a free one and logs it", "8000"),
+        _flag("drain-timeout", Duration(), "how long running requests may go on after SIGTERM, such as 120 or 2m",
+              "120s"),
+        _flag("lenient", Switch(), "warn of unknown request fields instead of answering 400"),
+        _flag("max-body-bytes", Size(), "the largest request body", "16MiB"),
+        _flag("max-logprobs", Integer(0, 1000), "the most logprobs a request may ask for per token", "20"),
+    ),
+    "Admission": (
+        _flag("max-queued-requests", Integer(1), "sequences that may wait; above that new requests get 429", "1024"),
+        _flag("max-queued-tokens", Integer(1), "prompt tokens that may wait; above that new requests get 429",
+              unset="8 times what the KV cache holds"),
+        _flag("max-queue-time", Duration(), "a request that has not run by then is given up with 503",
+              unset="no limit"),
+    ),
+    "Access": (
+        _flag("api-key-file", PathName(), "keys that clients must send, one a line: KEY, NAME:KEY or NAME:sha256:HEX; "
+              "read again when it changes", unset="open to all"),
+        _flag("admin-key-file", PathName(), "keys for /admin", unset="/admin answers this host only"),
+        _flag("metrics-key-file", PathName(), "keys for /metrics", unset="open to all"),
+    ),
+    "Logs": (
+        _flag("log-level", Choice("debug", "info", "warning", "error"), "the least that is logged", "info"),
+        _flag("log-format", Choice("text", "json"), "one line per event, for people or for machines", "text"),
+        _flag("log-requests", Switch(), "log one line per request, without prompt or answer"),
+    ),
+}
+# fmt: on
+
+FLAGS = {flag.name: flag for group in GROUPS.values() for flag in group}
+
+
+def variable_of(flag: Flag) -> str:
+    return ENV_PREFIX + flag.name.upper().replace("-", "_")
+
+
+def schema() -> dict[str, Any]:
+    """The flags as JSON Schema: what other programs check engine arguments against."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Flags of quire-engine",
+        "description": "A property is a flag without its leading dashes.",
+        "type": "object",
+        "properties": {flag.name: {**flag.schema(), "x-env": variable_of(flag)} for flag in FLAGS.values()},
+        "required": [flag.name for flag in FLAGS.values() if flag.required],
+        "additionalProperties": False,
+    }
