@@ -11,10 +11,10 @@ DISTRIBUTIONS := kernels engine gateway operator
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test lint bench soak lock clean
+.PHONY: help setup setup-dev up test lint bench soak cluster-binaries lock clean
 
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
 
 setup: $(VENV)/.runtime ## Install what `make up` needs into .venv
 
@@ -48,6 +48,9 @@ lint: $(VENV)/.dev ## Format check, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, helm and kwok for the tests (first time: about 10 minutes)
+	@$(BIN)/python tests/cluster/cluster.py binaries
 
 lock: $(BIN)/uv ## Resolve requirements/*.in into the hash-locked *.lock
 	BIN=$(BIN) requirements/lock.sh

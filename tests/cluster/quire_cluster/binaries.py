@@ -1,0 +1,177 @@
+"""Which program is which file: `KUBEBUILDER_ASSETS` first, then the cache, then a build out of Go modules.
+
+Built once per version and machine type under `${XDG_CACHE_HOME:-~/.cache}/quire/`, moved into place whole and under a
+lock, so that neither an interrupted build nor two at once leave half a program. Starts nothing.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from quire_cluster.build import MODULE_SOURCE, Package, build
+from quire_cluster.errors import BinaryUnavailable
+from quire_cluster.progress import Progress
+from quire_cluster.toolchain import find_go
+
+KUBERNETES_VERSION: Final = "1.35.4"
+KUBERNETES: Final = Package(
+    name="kubernetes",
+    version=KUBERNETES_VERSION,
+    programs=(
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-proxy",
+        "kube-scheduler",
+        "kubectl",
+        "kubelet",
+    ),
+    install=None,
+    version_flags=(
+        f"k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}",
+        f"k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES_VERSION}",
+    ),
+    compiled_packages=2300,
+    cold_minutes=8,
+)
+HELM: Final = Package(
+    name="helm",
+    version="4.3.1",
+    programs=("helm",),
+    install="helm.sh/helm/v4/cmd/helm",
+    version_flags=("helm.sh/helm/v4/internal/version.version=v4.3.1",),
+    compiled_packages=1200,
+    cold_minutes=3,
+)
+KWOK: Final = Package(
+    name="kwok",
+    version="0.7.0",
+    programs=("kwok",),
+    install="sigs.k8s.io/kwok/cmd/kwok",
+    version_flags=("sigs.k8s.io/kwok/pkg/consts.Version=v0.7.0",),
+    compiled_packages=1000,
+    cold_minutes=2,
+)
+PACKAGES: Final = (KUBERNETES, HELM, KWOK)
+
+Binaries: TypeAlias = Mapping[str, Path]
+Build: TypeAlias = Callable[[Package, Path], None]
+FREE_BYTES_TO_BUILD: Final = 8 * 2**30
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "quire"
+
+
+def ensure(programs: Iterable[str], progress: Progress) -> Binaries:
+    """A path for every program named; builds what is missing, and says so on `progress`."""
+    wanted = tuple(programs)
+    missing = {_package_of(program) for program in wanted if locate(program) is None}
+    if missing:
+        _build_all([package for package in PACKAGES if package in missing], progress)
+    return present(wanted)
+
+
+def present(programs: Iterable[str]) -> Binaries:
+    """Those of the programs that need no build."""
+    found = {program: locate(program) for program in programs}
+    return {program: path for program, path in found.items() if path is not None}
+
+
+def locate(program: str) -> Path | None:
+    """Where the program is now; None when it has to be built."""
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        if not Path(assets).is_dir():
+            raise BinaryUnavailable(
+                f"KUBEBUILDER_ASSETS is {assets}, which is no folder; unset it, or give the one that has kube-apiserver"
+            )
+        if os.access(Path(assets) / program, os.X_OK):
+            return Path(assets).resolve() / program
+    built = _home(_package_of(program)) / program
+    return built if built.exists() else None
+
+
+def _package_of(program: str) -> Package:
+    for package in PACKAGES:
+        if program in package.programs:
+            return package
+    known = ", ".join(program for package in PACKAGES for program in package.programs)
+    raise BinaryUnavailable(f"there is no recipe for {program}; there is one for {known}")
+
+
+def _home(package: Package) -> Path:
+    """Keyed by everything that changes what comes out."""
+    machine = f"{platform.system()}-{platform.machine()}".lower()
+    digest = hashlib.sha256("\0".join((*package.programs, *package.version_flags)).encode())
+    if package.install is None:
+        for source in ("main.go", "go.mod", "go.sum"):
+            digest.update((MODULE_SOURCE / source).read_bytes())
+    return cache_folder() / f"{package.name}-{package.version}-{machine}-{digest.hexdigest()[:8]}"
+
+
+def _build_all(packages: Iterable[Package], progress: Progress) -> None:
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    workspace = cache / "build"
+    with _alone(cache / "build.lock", progress):
+        # While this run waited for the lock, another may have built them.
+        still_missing = [package for package in packages if not _home(package).exists()]
+        if not still_missing:
+            return
+        for left in cache.glob("*.incomplete-*"):  # of a run that was killed: whoever holds the lock is alone
+            shutil.rmtree(left, ignore_errors=True)
+        _announce(still_missing, cache, progress)
+        toolchain = find_go(cache, progress)
+        progress.say(f"    with {toolchain.version}")
+
+        def run_go(package: Package, into: Path) -> None:
+            build(package, toolchain=toolchain, workspace=workspace, into=into, progress=progress)
+
+        for package in still_missing:
+            install(package, run_go)
+        shutil.rmtree(workspace, ignore_errors=True)
+
+
+def install(package: Package, run: Build) -> None:
+    """Has `run` make the package in a folder beside its place, and renames it there once it is whole."""
+    home = _home(package)
+    with tempfile.TemporaryDirectory(prefix=f"{package.name}.incomplete-", dir=home.parent) as scratch:
+        made = Path(scratch) / "programs"
+        run(package, made)
+        made.rename(home)
+
+
+def _announce(packages: Sequence[Package], cache: Path, progress: Progress) -> None:
+    free = shutil.disk_usage(cache).free
+    if free < FREE_BYTES_TO_BUILD:
+        raise BinaryUnavailable(
+            f"building the test cluster takes {FREE_BYTES_TO_BUILD / 2**30:.0f} GB of disk in {cache}, "
+            f"and {free / 2**30:.1f} GB are free. Free some, set XDG_CACHE_HOME to a larger disk, "
+            "or set KUBEBUILDER_ASSETS to a folder that has the programs."
+        )
+    titles = ", ".join(package.title for package in packages)
+    minutes = sum(package.cold_minutes for package in packages)
+    progress.say(
+        f"==> building {titles} from source for the tests: about {minutes} minutes on 2 cores,\n"
+        f"    this first time only (kept in {cache})"
+    )
+
+
+@contextmanager
+def _alone(lock: Path, progress: Progress) -> Iterator[None]:
+    """Holds the lock; the kernel lets go of it however this process ends."""
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say("==> another process builds the test cluster's programs; waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield

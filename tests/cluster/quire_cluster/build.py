@@ -1,0 +1,126 @@
+"""Runs `go` for one package and tells how far it is. Everything Go writes stays inside the workspace it is given.
+
+Knows no cache and no lock: `binaries` calls it, and moves what it made into place.
+"""
+
+import os
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from quire_cluster.errors import BuildFailed
+from quire_cluster.progress import Progress, minutes_and_seconds
+from quire_cluster.toolchain import GoToolchain
+
+MODULE_SOURCE: Final = Path(__file__).parent.parent / "kubernetes"
+LAST_LINES: Final = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """One thing Go builds, and the programs that come out of it."""
+
+    name: str
+    version: str
+    programs: tuple[str, ...]
+    install: str | None  # `go install` target; None: the module in MODULE_SOURCE, one program under several names
+    version_flags: tuple[str, ...]
+    compiled_packages: int  # about how many; only to say how far a build is
+    cold_minutes: int  # on 2 cores
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def build(package: Package, *, toolchain: GoToolchain, workspace: Path, into: Path, progress: Progress) -> None:
+    """Leaves the package's programs in `into`. A second call with one workspace goes on where a first was stopped."""
+    into.mkdir(parents=True, exist_ok=True)
+    command, folder = _command(package, toolchain.go, into)
+    started = time.monotonic()
+    counter = _Counter(package)
+    with subprocess.Popen(
+        command, cwd=folder, env=_environment(toolchain.go, workspace, into), stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            for line in running.stderr or ():
+                counter.see(line.rstrip())
+                progress.update(f"    {counter}, {minutes_and_seconds(time.monotonic() - started)}")
+        except BaseException:  # Ctrl-C as well: the compilers must not run on unseen
+            running.terminate()
+            raise
+    if running.returncode != 0:
+        raise BuildFailed(_explain(package, running.returncode, counter.last_lines))
+    if package.install is None:
+        for program in package.programs:
+            (into / program).symlink_to(package.name)
+    progress.say(f"    {package.title}: built in {minutes_and_seconds(time.monotonic() - started)}")
+
+
+def _command(package: Package, go: Path, into: Path) -> tuple[list[str], Path]:
+    linker = " ".join(["-s", "-w", *(f"-X {flag}" for flag in package.version_flags)])
+    options = ["-v", "-trimpath", "-ldflags", linker]
+    if package.install is None:
+        return [str(go), "build", *options, "-o", str(into / package.name), "."], MODULE_SOURCE
+    return [str(go), "install", *options, f"{package.install}@v{package.version}"], into
+
+
+def _environment(go: Path, workspace: Path, into: Path) -> dict[str, str]:
+    """The caller's, but for what would change the result or write outside the workspace.
+
+    GOMODCACHE and GOCACHE are the caller's where set in the environment (a CI that keeps them between runs).
+    """
+    own = {
+        "CGO_ENABLED": "0",
+        "GO111MODULE": "on",
+        "GOBIN": str(into),
+        "GOENV": "off",
+        "GOFLAGS": "-buildvcs=false -modcacherw",  # a writable module cache can be deleted like any folder
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+        "PATH": f"{go.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    defaults = {
+        "GOMODCACHE": str(workspace / "modules"),
+        "GOCACHE": str(workspace / "objects"),
+        "GOPATH": str(workspace / "gopath"),
+    }
+    return defaults | dict(os.environ) | own
+
+
+def _explain(package: Package, status: int, last_lines: tuple[str, ...]) -> str:
+    quoted = "\n".join(f"    {line}" for line in last_lines)
+    return (
+        f"building {package.title} failed: go ended with status {status}. Its last lines:\n{quoted}\n"
+        "It needs the Go module proxy (environment variable GOPROXY), about 8 GB of disk while it builds "
+        "and 4 GB of memory. Or set KUBEBUILDER_ASSETS to a folder that has the programs."
+    )
+
+
+class _Counter:
+    """What `go build -v` has said so far: modules fetched, then packages compiled."""
+
+    def __init__(self, package: Package) -> None:
+        self._package = package
+        self._modules = 0
+        self._compiled = 0
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def see(self, line: str) -> None:
+        if line.startswith("go: downloading "):
+            self._modules += 1
+        else:
+            self._compiled += 1
+            self._last.append(line)
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        return tuple(self._last)
+
+    def __str__(self) -> str:
+        if self._compiled == 0:
+            return f"{self._package.title}: {self._modules} modules fetched"
+        return f"{self._package.title}: {self._compiled} of about {self._package.compiled_packages} packages compiled"

@@ -1,0 +1,66 @@
+"""The smallest API client that the tests' own plumbing needs: one JSON request, the standard library alone.
+
+What is under test uses the project's real clients.
+"""
+
+import http.client
+import json
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire_cluster.certificates import KeyPair
+from quire_cluster.kubeconfig import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    status: int
+    body: Any  # parsed JSON, or text where the server sent text
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class ApiClient:
+    """Requests as the owner of one client certificate."""
+
+    def __init__(self, server: Server, pair: KeyPair, *, user_agent: str) -> None:
+        address = urlsplit(server.url)
+        assert address.hostname is not None and address.port is not None
+        self._host, self._port = address.hostname, address.port
+        self._user_agent = user_agent
+        self._tls = ssl.create_default_context(cafile=str(server.authority))
+        self._tls.load_cert_chain(pair.certificate, pair.key)
+
+    def get(self, path: str) -> Response:
+        return self.request("GET", path)
+
+    def post(self, path: str, body: Any) -> Response:
+        return self.request("POST", path, body)
+
+    def delete(self, path: str) -> Response:
+        return self.request("DELETE", path)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content_type: str = "application/json",
+        timeout_seconds: float = 10,
+    ) -> Response:
+        """Any status is an answer; OSError when the server gives none."""
+        headers = {"User-Agent": self._user_agent, "Accept": "application/json", "Content-Type": content_type}
+        connection = http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=timeout_seconds)
+        try:
+            connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
+            answer = connection.getresponse()
+            content = answer.read().decode()
+        finally:
+            connection.close()
+        is_json = answer.headers.get_content_type() == "application/json"
+        return Response(status=answer.status, body=json.loads(content) if is_json else content)

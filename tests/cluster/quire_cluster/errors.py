@@ -1,0 +1,28 @@
+"""What can go wrong around a test cluster and is the reader's to mend: each message says what, and what would be right.
+
+ClusterError
+├── BinaryUnavailable   a program is needed that is neither here nor can be built here
+├── BuildFailed         `go` ran and failed; the message ends with its last lines
+├── ComponentFailed     a started process ended or did not answer in time; the message ends with its log
+└── KubectlFailed       kubectl refused; the message is what it wrote
+"""
+
+
+class ClusterError(Exception):
+    """The root: whatever a person can act on."""
+
+
+class BinaryUnavailable(ClusterError):
+    """A program is needed that is neither here nor can be built here."""
+
+
+class BuildFailed(ClusterError):
+    """The Go toolchain ran and did not succeed."""
+
+
+class ComponentFailed(ClusterError):
+    """A process of the cluster ended early or did not become ready."""
+
+
+class KubectlFailed(ClusterError):
+    """kubectl ended with a non-zero status."""

@@ -1,0 +1,68 @@
+"""Kills the processes that a state folder names, once standard input ends, then removes the folder.
+
+Run as a program beside a test run (`processes.Guard`), so that nothing outlives the run even after `kill -9`: it
+imports the standard library alone. The way a pid file is written and believed stands here, for it and for `processes`.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+POLL_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A process id, and when that process was born (in kernel ticks)."""
+
+    pid: int
+    birth: str
+
+    def is_alive(self) -> bool:
+        return birth_of(self.pid) == self.birth
+
+
+def birth_of(pid: int) -> str | None:
+    """The start time of a living process; None for one that is gone or only waits to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the program's name may hold spaces and brackets
+    state, birth = fields[0], fields[19]
+    return None if state in "ZX" else birth
+
+
+def read_identity(pid_path: Path) -> Identity | None:
+    """None when the file is missing or its process is gone."""
+    try:
+        pid, _, birth = pid_path.read_text().partition(" ")
+    except FileNotFoundError:
+        return None
+    identity = Identity(pid=int(pid), birth=birth) if pid else None
+    return identity if identity is not None and identity.is_alive() else None
+
+
+def kill_all(state: Path) -> None:
+    """Returns when they are gone: a folder can only be removed when nobody writes into it."""
+    identities = [identity for path in state.glob("*.pid") if (identity := read_identity(path)) is not None]
+    for identity in identities:
+        os.kill(identity.pid, signal.SIGKILL)
+    while any(identity.is_alive() for identity in identities):
+        time.sleep(POLL_SECONDS)
+
+
+def main() -> None:
+    state = Path(sys.argv[1])
+    sys.stdin.buffer.read()
+    kill_all(state)
+    shutil.rmtree(state, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

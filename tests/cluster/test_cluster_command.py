@@ -1,0 +1,73 @@
+"""`cluster.py` as a person uses it from a shell."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(__file__).parent / "cluster.py"
+
+
+def cluster(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(COMMAND), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "state"
+    cluster("down", "--state-dir", tmp_path / "state")
+
+
+def test_up_may_be_repeated_and_mends_what_died(cluster_binaries: Mapping[str, Path], state: Path) -> None:
+    assert cluster("status", "--state-dir", state).returncode == 3
+
+    up = cluster("up", "--state-dir", state)
+    assert up.returncode == 0, up.stderr
+    assert f"export KUBECONFIG={state}/admin.kubeconfig" in up.stdout
+    status = cluster("status", "--state-dir", state)
+    assert status.returncode == 0
+    api_server = re.search(r"kube-apiserver +process (\d+)", status.stdout)
+    assert api_server is not None
+
+    os.kill(int(api_server[1]), signal.SIGKILL)
+    assert re.search("kube-apiserver +not running", cluster("status", "--state-dir", state).stdout)
+    again = cluster("up", "--state-dir", state)
+    assert again.stdout == up.stdout
+    kubeconfig = state / "admin.kubeconfig"
+    kubectl = [str(cluster_binaries["kubectl"]), "--kubeconfig", str(kubeconfig), "get", "namespace", "default"]
+    assert subprocess.run(kubectl, capture_output=True).returncode == 0
+
+    assert cluster("down", "--state-dir", state).returncode == 0
+    assert not state.exists()
+    second = cluster("down", "--state-dir", state)
+    assert (second.returncode, second.stdout) == (0, f"nothing to stop: no test cluster in {state}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["start"], "invalid choice: 'start'"),
+        (["up", "--tier", "moon"], "invalid choice: 'moon'"),
+        (["binaries", "--state-dir", "x"], "unrecognized arguments: --state-dir"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_screen(arguments: list[str], message: str) -> None:
+    refused = cluster(*arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_what_a_person_can_mend_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", "/no/such/folder")
+    refused = cluster("up", "--state-dir", tmp_path)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: KUBEBUILDER_ASSETS is /no/such/folder, which is no folder")
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,23 @@
+"""Ports for servers that come back on the same one."""
+
+import socket
+
+import pytest
+
+from quire_cluster import ports
+
+
+def test_ports_differ_and_lie_outside_the_range_of_outgoing_connections() -> None:
+    chosen = ports.free_ports(50)
+    assert len(set(chosen)) == 50
+    assert max(chosen) < 32_768
+
+
+def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as busy, socket.socket() as free:
+        for holder in (busy, free):
+            holder.bind(("127.0.0.1", 0))
+        busy_port, free_port = busy.getsockname()[1], free.getsockname()[1]
+        free.close()
+        monkeypatch.setattr(ports, "CANDIDATES", (busy_port, free_port))
+        assert ports.free_ports(1) == (free_port,)

@@ -1,0 +1,129 @@
+"""Processes by name: their life, their identity, and that none of them outlives the run that started it."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire_cluster.errors import ComponentFailed
+from quire_cluster.guard import birth_of
+from quire_cluster.processes import Process
+
+SLEEPER = [sys.executable, "-c", "import signal; print('started', flush=True); signal.pause()"]
+TREE = str(Path(__file__).parent)
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Process]:
+    process = Process("sleeper", lambda: SLEEPER, tmp_path)
+    process.start()
+    yield process
+    process.kill()
+
+
+def await_end(pid: int) -> bool:
+    """False when it still runs after ten seconds."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 10)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_a_killed_process_is_gone_and_can_be_started_again(sleeper: Process) -> None:
+    first = sleeper.pid
+    sleeper.kill()
+    assert sleeper.pid is None
+    sleeper.start()
+    assert sleeper.pid not in (None, first)
+
+
+def test_killing_what_does_not_run_is_no_error(sleeper: Process) -> None:
+    sleeper.kill()
+    sleeper.kill()
+
+
+def test_a_second_start_is_refused(sleeper: Process) -> None:
+    with pytest.raises(ComponentFailed, match=f"sleeper runs already, as process {sleeper.pid}"):
+        sleeper.start()
+
+
+def test_a_later_run_finds_the_process_by_its_folder(sleeper: Process, tmp_path: Path) -> None:
+    assert Process("sleeper", lambda: SLEEPER, tmp_path).pid == sleeper.pid
+
+
+def test_a_paused_process_still_runs_and_can_be_killed(sleeper: Process) -> None:
+    pid = sleeper.pid
+    assert pid is not None
+    sleeper.pause()
+    assert sleeper.pid == pid
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    sleeper.kill()
+    assert birth_of(pid) is None
+
+
+def test_a_process_that_was_given_a_dead_ones_id_is_left_alone(sleeper: Process, tmp_path: Path) -> None:
+    (tmp_path / "stranger.pid").write_text(f"{sleeper.pid} 1")
+    stranger = Process("stranger", lambda: SLEEPER, tmp_path)
+    assert stranger.pid is None
+    stranger.kill()
+    assert sleeper.pid is not None
+
+
+def test_a_signal_to_what_does_not_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ComponentFailed, match="sleeper does not run"):
+        Process("sleeper", lambda: SLEEPER, tmp_path).pause()
+
+
+def test_an_early_end_is_reported_with_the_log(tmp_path: Path) -> None:
+    broken = Process("broken", lambda: ["sh", "-c", "echo unknown flag: --nope; exit 3"], tmp_path)
+    broken.start()
+    with pytest.raises(
+        ComponentFailed, match=r"(?s)broken ended while it was starting.*broken\.log.*unknown flag: --nope"
+    ):
+        broken.wait_until(lambda: False, timeout_seconds=10)
+
+
+def test_one_that_never_becomes_ready_is_reported_with_the_log(sleeper: Process) -> None:
+    sleeper.wait_until(lambda: "started" in sleeper.log_path.read_text(), timeout_seconds=10)
+    with pytest.raises(ComponentFailed, match=r"(?s)sleeper was not ready after 0 s.*started"):
+        sleeper.wait_until(lambda: False, timeout_seconds=0.05)
+
+
+OWNER = """
+import signal, sys
+from pathlib import Path
+from quire_cluster.processes import Guard, Process
+state = Path(sys.argv[1])
+guard = Guard(state)
+process = Process("sleeper", lambda: sys.argv[2:], state)
+process.start()
+print(process.pid, guard.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_its_owner_however_that_ends(tmp_path: Path, ending: signal.Signals) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    command = [sys.executable, "-c", OWNER, str(state), *SLEEPER]
+    environment = os.environ | {"PYTHONPATH": TREE}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        process, guard = map(int, owner.stdout.readline().split())
+        assert birth_of(process) is not None
+        owner.send_signal(ending)
+    assert await_end(process)
+    assert await_end(guard)
+    assert not state.exists()

@@ -1,0 +1,45 @@
+"""What a person sees of a long build, on a terminal and in a log."""
+
+import io
+
+import pytest
+
+from quire_cluster.progress import LOG_INTERVAL_SECONDS, Progress, minutes_and_seconds
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_log_gets_a_line_now_and_then() -> None:
+    log, clock = io.StringIO(), FakeClock()
+    progress = Progress(log, clock)
+    for second in range(int(2 * LOG_INTERVAL_SECONDS) + 1):
+        clock.now = float(second)
+        progress.update(f"at {second}")
+    assert log.getvalue() == f"at {LOG_INTERVAL_SECONDS:.0f}\nat {2 * LOG_INTERVAL_SECONDS:.0f}\n"
+
+
+def test_a_terminal_has_one_line_rewritten_and_final_lines_stay() -> None:
+    terminal, clock = Terminal(), FakeClock()
+    progress = Progress(terminal, clock)
+    for text in ("one", "two"):
+        clock.now += 1
+        progress.update(text)
+    progress.say("done")
+    progress.say("next")
+    assert terminal.getvalue() == "one\r\x1b[Ktwo\r\x1b[Kdone\nnext\n"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min 00 s"), (384, "6 min 24 s")])
+def test_times_read_as_people_say_them(seconds: float, text: str) -> None:
+    assert minutes_and_seconds(seconds) == text
