@@ -43,8 +43,15 @@ class Metrics(Protocol):
         ...
 
 
+class ScalingNotDone(Exception):
+    """A decision could not be persisted or carried out now; the next tick tries again."""
+
+
 class ScaleTarget(Protocol):
-    """Carries a decision out: in the cluster through status and reconcile, locally by moving processes."""
+    """Carries a decision out: in the cluster through status and reconcile, locally by moving processes.
+
+    Both raise ``ScalingNotDone`` for what a later try may mend.
+    """
 
     async def persist(self, key: str, record: ScalingRecord) -> None:
         """Keep the record so that it outlives this process. Called before ``scale``: nothing is acted on unseen."""

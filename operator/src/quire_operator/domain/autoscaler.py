@@ -1,69 +1,42 @@
 """How many replicas: ``decide(policy, observation, history, now) -> Decision``, a function of values.
 
 Called by ``autoscale`` once a tick, in the cluster, locally and in the simulator alike. It knows neither Kubernetes nor
-where the figures come from.
+where the figures come from. In order: which samples can be trusted (``supply``), what flowed since the last tick
+(``flow``) and what that teaches (``rates``), what demand asks for (``demand``), what windows and steps allow
+(``limits``).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from quire_operator.domain.history import History, ScalingRecord
-from quire_operator.domain.observation import Observation
-
-
-class Mode(StrEnum):
-    ENFORCE = "Enforce"
-    RECOMMEND = "Recommend"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimit:
-    """How fast replicas may change: the larger of ``max_percent`` and ``max_step`` within ``period_seconds``."""
-
-    window_seconds: float
-    max_step: int
-    period_seconds: float
-    max_percent: int = 0
+from quire_operator.domain import demand
+from quire_operator.domain.demand import Load, Term
+from quire_operator.domain.flow import Increment, flow, increment, learnt
+from quire_operator.domain.history import FLOW_SECONDS, Change, Flow, History, Move, Need, ScalingRecord
+from quire_operator.domain.limits import kept_moves, kept_needs
+from quire_operator.domain.observation import Observation, ReplicaSample
+from quire_operator.domain.rates import Rates
+from quire_operator.domain.scaling_reasons import Reason
+from quire_operator.domain.spec.deployment import Spec
+from quire_operator.domain.spec.scaling import Autoscaling, AutoscalingMode
+from quire_operator.domain.supply import Supply, known_samples, take_stock
+from quire_operator.domain.verdict import Demand, Situation, Verdict, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What a person asked for: ``spec.autoscaling`` and what else of the spec bears on it."""
 
-    min_replicas: int
-    max_replicas: int
+    autoscaling: Autoscaling
     max_sequences: int
-    """Sequences one replica runs at once (``engine.maxSequences``)."""
-    mode: Mode = Mode.ENFORCE
-    queue_depth: float | None = None
-    kv_usage_percent: float | None = None
-    first_token_percentile: float | None = 95.0
-    first_token_threshold_seconds: float = 1.0
-    scale_up: StepLimit = StepLimit(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0)
-    scale_down: StepLimit = StepLimit(window_seconds=300.0, max_step=1, period_seconds=60.0)
-    sample_max_age_seconds: float = 45.0
+    """Sequences one replica runs at once."""
 
-
-class Reason(StrEnum):
-    """Why the decision is what it is: one word, for status, events and metrics."""
-
-    WORK = "ArrivingWork"
-    KV_DEMAND = "KVDemand"
-    CONCURRENCY = "Concurrency"
-    QUEUE_DEPTH = "QueueDepth"
-    KV_USAGE = "KVUsage"
-    FIRST_TOKEN_SLO = "TimeToFirstToken"
-    HELD_REQUESTS = "HeldRequests"
-    STEADY = "Steady"
-    DEMAND_FELL = "DemandFell"
-    IDLE = "Idle"
-    WINDOW = "ScaleDownWindow"
-    RESTARTED = "Restarted"
-    METRICS_STALE = "MetricsStale"
-    METRICS_PARTIAL = "MetricsPartial"
-    ROLLING_OUT = "RollingOut"
-    BOUNDS = "Bounds"
+    @classmethod
+    def of(cls, spec: Spec) -> "Policy | None":
+        """None where the spec has a fixed number of replicas."""
+        if spec.autoscaling is None:
+            return None
+        return cls(autoscaling=spec.autoscaling, max_sequences=spec.engine.max_sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +50,186 @@ class Decision:
     message: str
     """One sentence with its numbers."""
     inputs: Mapping[str, float]
-    victims: tuple[str, ...] = ()
+    victims: tuple[str, ...]
     """On the way down: the replicas that lose least, as many as go."""
-    enforced: bool = True
+    enforced: bool
     """False in Recommend mode: decided and explained, not to be acted upon."""
     history: History
 
     @property
-    def changes(self) -> bool:
+    def is_change(self) -> bool:
         return self.desired != self.current
 
     @property
     def record(self) -> ScalingRecord:
+        """What to persist before acting."""
         return self.history.record
 
 
 def decide(policy: Policy, observation: Observation, history: History, now: float) -> Decision:
     """One tick of one LLMDeployment."""
-    raise NotImplementedError
+    rules = policy.autoscaling
+    history = history.forgetting_gaps(now)
+    is_first = history.last_tick is None
+    known = known_samples(observation, history.samples)
+    supply = take_stock(observation, known, now)
+    history = _remember_flow(
+        history, known, supply, threshold=rules.targets.time_to_first_token.threshold_seconds, now=now
+    )
+    rates = _rates(history, known)
+    demanded = _demand(policy, supply, observation, history, rates, now)
+    history = replace(history, needs=kept_needs((*history.needs, demanded.need), rules=rules, now=now))
+    verdict = judge(
+        Situation(
+            rules=rules,
+            supply=supply,
+            demand=demanded,
+            needs=history.needs,
+            moves=history.moves,
+            rolling_out=observation.rolling_out,
+            is_first=is_first,
+            held=observation.held_requests,
+            now=now,
+        )
+    )
+    inputs = _inputs(supply, demanded, observation)
+    enforced = rules.mode is AutoscalingMode.ENFORCE
+    return Decision(
+        time=now,
+        current=supply.current,
+        desired=verdict.desired,
+        reason=verdict.reason,
+        message=verdict.message,
+        inputs=inputs,
+        victims=supply.victims(supply.current - verdict.desired) if verdict.desired < supply.current else (),
+        enforced=enforced,
+        history=_concluded(history, verdict, supply.current, inputs, rates, enforced=enforced, rules=rules, now=now),
+    )
+
+
+# --- what is remembered ---
+
+
+def _remember_flow(
+    history: History, known: Mapping[str, ReplicaSample], supply: Supply, *, threshold: float, now: float
+) -> History:
+    """With this tick's samples, and what they show since the last."""
+    increments: list[Increment] = [
+        increment(before, after, threshold_seconds=threshold)
+        for name, after in known.items()
+        if (before := history.samples.get(name)) is not None and before.time < after.time
+    ]
+    flows = history.flows
+    if history.last_tick is not None and now > history.last_tick:
+        latest = flow(increments, seconds=now - history.last_tick, now=now)
+        flows = tuple(f for f in (*flows, latest) if f.time > now - FLOW_SECONDS)
+    settled = None if supply.starting else (history.settled_since if history.settled_since is not None else now)
+    return replace(
+        history,
+        last_tick=now,
+        settled_since=settled,
+        flows=flows,
+        samples=known,
+        evidence=learnt(history.evidence, increments),
+    )
+
+
+def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None:
+    """What was learnt in this life, else what was persisted in an earlier one."""
+    if not known:
+        return history.record.rates
+    kv_tokens = sum(sample.kv_tokens_capacity for sample in known.values()) / len(known)
+    return history.evidence.rates(kv_tokens=kv_tokens) or history.record.rates
+
+
+def _concluded(
+    history: History,
+    verdict: Verdict,
+    current: int,
+    inputs: Mapping[str, float],
+    rates: Rates | None,
+    *,
+    enforced: bool,
+    rules: Autoscaling,
+    now: float,
+) -> History:
+    """With the decision among what was decided, and, if it is carried out, among what was moved."""
+    record = replace(history.record.with_rates(rates, now), desired_replicas=verdict.desired)
+    moves = history.moves
+    if verdict.desired != current:
+        change = Change(
+            time=now,
+            from_replicas=current,
+            to_replicas=verdict.desired,
+            reason=verdict.reason,
+            message=verdict.message,
+            inputs=inputs,
+        )
+        record = record.with_change(change)
+        if enforced:
+            moves = (*moves, Move(time=now, from_replicas=current, to_replicas=verdict.desired))
+    return replace(history, record=record, moves=kept_moves(moves, rules=rules, now=now))
+
+
+# --- what is needed ---
+
+
+def _demand(
+    policy: Policy, supply: Supply, observation: Observation, history: History, rates: Rates | None, now: float
+) -> Demand:
+    targets = policy.autoscaling.targets
+    if supply.is_stale:
+        return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
+    terms = _terms(policy, supply, observation, history.flows, rates)
+    need = max((term.need for term in terms), default=0.0)
+    down = need + supply.starting + supply.missing
+    late = demand.first_token_term(history.flows, target=targets.time_to_first_token, replicas=supply.current, now=now)
+    if late is not None:
+        down = max(down, demand.first_token_hold(supply.current))
+        settled = history.settled_since is not None and now - history.settled_since >= demand.SLO_SECONDS
+        if settled:
+            terms.append(late)
+            need = max(need, late.need)
+    return Demand(terms=tuple(terms), need=Need(time=now, up=need, down=down))
+
+
+def _terms(
+    policy: Policy, supply: Supply, observation: Observation, flows: Sequence[Flow], rates: Rates | None
+) -> list[Term]:
+    """Every term that there are figures for, but the late first tokens."""
+    terms: list[Term] = []
+    if supply.fresh:
+        samples = tuple(supply.fresh.values())
+        terms += demand.gauge_terms(
+            Load.of(samples),
+            rates=rates,
+            kv_tokens=sum(s.kv_tokens_capacity for s in samples) / len(samples),
+            max_sequences=policy.max_sequences,
+            targets=policy.autoscaling.targets,
+        )
+    work = demand.work_term(flows, rates=rates, max_sequences=policy.max_sequences)
+    if work is not None:
+        terms.append(work)
+    if observation.held_requests is not None:
+        terms.append(demand.held_term(observation.held_requests, max_sequences=policy.max_sequences))
+    return terms
+
+
+def _inputs(supply: Supply, demanded: Demand, observation: Observation) -> dict[str, float]:
+    load = Load.of(tuple(supply.fresh.values()))
+    inputs: dict[str, float] = {
+        "replicas": supply.current,
+        "ready": supply.ready,
+        "starting": supply.starting,
+        "fresh": len(supply.fresh),
+        "waiting": load.waiting,
+        "running": load.running,
+        "queuedPromptTokens": load.queued_prompt_tokens,
+        "kvTokensUsed": load.kv_tokens_used,
+        "needUp": demanded.need.up,
+        "needDown": demanded.need.down,
+    }
+    if observation.held_requests is not None:
+        inputs["heldRequests"] = observation.held_requests
+    inputs |= {f"need{term.reason.value}": term.need for term in demanded.terms}
+    return {name: round(value, 3) for name, value in inputs.items()}

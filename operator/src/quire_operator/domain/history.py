@@ -1,21 +1,27 @@
 """What the autoscaler remembers: in memory from tick to tick, and the small part that outlives a restart.
 
 ``History`` is a value: ``autoscaler.decide`` takes one and returns the next. ``ScalingRecord`` is what goes to
-``status.autoscaling`` (or the local state file) and comes back after a restart.
+``status.autoscaling`` and ``status.capacity`` (or the local state file) and comes back after a restart.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.rates import Evidence, Rates
 
-MAX_DECISIONS = 10
+MAX_CHANGES = 10
+FLOW_SECONDS = 60.0
+"""How far back arrivals are averaged."""
+MAX_GAP_SECONDS = 120.0
+"""Ticks further apart than this do not make one stretch of observed demand."""
+_RATES_TOLERANCE = 0.1
+_RATES_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A decision that changed, or would change, the number of replicas."""
+    """A decision for another number of replicas."""
 
     time: float
     from_replicas: int
@@ -27,13 +33,31 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRecord:
-    """``status.autoscaling`` and ``status.capacity``: what is persisted before it is acted upon."""
+    """What is persisted, and before it is acted upon. Equal records need no write."""
 
     desired_replicas: int | None = None
     """The last decision; None before the first."""
     changes: tuple[Change, ...] = ()
-    """The last ``MAX_DECISIONS`` changes, oldest first."""
+    """The last ``MAX_CHANGES``, oldest first."""
     rates: Rates | None = None
+    rates_time: float = 0.0
+
+    def with_change(self, change: Change) -> "ScalingRecord":
+        """Its decision becomes the last; the same decision taken again is not told twice."""
+        last = self.changes[-1] if self.changes else None
+        same = last is not None and (last.from_replicas, last.to_replicas) == (change.from_replicas, change.to_replicas)
+        changes = self.changes if same else (*self.changes, change)[-MAX_CHANGES:]
+        return replace(self, desired_replicas=change.to_replicas, changes=changes)
+
+    def with_rates(self, rates: Rates | None, now: float) -> "ScalingRecord":
+        """New rates, if they differ enough to be worth a write and the last write was a while ago."""
+        if rates is None:
+            return self
+        if self.rates is not None:
+            recent = 0 <= now - self.rates_time < _RATES_SECONDS
+            if recent or rates.is_near(self.rates, tolerance=_RATES_TOLERANCE):
+                return self
+        return replace(self, rates=rates, rates_time=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +73,24 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What flowed through all replicas between two ticks."""
+    """What came in, and how first tokens fared, between two ticks, all replicas together."""
 
     time: float
     seconds: float
-    requests: float = 0.0
-    prompt_tokens: float = 0.0
-    """Uncached prompt tokens that arrived."""
-    first_tokens: float = 0.0
-    late_first_tokens: float = 0.0
-    """Those that waited beyond the threshold."""
+    requests: float
+    prompt_tokens: float
+    """Uncached ones."""
+    first_tokens: float
+    late_first_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A change of replicas that was carried out."""
+
+    time: float
+    from_replicas: int
+    to_replicas: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +98,32 @@ class History:
     """The memory of one LLMDeployment's autoscaler."""
 
     record: ScalingRecord = ScalingRecord()
+    last_tick: float | None = None
+    """None before the first tick of this process."""
+    settled_since: float | None = None
+    """Since when no replica is starting; None while one is."""
     needs: tuple[Need, ...] = ()
-    """Of the longest stabilisation window; empty before the first tick."""
+    """Of the longer stabilisation window."""
     flows: tuple[Flow, ...] = ()
+    """Of the last ``FLOW_SECONDS``."""
+    moves: tuple[Move, ...] = ()
+    """Of the longer period of the step limits."""
     samples: Mapping[str, ReplicaSample] = field(default_factory=dict)
     """The last good sample of each live replica: what the next counters are compared with."""
-    evidence: Evidence | None = None
+    evidence: Evidence = Evidence()
     """What the rates are learnt from."""
 
     @classmethod
     def restored(cls, record: ScalingRecord) -> "History":
         """After a restart: what was persisted, and no memory of demand."""
-        return cls(record=record)
+        moves = tuple(
+            Move(time=change.time, from_replicas=change.from_replicas, to_replicas=change.to_replicas)
+            for change in record.changes
+        )
+        return cls(record=record, moves=moves)
+
+    def forgetting_gaps(self, now: float) -> "History":
+        """Without its memory of demand if the last tick was so long ago that what came between is unknown."""
+        if self.last_tick is None or 0 <= now - self.last_tick <= MAX_GAP_SECONDS:
+            return self
+        return History.restored(self.record)

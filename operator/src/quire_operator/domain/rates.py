@@ -1,26 +1,178 @@
-"""How fast one replica works, learnt from its own counters.
+"""How fast one replica works and what its requests are like, learnt from the engines' own counters.
 
-Under ``domain.autoscaler``: turns arrivals into replicas. Pure; the evidence is a value that grows and fades.
+Under ``domain.autoscaler``, which turns arrivals into replicas by it. A step's time is taken as
+
+    busy seconds = step · steps + prefill · prompt tokens computed + decode · tokens generated
+
+and the three costs are the non-negative least-squares fit over faded sums. Pure: the evidence is a value.
 """
 
+import math
 from dataclasses import dataclass
+from itertools import combinations
+
+_HALF_LIFE_BUSY_SECONDS = 300.0
+_HALF_LIFE_REQUESTS = 500.0
+_ENOUGH_BUSY_SECONDS = 2.0
+_ENOUGH_STEPS = 50.0
+_ENOUGH_REQUESTS = 5.0
+# With one sequence at a time steps and generated tokens are equal, and their costs can't be told apart: the tie goes to
+# the step, which is what a memory-bound step costs, until fuller batches show more.
+_DECODE_RIDGE = 1e-3
+_SINGULAR = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one replica did between two samples."""
+
+    steps: float
+    prefill_tokens: float
+    generation_tokens: float
+    busy_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What one replica of this deployment can do, and what its requests are like."""
+    """What one replica can do, and what its requests are like; what went to ``status.capacity``."""
 
     step_seconds: float
-    """Fixed cost of a step, whatever it computes."""
+    """Cost of a step, whatever it computes."""
     prefill_seconds_per_token: float
     decode_seconds_per_token: float
-    """Cost that a sequence adds to a decode step."""
+    """What one more sequence adds to a decode step."""
     mean_prompt_tokens: float
     mean_output_tokens: float
     kv_tokens: float
-    """KV capacity of a replica."""
+    """KV capacity of one replica."""
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        return 0.0 if self.prefill_seconds_per_token == 0 else 1 / self.prefill_seconds_per_token
+
+    def full_batch(self, max_sequences: int) -> float:
+        """Sequences that a busy replica runs at once: what the scheduler allows, or what the KV cache holds if less."""
+        tokens = self.mean_prompt_tokens + self.mean_output_tokens / 2
+        return max(1.0, min(max_sequences, self.kv_tokens / max(tokens, 1.0)))
+
+    def seconds_per_output_token(self, max_sequences: int) -> float:
+        """A busy replica's time per generated token, at its full batch."""
+        return self.step_seconds / self.full_batch(max_sequences) + self.decode_seconds_per_token
+
+    def is_near(self, other: "Rates", *, tolerance: float) -> bool:
+        """No figure differs by more than ``tolerance``, as a share of the larger."""
+        pairs = (
+            (self.step_seconds, other.step_seconds),
+            (self.prefill_seconds_per_token, other.prefill_seconds_per_token),
+            (self.decode_seconds_per_token, other.decode_seconds_per_token),
+            (self.mean_prompt_tokens, other.mean_prompt_tokens),
+            (self.mean_output_tokens, other.mean_output_tokens),
+            (self.kv_tokens, other.kv_tokens),
+        )
+        return all(math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Faded sums from which the rates are solved."""
+    """Faded sums from which the rates are solved. Rows are weighted by 1 / busy seconds: errors are relative."""
+
+    # The matrix Σ x·xᵀ/y of x = (steps, prefill, generated), by its upper triangle, and the vector Σ x.
+    matrix: tuple[float, float, float, float, float, float] = (0.0,) * 6
+    vector: tuple[float, float, float] = (0.0,) * 3
+    busy_seconds: float = 0.0
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+
+    def with_work(self, work: Work) -> "Evidence":
+        """One more row, the older ones faded by the busy time it stands for."""
+        y = work.busy_seconds
+        if y <= 0:
+            return self
+        fade = 0.5 ** (y / _HALF_LIFE_BUSY_SECONDS)
+        s, p, g = work.steps, work.prefill_tokens, work.generation_tokens
+        row = (s * s / y, s * p / y, s * g / y, p * p / y, p * g / y, g * g / y)
+        m, v = self.matrix, self.vector
+        return Evidence(
+            matrix=(
+                m[0] * fade + row[0],
+                m[1] * fade + row[1],
+                m[2] * fade + row[2],
+                m[3] * fade + row[3],
+                m[4] * fade + row[4],
+                m[5] * fade + row[5],
+            ),
+            vector=(v[0] * fade + s, v[1] * fade + p, v[2] * fade + g),
+            busy_seconds=self.busy_seconds * fade + y,
+            requests=self.requests,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+        )
+
+    def with_requests(self, *, requests: float, prompt_tokens: float, output_tokens: float) -> "Evidence":
+        """Requests that finished, and the tokens that went in and came out meanwhile."""
+        fade = 0.5 ** (requests / _HALF_LIFE_REQUESTS)
+        return Evidence(
+            matrix=self.matrix,
+            vector=self.vector,
+            busy_seconds=self.busy_seconds,
+            requests=self.requests * fade + requests,
+            prompt_tokens=self.prompt_tokens * fade + prompt_tokens,
+            output_tokens=self.output_tokens * fade + output_tokens,
+        )
+
+    def rates(self, *, kv_tokens: float) -> Rates | None:
+        """The fit, or None while there is too little to go by."""
+        enough = (
+            self.busy_seconds >= _ENOUGH_BUSY_SECONDS
+            and self.vector[0] >= _ENOUGH_STEPS
+            and self.requests >= _ENOUGH_REQUESTS
+        )
+        if not enough:
+            return None
+        step, prefill, decode = _non_negative_fit(self.matrix, self.vector)
+        return Rates(
+            step_seconds=step,
+            prefill_seconds_per_token=prefill,
+            decode_seconds_per_token=decode,
+            mean_prompt_tokens=self.prompt_tokens / self.requests,
+            mean_output_tokens=self.output_tokens / self.requests,
+            kv_tokens=kv_tokens,
+        )
+
+
+def _non_negative_fit(
+    matrix: tuple[float, float, float, float, float, float], vector: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """Non-negative c minimising cᵀAc − 2vᵀc: the best of the fits that leave some costs out, which are only seven."""
+    ss, sp, sg, pp, pg, gg = matrix
+    gg *= 1 + _DECODE_RIDGE
+    a = ((ss, sp, sg), (sp, pp, pg), (sg, pg, gg))
+    best, least = (0.0, 0.0, 0.0), 0.0
+    for size in (1, 2, 3):
+        for kept in combinations(range(3), size):
+            solved = _solve([[a[i][j] for j in kept] for i in kept], [vector[i] for i in kept])
+            if solved is None or min(solved) < 0:
+                continue
+            # At the solution of the normal equations the objective is −vᵀc.
+            objective = -sum(vector[i] * c for i, c in zip(kept, solved, strict=True))
+            if objective < least:
+                costs = dict(zip(kept, solved, strict=True))
+                best, least = (costs.get(0, 0.0), costs.get(1, 0.0), costs.get(2, 0.0)), objective
+    return best
+
+
+def _solve(a: list[list[float]], b: list[float]) -> list[float] | None:
+    """Gaussian elimination with pivots on the diagonal, enough for a Gram matrix; None where it is singular."""
+    n = len(b)
+    rows = [[*a[i], b[i]] for i in range(n)]
+    for k in range(n):
+        if rows[k][k] <= _SINGULAR * a[k][k]:
+            return None
+        for i in range(k + 1, n):
+            factor = rows[i][k] / rows[k][k]
+            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[k], strict=True)]
+    solution = [0.0] * n
+    for k in reversed(range(n)):
+        solution[k] = (rows[k][n] - sum(rows[k][j] * solution[j] for j in range(k + 1, n))) / rows[k][k]
+    return solution

@@ -1,0 +1,158 @@
+"""Differences of counters: what happened at the replicas since the tick before.
+
+Between ``observation`` (raw counters) and ``demand`` and ``rates`` (which want increments). An engine that restarted
+counts from zero again; a replica seen for the first time has no difference yet.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire_operator.domain.history import Flow
+from quire_operator.domain.observation import Histogram, ReplicaSample
+from quire_operator.domain.rates import Evidence, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Increment:
+    """What one replica's counters grew by."""
+
+    requests: float
+    prompt_tokens: float
+    first_tokens: float
+    late_first_tokens: float
+    work: Work | None
+    finished_requests: float
+    all_prompt_tokens: float
+    generation_tokens: float
+
+
+def increment(before: ReplicaSample, after: ReplicaSample, *, threshold_seconds: float) -> Increment:
+    """From one sample to the next of the same replica, across a restart of its engine if there was one."""
+    base = _since_restart(before) if _restarted(before, after) else before
+    prompts = after.prompt_tokens - base.prompt_tokens
+    cached = min(prompts, max(0.0, after.cached_prompt_tokens - base.cached_prompt_tokens))
+    generated = after.generation_tokens - base.generation_tokens
+    finished = after.finished_requests - base.finished_requests
+    total, late = _first_tokens(base.first_token_waits, after.first_token_waits, threshold_seconds)
+    return Increment(
+        requests=_arrivals(base, after, finished),
+        prompt_tokens=_arrived_tokens(base, after, prompts - cached),
+        first_tokens=total,
+        late_first_tokens=late,
+        work=_work(base, after, prefill_tokens=prompts - cached, generation_tokens=generated),
+        finished_requests=finished,
+        all_prompt_tokens=prompts,
+        generation_tokens=generated,
+    )
+
+
+def flow(increments: Iterable[Increment], *, seconds: float, now: float) -> Flow:
+    """All replicas together, over one tick."""
+    parts = list(increments)
+    return Flow(
+        time=now,
+        seconds=seconds,
+        requests=sum(part.requests for part in parts),
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        first_tokens=sum(part.first_tokens for part in parts),
+        late_first_tokens=sum(part.late_first_tokens for part in parts),
+    )
+
+
+def learnt(evidence: Evidence, increments: Iterable[Increment]) -> Evidence:
+    """The evidence with what these increments show."""
+    for part in increments:
+        if part.work is not None:
+            evidence = evidence.with_work(part.work)
+        evidence = evidence.with_requests(
+            requests=part.finished_requests,
+            prompt_tokens=part.all_prompt_tokens,
+            output_tokens=part.generation_tokens,
+        )
+    return evidence
+
+
+def share_above(histogram: Histogram, threshold: float) -> float:
+    """How many observations lie above ``threshold``, evenly spread within the bucket that holds it."""
+    index = bisect_left(histogram.bounds, threshold)
+    if index >= len(histogram.bounds) - 1:
+        # In the last, unbounded bucket nothing says how far above.
+        return histogram.total - histogram.counts[-2] if len(histogram.counts) > 1 else 0.0
+    upper, below_upper = histogram.bounds[index], histogram.counts[index]
+    lower = histogram.bounds[index - 1] if index else 0.0
+    below_lower = histogram.counts[index - 1] if index else 0.0
+    inside = (threshold - lower) / (upper - lower)
+    return histogram.total - (below_lower + (below_upper - below_lower) * inside)
+
+
+def _counters(sample: ReplicaSample) -> tuple[float, ...]:
+    waits = sample.first_token_waits
+    return (
+        sample.prompt_tokens,
+        sample.cached_prompt_tokens,
+        sample.generation_tokens,
+        sample.finished_requests,
+        sample.arrived_requests or 0.0,
+        sample.arrived_prompt_tokens or 0.0,
+        sample.steps or 0.0,
+        sample.busy_seconds or 0.0,
+        waits.total if waits else 0.0,
+    )
+
+
+def _restarted(before: ReplicaSample, after: ReplicaSample) -> bool:
+    return any(b < a for a, b in zip(_counters(before), _counters(after), strict=True))
+
+
+def _since_restart(sample: ReplicaSample) -> ReplicaSample:
+    """The counters of an engine that has just begun."""
+    return ReplicaSample(
+        time=sample.time,
+        waiting=0.0,
+        running=0.0,
+        queued_prompt_tokens=0.0,
+        kv_tokens_used=0.0,
+        kv_tokens_capacity=sample.kv_tokens_capacity,
+        arrived_requests=None if sample.arrived_requests is None else 0.0,
+        arrived_prompt_tokens=None if sample.arrived_prompt_tokens is None else 0.0,
+        steps=None if sample.steps is None else 0.0,
+        busy_seconds=None if sample.busy_seconds is None else 0.0,
+    )
+
+
+def _arrivals(before: ReplicaSample, after: ReplicaSample, finished: float) -> float:
+    """Requests that came in; of an engine that does not count them: those that left, and the growth of those within."""
+    if before.arrived_requests is not None and after.arrived_requests is not None:
+        return after.arrived_requests - before.arrived_requests
+    within = (after.waiting + after.running) - (before.waiting + before.running)
+    return max(0.0, finished + within)
+
+
+def _arrived_tokens(before: ReplicaSample, after: ReplicaSample, computed: float) -> float:
+    if before.arrived_prompt_tokens is not None and after.arrived_prompt_tokens is not None:
+        return after.arrived_prompt_tokens - before.arrived_prompt_tokens
+    return max(0.0, computed + after.queued_prompt_tokens - before.queued_prompt_tokens)
+
+
+def _first_tokens(before: Histogram | None, after: Histogram | None, threshold: float) -> tuple[float, float]:
+    """First tokens since before, and how many of them waited beyond the threshold."""
+    if after is None:
+        return 0.0, 0.0
+    if before is not None and before.bounds == after.bounds:
+        counts = tuple(max(0.0, b - a) for a, b in zip(before.counts, after.counts, strict=True))
+        after = Histogram(bounds=after.bounds, counts=counts)
+    return after.total, max(0.0, share_above(after, threshold))
+
+
+def _work(
+    before: ReplicaSample, after: ReplicaSample, *, prefill_tokens: float, generation_tokens: float
+) -> Work | None:
+    if before.steps is None or after.steps is None or before.busy_seconds is None or after.busy_seconds is None:
+        return None
+    return Work(
+        steps=after.steps - before.steps,
+        prefill_tokens=prefill_tokens,
+        generation_tokens=generation_tokens,
+        busy_seconds=after.busy_seconds - before.busy_seconds,
+    )
