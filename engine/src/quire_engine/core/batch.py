@@ -8,6 +8,7 @@ Legend: B scheduled sequences, T tokens.
 from dataclasses import dataclass, field
 
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.stopping import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +80,26 @@ class RunnerOutput:
     """Building the inputs; with ``run_seconds`` and ``sample_seconds`` it feeds the step-time metric."""
     run_seconds: float = 0.0
     sample_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedSequence:
+    key: int
+    reason: FinishReason
+    stop_token_id: int | None
+    """The token that ended it, when the reason is stop; it is among the tokens given out."""
+    num_cached_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What came of one step: parallel columns, one entry a sequence that got a token."""
+
+    keys: list[int]
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None] | None
+    finished: list[FinishedSequence]
+    first_scheduled_keys: list[int]
+    """Sequences that ran for the first time in this step: the end of their queueing."""

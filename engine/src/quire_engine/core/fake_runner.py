@@ -1,0 +1,195 @@
+"""A runner without tensors, which sees whether the scheduler keeps its word.
+
+Where a model would store keys and values, it stores per slot the token, its position and a running digest of all tokens
+up to it; the next token is drawn from what it *reads back* through the block table. So a block given away too early, a
+wrong block table or a wrong slot changes the text, as it would in a real cache, and most often is noticed at once.
+Drawn tokens depend on the sequence's tokens alone. It also holds the scheduler to the rules of ``Batch``: rows are
+released before they are admitted again, positions follow on one another, and the columns fit together.
+
+For tests and benchmarks: no flag leads here.
+"""
+
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+
+from quire_engine.config import EngineConfig
+from quire_engine.core.batch import Admission, Batch, RunnerOutput, TokenLogprobs
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.ports import LoadedModel
+
+_MODULUS = (1 << 61) - 1
+
+
+def next_digest(digest: int, token_id: int) -> int:
+    return (digest * 6_364_136_223_846_793_005 + token_id + 1) % _MODULUS
+
+
+def draw(digest: int, vocab_size: int) -> int:
+    """The token that follows a text of this digest."""
+    return (digest >> 7) % vocab_size
+
+
+@dataclass(slots=True)
+class _Row:
+    admission: Admission
+    num_tokens: int  # written so far
+    tables: list[dict[int, int]]  # per group: place -> block
+    drawn: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slot:
+    position: int
+    token_id: int
+    digest: int
+
+
+@dataclass(slots=True)
+class FakeRunner:
+    """``verify`` reads back everything a query may see rather than the token before; ``step_seconds`` is slept."""
+
+    layout: KVCacheLayout
+    vocab_size: int
+    verify: bool = True
+    step_seconds: float = 0.0
+    rows: dict[int, _Row] = field(default_factory=dict)
+    cache: list[dict[int, _Slot]] = field(default_factory=list)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.cache = [{} for _ in self.layout.groups]
+
+    def execute(self, batch: Batch) -> "FakePending":
+        self.steps += 1
+        assert batch.step == self.steps, "steps out of order"
+        self._check_columns(batch)
+        for row in batch.released_rows:
+            del self.rows[row]
+        for admission in batch.admitted:
+            assert admission.row not in self.rows, f"row {admission.row} is taken"
+            self.rows[admission.row] = _Row(admission, 0, [{} for _ in self.layout.groups])
+        for group, updates in enumerate(batch.block_updates):
+            for row, place, block in zip(updates.rows, updates.positions, updates.blocks, strict=True):
+                assert 0 <= block < self.layout.groups[group].num_blocks
+                self.rows[row].tables[group][place] = block
+        return FakePending(self._run(batch), monotonic() + self.step_seconds if self.step_seconds else None)
+
+    def _check_columns(self, batch: Batch) -> None:
+        width = len(batch.rows)
+        columns = (batch.num_computed, batch.num_scheduled, batch.num_draft, batch.samples)
+        assert width > 0 and all(len(column) == width for column in columns)
+        assert len(set(batch.rows)) == width, "a row is scheduled twice"
+        assert min(batch.num_scheduled) >= 1 and sum(batch.num_scheduled) == len(batch.token_ids)
+        assert len(batch.block_updates) == len(self.layout.groups)
+
+    def _run(self, batch: Batch) -> RunnerOutput:
+        feedback = set(batch.feedback_tokens)
+        admitted = {admission.row for admission in batch.admitted}
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        place = 0
+        columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, strict=True)
+        for number, start, count, samples in columns:
+            row = self.rows[number]
+            assert number in admitted or start == row.num_tokens, (
+                f"row {number} goes on at {start}, not {row.num_tokens}"
+            )
+            inputs = batch.token_ids[place : place + count]
+            if place in feedback:
+                assert count == 1 and row.drawn is not None, "nothing was drawn to feed back"
+                inputs = [row.drawn]
+            place += count
+            digest = self._write(row, start, inputs)
+            if samples:
+                row.drawn = draw(digest, self.vocab_size)
+                token_ids.append(row.drawn)
+                logprobs.append(_logprobs(row.admission, row.drawn, self.vocab_size))
+            else:
+                row.drawn = None
+        wanted = any(entry is not None for entry in logprobs)
+        return RunnerOutput(token_ids=token_ids, logprobs=logprobs if wanted else None)
+
+    def _write(self, row: _Row, start: int, inputs: list[int]) -> int:
+        """Store the inputs in every group; the digest after the last, as read back."""
+        digests = []
+        for group in range(len(self.layout.groups)):
+            digest = self._read(row, group, start)
+            for position, token_id in enumerate(inputs, start=start):
+                digest = next_digest(digest, token_id)
+                slot = self._slot(row, group, position)
+                self.cache[group][slot] = _Slot(position=position, token_id=token_id, digest=digest)
+            digests.append(digest)
+        row.num_tokens = start + len(inputs)
+        assert len(set(digests)) == 1, "KV cache groups hold different texts"
+        return digests[0]
+
+    def _read(self, row: _Row, group: int, position: int) -> int:
+        """The digest of all tokens before ``position``, read from what a query there may see."""
+        window = self.layout.groups[group].window
+        nearest = max(0, position - 1)
+        first = max(0, position + 1 - window) if window is not None else 0
+        digest = 0
+        for past in range(first if self.verify else nearest, position):
+            slot = self.cache[group][self._slot(row, group, past)]
+            assert slot.position == past, f"position {past} reads what was stored for {slot.position}"
+            # Of the first token in a window the past is out of sight: its digest is taken as stored.
+            if self.verify and (past > first or first == 0):
+                assert slot.digest == next_digest(digest, slot.token_id), f"position {past} was overwritten"
+            digest = slot.digest
+        return digest
+
+    def _slot(self, row: _Row, group: int, position: int) -> int:
+        place, offset = divmod(position, self.layout.block_size)
+        return row.tables[group][place] * self.layout.block_size + offset
+
+    def close(self) -> None:
+        self.rows.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class FakePending:
+    output: RunnerOutput
+    due: float | None
+
+    def wait(self) -> RunnerOutput:
+        if self.due is not None:
+            sleep(max(0.0, self.due - monotonic()))
+        return self.output
+
+
+def _logprobs(admission: Admission, token_id: int, vocab_size: int) -> TokenLogprobs | None:
+    count = admission.params.logprobs
+    if count is None:
+        return None
+    ids = [token_id, *((token_id + step) % vocab_size for step in range(count))]
+    return TokenLogprobs(token_ids=ids, logprobs=[-0.5, *(-0.5 - step for step in range(count))], rank=1)
+
+
+def load_fake_model(
+    config: EngineConfig,
+    *,
+    num_blocks: int = 4096,
+    max_model_len: int = 4096,
+    vocab_size: int = 512,
+    eos_token_ids: tuple[int, ...] = (0,),
+    step_seconds: float = 0.0,
+    asynchronous: bool = False,
+    verify: bool = False,
+) -> LoadedModel:
+    """Stands where ``quire_engine.runner.load_model`` does, for tests of what is around the runner."""
+    layout = KVCacheLayout(
+        block_size=config.cache.block_size, groups=(KVCacheGroup(layers=(0,), num_blocks=num_blocks),)
+    )
+    return LoadedModel(
+        runner=FakeRunner(layout=layout, vocab_size=vocab_size, verify=verify, step_seconds=step_seconds),
+        layout=layout,
+        max_model_len=config.model.max_model_len or max_model_len,
+        vocab_size=vocab_size,
+        eos_token_ids=tuple(eos_token_ids),
+        model_bytes=0,
+        kv_cache_bytes=0,
+        dtype="float32",
+        weights="none",
+        phase_seconds={},
+        asynchronous=asynchronous,
+    )

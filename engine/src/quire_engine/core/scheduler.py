@@ -1,0 +1,389 @@
+"""The loop without phases: which tokens of which sequence the next step computes, and what follows from its draws.
+
+Every sequence has ``num_tokens`` and ``num_computed``, and each step lets it catch up as far as the token budget goes:
+running ones first, in order, then waiting ones. Chunked prefill is what is left of a prompt when the budget is not;
+decoding is a sequence that lacks one token; a preempted sequence lacks them all again; a prefix found in the cache is
+computed already. ``Engine.step`` calls ``schedule``, lets the runner execute the batch, and calls ``commit``;
+``schedule`` may run once ahead of the commit before, and then counts draws under way as tokens not known yet.
+
+Nothing here knows tensors, messages or the clock.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TypeVar, cast
+
+from quire_engine.core.batch import Admission, Batch, FinishedSequence, RunnerOutput, StepOutput
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.kv_manager import KVManager
+from quire_engine.core.policy import PolicyName, make_policy
+from quire_engine.core.preemption import take_victim
+from quire_engine.core.sequence import Request, Sequence
+from quire_engine.core.stats import Counters, Gauges
+from quire_engine.core.stopping import Stop, find_stop
+from quire_engine.core.waiting import WaitingQueue
+
+T = TypeVar("T")
+_order = attrgetter("order")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    """At least ``max_num_seqs``, so that every running sequence gets a token in every step."""
+    max_model_len: int
+    eos_token_ids: tuple[int, ...] = ()
+    policy: PolicyName = "fcfs"
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A request that could never be served, whatever the load; the message says what would fit."""
+
+    message: str
+
+
+@dataclass(slots=True)
+class _Plan:
+    """A batch in the making: its columns, and the sequences behind them."""
+
+    budget: int
+    sequences: list[Sequence] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    num_computed: list[int] = field(default_factory=list)
+    num_scheduled: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    feedback_tokens: list[int] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    first_scheduled_keys: list[int] = field(default_factory=list)
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InFlight:
+    batch: Batch
+    sampled: list[Sequence]
+    first_scheduled_keys: list[int]
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, layout: KVCacheLayout) -> None:
+        assert 0 < config.max_num_seqs <= config.max_num_batched_tokens
+        self._config = config
+        self._max_cached_tokens = layout.max_tokens
+        self._num_groups = len(layout.groups)
+        self._kv = KVManager(
+            layout, max_chunk=config.max_num_batched_tokens, enable_prefix_caching=config.enable_prefix_caching
+        )
+        self._policy = make_policy(config.policy)
+        self._arrivals = 0
+        self._sequences: dict[int, Sequence] = {}
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []  # in order: the last is the first to be preempted
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._released_rows: list[int] = []
+        self._in_flight: deque[_InFlight] = deque()
+        self._blocked: Sequence | None = None  # the first in the queue, when it did not fit
+        self._blocked_spare: list[int] = []
+        self._step = 0
+        self.counters = Counters()
+
+    # --- requests come and go ---
+
+    def add(self, request: Request) -> Refusal | None:
+        assert request.key not in self._sequences and request.prompt_token_ids
+        limit = min(len(request.prompt_token_ids) + request.params.max_tokens, self._config.max_model_len)
+        refusal = self._refusal(request, limit)
+        if refusal is not None:
+            return refusal
+        self._arrivals += 1
+        sequence = Sequence(
+            request,
+            order=self._policy.order(request, arrival=self._arrivals),
+            limit=limit,
+            eos_token_ids=self._config.eos_token_ids,
+            num_groups=self._num_groups,
+        )
+        self._sequences[request.key] = sequence
+        self._waiting.push(sequence)
+        return None
+
+    def _refusal(self, request: Request, limit: int) -> Refusal | None:
+        prompt, longest = len(request.prompt_token_ids), self._config.max_model_len
+        if prompt >= longest:
+            return Refusal(
+                message=f"the prompt has {prompt} tokens; this model takes at most {longest - 1}, "
+                f"which leaves one of its {longest} for the answer"
+            )
+        # The last token of a sequence is drawn but never computed: it needs no slot.
+        if self._max_cached_tokens is not None and limit - 1 > self._max_cached_tokens:
+            most = self._max_cached_tokens + 1
+            advice = f"max_tokens of at most {most - prompt} would fit" if prompt < most else "no answer would fit"
+            return Refusal(
+                message=f"the prompt of {prompt} tokens and its answer come to {limit} tokens; "
+                f"the KV cache holds {most}, so {advice}"
+            )
+        return None
+
+    def cancel(self, key: int) -> bool:
+        """End a request at once, its blocks free for the very next step; False where there is none of that key."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return False
+        self._end(sequence)
+        return True
+
+    def _end(self, sequence: Sequence) -> None:
+        sequence.finished = True
+        del self._sequences[sequence.key]
+        if sequence.row is None:
+            self._waiting.discard(sequence)
+        else:
+            del self._running[bisect_left(self._running, sequence.order, key=_order)]
+            self._withdraw(sequence)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Take row and blocks from a sequence that is no longer among the running ones."""
+        assert sequence.row is not None
+        self._kv.release(sequence)
+        self._released_rows.append(sequence.row)
+        self._free_rows.append(sequence.row)
+        sequence.row = None
+
+    # --- a step ---
+
+    def schedule(self) -> Batch | None:
+        """The next step, or None where no sequence can go on before a commit or a new request."""
+        assert len(self._in_flight) < 2, "schedule() runs at most one step ahead of commit()"
+        plan = _Plan(self._config.max_num_batched_tokens)
+        self._serve_running(plan)
+        if not plan.preempted:
+            self._admit_waiting(plan)
+        if not plan.sequences:
+            return None
+        self._step += 1
+        batch = Batch(
+            step=self._step,
+            rows=cast("list[int]", [sequence.row for sequence in plan.sequences]),  # a running sequence has one
+            num_computed=plan.num_computed,
+            num_scheduled=plan.num_scheduled,
+            num_draft=[0] * len(plan.sequences),
+            token_ids=plan.token_ids,
+            samples=plan.samples,
+            feedback_tokens=plan.feedback_tokens,
+            admitted=plan.admitted,
+            block_updates=self._kv.take_updates(),
+            released_rows=self._released_rows,
+        )
+        self._released_rows = []
+        self._in_flight.append(
+            _InFlight(batch=batch, sampled=plan.sampled, first_scheduled_keys=plan.first_scheduled_keys)
+        )
+        self.counters.steps += 1
+        self.counters.scheduled_tokens += len(plan.token_ids)
+        return batch
+
+    def _serve_running(self, plan: _Plan) -> None:
+        """Let every running sequence catch up. This loop is the step's cost: one pass, plain attributes, no calls."""
+        budget, max_chunk, running = plan.budget, self._kv.max_chunk, self._running
+        sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
+        num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
+        behind = len(running)
+        # Preemption takes from the end of the list, never what this loop has passed.
+        for sequence in running:
+            behind -= 1
+            start = sequence.num_computed
+            if sequence.num_tokens >= sequence.limit:
+                continue  # its last draw is under way
+            count = sequence.num_tokens - start
+            if count > 1:
+                # One token is left for everyone behind: a long prompt does not starve those that decode.
+                count = min(count, budget - behind, max_chunk)
+            end = start + count
+            if end > sequence.capacity and not self._make_room(sequence, end, plan):
+                break
+            if count > 1:
+                token_ids += sequence.token_ids[start:end]
+            elif sequence.num_pending:
+                plan.feedback_tokens.append(len(token_ids))
+                token_ids.append(0)
+            else:
+                token_ids.append(sequence.token_ids[start])
+            sequences.append(sequence)
+            num_computed.append(start)
+            num_scheduled.append(count)
+            sequence.num_computed = end
+            if end == sequence.num_tokens:
+                samples.append(True)
+                sampled.append(sequence)
+                sequence.num_tokens = end + 1
+                sequence.num_pending += 1
+            else:
+                samples.append(False)
+            budget -= count
+        plan.budget = budget
+
+    def _make_room(self, sequence: Sequence, end: int, plan: _Plan) -> bool:
+        """Extend block tables to ``end``, at the cost of those behind; False when that took the sequence itself."""
+        while not self._kv.extend(sequence, end):
+            victim, preemption = take_victim(self._running)
+            assert self._running or victim is not sequence, "a sequence alone does not fit: it should have been refused"
+            self._withdraw(victim)
+            victim.num_preemptions += 1
+            self._waiting.push(victim)
+            self.counters.preemptions[preemption.label] += 1
+            plan.preempted = True
+            if victim is sequence:
+                return False
+        return True
+
+    def _admit_waiting(self, plan: _Plan) -> None:
+        """Admit in order as long as the first in the queue gets a row and blocks; nobody overtakes it."""
+        while plan.budget > 0 and self._free_rows:
+            sequence = self._waiting.first()
+            if sequence is None or self._is_blocked(sequence):
+                return
+            assert sequence.num_pending == 0
+            sequence.row = self._free_rows.pop()
+            count = self._kv.admit(sequence, budget=plan.budget, alone=not self._running)
+            if count is None:
+                self._free_rows.append(sequence.row)
+                sequence.row = None
+                self._blocked, self._blocked_spare = sequence, self._kv.spare()
+                return
+            self._waiting.pop()
+            self._enter(sequence, count, plan)
+
+    def _is_blocked(self, sequence: Sequence) -> bool:
+        """Whether it did not fit before and no group has more to spare since; saves looking up its prefix each step."""
+        if sequence is not self._blocked:
+            return False
+        return all(now <= before for now, before in zip(self._kv.spare(), self._blocked_spare, strict=True))
+
+    def _enter(self, sequence: Sequence, count: int, plan: _Plan) -> None:
+        """Put an admitted sequence among the running ones, and its first chunk into the plan."""
+        insort(self._running, sequence, key=_order)
+        plan.admitted.append(sequence.admission())
+        start = sequence.num_computed
+        if sequence.num_preemptions == 0:
+            sequence.num_cached = start
+            plan.first_scheduled_keys.append(sequence.key)
+            self.counters.prompt_tokens += sequence.num_prompt
+            if self._config.enable_prefix_caching:
+                self.counters.prefix_cache_queries += sequence.num_prompt
+                self.counters.prefix_cache_hits += start
+        end = start + count
+        plan.sequences.append(sequence)
+        plan.num_computed.append(start)
+        plan.num_scheduled.append(count)
+        plan.token_ids += sequence.token_ids[start:end]
+        plan.budget -= count
+        sequence.num_computed = end
+        samples = end == sequence.num_tokens
+        plan.samples.append(samples)
+        if samples:
+            plan.sampled.append(sequence)
+            sequence.num_tokens += 1
+            sequence.num_pending = 1
+
+    def commit(self, batch: Batch, output: RunnerOutput) -> StepOutput:
+        """Take in what a step drew: sequences grow, and end. What was drawn for one that had ended is discarded."""
+        flight = self._in_flight.popleft()
+        assert flight.batch is batch, "steps are committed in the order they were scheduled"
+        keys: list[int] = []
+        finished: list[FinishedSequence] = []
+        discarded: list[int] = []
+        for index, (sequence, token_id) in enumerate(zip(flight.sampled, output.token_ids, strict=True)):
+            if sequence.finished:
+                discarded.append(index)
+                continue
+            known = sequence.token_ids
+            known.append(token_id)
+            sequence.num_pending -= 1
+            keys.append(sequence.key)
+            if token_id in sequence.stop_ids or len(known) >= sequence.limit:
+                stop = self._stop(sequence, token_id)
+                if stop is not None:
+                    finished.append(self._finish(sequence, stop))
+        self.counters.generation_tokens += len(keys)
+        self.counters.discarded_tokens += len(discarded)
+        return StepOutput(
+            keys=keys,
+            token_ids=_without(output.token_ids, discarded),
+            logprobs=None if output.logprobs is None else _without(output.logprobs, discarded),
+            finished=finished,
+            first_scheduled_keys=flight.first_scheduled_keys,
+        )
+
+    def _stop(self, sequence: Sequence, token_id: int) -> Stop | None:
+        return find_stop(
+            token_id,
+            stop_ids=sequence.stop_ids,
+            num_output=sequence.num_output,
+            min_tokens=sequence.request.params.min_tokens,
+            num_tokens=len(sequence.token_ids),
+            limit=sequence.limit,
+        )
+
+    def _finish(self, sequence: Sequence, stop: Stop) -> FinishedSequence:
+        self._end(sequence)
+        return FinishedSequence(
+            key=sequence.key,
+            reason=stop.reason,
+            stop_token_id=stop.token_id,
+            num_cached_tokens=sequence.num_cached,
+            num_preemptions=sequence.num_preemptions,
+        )
+
+    # --- how it stands ---
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._sequences)
+
+    def gauges(self) -> Gauges:
+        pools = self._kv.pools
+        return Gauges(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            queued_tokens=self._waiting.num_tokens,
+            blocks_total=sum(pool.num_blocks for pool in pools),
+            blocks_used=sum(pool.num_used for pool in pools),
+            blocks_cached=sum(pool.num_cached for pool in pools),
+            kv_usage=max(pool.num_used / pool.num_blocks for pool in pools),
+            kv_slots_wasted=self._kv.wasted_slots(self._running),
+        )
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache; what runs goes on."""
+        self._kv.forget_prefixes()
+        self._blocked = None
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless blocks, rows and queues add up. For tests, and a debug switch."""
+        running, waiting = self._running, self._waiting.sequences()
+        self._kv.check_integrity(running, waiting)
+        rows = [sequence.row for sequence in running]
+        assert None not in rows and sorted([*cast("list[int]", rows), *self._free_rows]) == list(
+            range(self._config.max_num_seqs)
+        )
+        assert all(sequence.row is None for sequence in waiting)
+        assert len(waiting) == len(self._waiting)
+        assert sum(sequence.num_tokens for sequence in waiting) == self._waiting.num_tokens
+        assert {sequence.key for sequence in [*running, *waiting]} == set(self._sequences)
+        assert running == sorted(running, key=_order)
+        for sequence in self._sequences.values():
+            assert len(sequence.token_ids) + sequence.num_pending == sequence.num_tokens <= sequence.limit
+            assert sequence.num_computed < sequence.num_tokens
+
+
+def _without(column: list[T], places: list[int]) -> list[T]:
+    if not places:
+        return column
+    left_out = set(places)
+    return [entry for place, entry in enumerate(column) if place not in left_out]

@@ -1,0 +1,112 @@
+"""A request as it entered, and the sequence that grows from it.
+
+The scheduler alone changes a sequence. Its plain attributes are read once a step for every running sequence, so they
+are kept ready to use (``num_tokens``, ``capacity``, ``limit``) rather than worked out when asked for.
+"""
+
+from dataclasses import dataclass
+
+from quire_engine.core.batch import Admission
+from quire_engine.core.sampling_params import SamplingParams
+
+Order = tuple[int, int]
+"""Who goes first: smaller is served earlier and preempted later. Unique among sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the client asked, in token ids. ``key`` is the caller's name for it, unique while the request lives."""
+
+    key: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    arrival_time: float = 0.0
+    priority: int = 0
+    tenant: str | None = None
+    cache_salt: str | None = None
+    adapter_id: int | None = None
+
+
+class Sequence:
+    """The tokens of a request and the blocks that hold their keys and values.
+
+    ``token_ids``     prompt and output as far as known.
+    ``num_tokens``    the known ones and the draws under way (``num_pending``, scheduled but not committed).
+    ``num_computed``  tokens whose keys and values are in the cache, or will be by the steps under way.
+    ``limit``         tokens at which the sequence ends whatever it says; the last one is drawn but never computed.
+    ``capacity``      tokens the block tables reach, those that left a window included.
+    ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first of them: 0 but where
+                      a sliding window has moved on.
+    ``promised``      per group, blocks its prompt still has to take; empty once there are none.
+    ``row``           its place in the runner while it runs, else None.
+    """
+
+    __slots__ = (
+        "block_tables",
+        "capacity",
+        "digests",
+        "eos_token_ids",
+        "finished",
+        "first_blocks",
+        "key",
+        "limit",
+        "num_cached",
+        "num_computed",
+        "num_pending",
+        "num_preemptions",
+        "num_prompt",
+        "num_published",
+        "num_tokens",
+        "order",
+        "promised",
+        "request",
+        "row",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: Request, *, order: Order, limit: int, eos_token_ids: tuple[int, ...], num_groups: int
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.key = request.key
+        self.order = order
+        self.limit = limit
+        self.eos_token_ids = eos_token_ids
+        self.stop_ids = frozenset(
+            params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+        )
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt = len(self.token_ids)
+        self.num_tokens = self.num_prompt
+        self.num_pending = 0
+        self.num_computed = 0
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.finished = False
+        self.row: int | None = None
+        self.capacity = 0
+        self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.first_blocks = [0] * num_groups
+        self.promised: list[int] = []
+        self.digests: list[bytes] = []
+        self.num_published = 0
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    def admission(self) -> Admission:
+        """What the runner has to know to give this sequence its row."""
+        assert self.row is not None and self.num_pending == 0
+        return Admission(
+            row=self.row,
+            prompt_token_ids=self.request.prompt_token_ids,
+            output_token_ids=self.token_ids[self.num_prompt :],
+            params=self.request.params,
+            seed=self.request.seed,
+            eos_token_ids=self.eos_token_ids,
+            adapter_id=self.request.adapter_id,
+        )

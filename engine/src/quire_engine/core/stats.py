@@ -1,0 +1,33 @@
+"""What the scheduler counts, and how it stands now. Read by metrics; nothing is decided by it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the engine started. Added to by the scheduler alone."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Of requests that were admitted; once each, however often they are preempted."""
+    generation_tokens: int = 0
+    scheduled_tokens: int = 0
+    discarded_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemptions: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauges:
+    """Blocks are counted over all KV cache groups; ``kv_usage`` is that of the fullest."""
+
+    num_running: int
+    num_waiting: int
+    queued_tokens: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    kv_usage: float
+    kv_slots_wasted: int

@@ -1,0 +1,55 @@
+"""The sequences that have no row: those never admitted, and those preempted.
+
+A heap by order. A sequence that leaves from the middle (cancelled, or ended by a token drawn before it was preempted)
+is only marked, and dropped when it comes up or when the marked ones outnumber the rest: no operation looks at the whole
+queue, whatever its length.
+"""
+
+from heapq import heapify, heappop, heappush
+
+from quire_engine.core.sequence import Order, Sequence
+
+
+class WaitingQueue:
+    def __init__(self) -> None:
+        self._heap: list[tuple[Order, Sequence]] = []
+        self._length = 0
+        self.num_tokens = 0
+        """Tokens that the sequences here have to compute before they draw another one."""
+
+    def __len__(self) -> int:
+        return self._length
+
+    def push(self, sequence: Sequence) -> None:
+        heappush(self._heap, (sequence.order, sequence))
+        self._length += 1
+        self.num_tokens += sequence.num_tokens
+
+    def first(self) -> Sequence | None:
+        heap = self._heap
+        while heap and heap[0][1].finished:
+            heappop(heap)
+        return heap[0][1] if heap else None
+
+    def pop(self) -> Sequence:
+        sequence = self.first()
+        assert sequence is not None
+        heappop(self._heap)
+        self._forget(sequence)
+        return sequence
+
+    def discard(self, sequence: Sequence) -> None:
+        """Drop a sequence that is here and ``finished``."""
+        assert sequence.finished and sequence.row is None
+        self._forget(sequence)
+        if len(self._heap) > 2 * self._length + 64:
+            self._heap = [entry for entry in self._heap if not entry[1].finished]
+            heapify(self._heap)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._length -= 1
+        self.num_tokens -= sequence.num_tokens
+
+    def sequences(self) -> list[Sequence]:
+        """All of them, in no order; for checks and reports, not for the step."""
+        return [sequence for _, sequence in self._heap if not sequence.finished]
