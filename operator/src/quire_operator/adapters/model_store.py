@@ -1,0 +1,172 @@
+"""Where a model is on this machine: a folder as it stands, or a repository of a hub, downloaded once into the cache.
+
+For ``quire up`` and ``quire plan``; in a cluster the pods fetch for themselves. Every failure is a ModelProblem.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from quire_operator.adapters.local_process import TETHER_STDIN, tethered
+from quire_operator.domain.model_config import ModelConfig, parse_model_config
+from quire_operator.domain.spec import ClaimSource, FileSource, HubSource, Source
+from quire_operator.errors import ModelProblem
+
+_MAX_HEADER_BYTES = 100 * 10**6
+"""The safetensors format's own limit."""
+
+Progress = Callable[[int, int], None]
+"""Bytes that are here, bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What capacity is worked out from."""
+
+    config: ModelConfig
+    parameters: int
+    counted: bool
+    """In the headers of the weights; else worked out from the configuration."""
+
+
+def cache_home(environ: Mapping[str, str]) -> Path:
+    """Where downloads are kept: the hub's own cache where a person set one, else quire's."""
+    if hub_cache := environ.get("HF_HUB_CACHE"):
+        return Path(hub_cache).expanduser()
+    if hub_home := environ.get("HF_HOME"):
+        return Path(hub_home).expanduser() / "hub"
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "quire" / "hub"
+
+
+class ModelStore:
+    """Resolves the sources of one YAML file; ``beside`` is the folder that relative ones start from."""
+
+    def __init__(self, *, beside: Path, cache: Path) -> None:
+        self._beside, self._cache = beside, cache
+
+    async def fetch(self, source: Source, *, progress: Progress) -> Path:
+        """The folder with the model, downloaded if need be. Cancelling stops the download, which can go on later."""
+        if isinstance(source, HubSource):
+            return await _download(source, self._cache, progress)
+        return self._folder(source)
+
+    def facts(self, source: Source, *, weights_needed: bool = True) -> ModelFacts:
+        """What the model is, without its weights being here. Blocks on the network for a hub's model."""
+        if isinstance(source, HubSource):
+            from quire_operator.adapters import hub  # slow to import, and most runs need no hub
+
+            folder = hub.cached(source.repository, source.revision, self._cache)
+            if folder is not None:
+                return folder_facts(folder)
+            described = hub.describe(source.repository, source.revision, self._cache)
+            config = _parsed(described.config, where=str(source))
+            return ModelFacts(config=config, parameters=described.parameters, counted=True)
+        return folder_facts(self._folder(source), weights_needed=weights_needed)
+
+    def _folder(self, source: FileSource | ClaimSource) -> Path:
+        if isinstance(source, ClaimSource):
+            raise ModelProblem(
+                f"{source} is a volume of a cluster, and this is none",
+                hint="use hf:// or file:// here; kubectl apply the file to a cluster",
+            )
+        folder = self._beside / source.path if source.relative else Path(source.path)
+        if not folder.is_dir():
+            kind = "is a file, not a folder" if folder.exists() else "does not exist"
+            beside = f" (relative to {self._beside})" if source.relative else ""
+            raise ModelProblem(
+                f"the model folder {folder.resolve()} {kind}",
+                details=[f"spec.model.source: {source}{beside}"],
+                hint="it must hold config.json, a tokenizer and safetensors weights",
+            )
+        return folder.resolve()
+
+
+def folder_facts(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
+    """What the model in a folder is."""
+    path = folder / "config.json"
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelProblem(f"{folder} holds no config.json", hint="a model folder is as the hub has it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelProblem(f"{path} can't be read as JSON: {error}") from error
+    config = _parsed(body, where=str(path))
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        if weights_needed:
+            pickles = [*folder.glob("*.bin"), *folder.glob("*.pt*")]
+            found = f"; {pickles[0].name} is a pickle, which can run code" if pickles else ""
+            raise ModelProblem(f"{folder} holds no *.safetensors weights{found}", hint="convert them to safetensors")
+        return ModelFacts(config=config, parameters=config.parameters, counted=False)
+    return ModelFacts(config=config, parameters=sum(map(_count_parameters, files)), counted=True)
+
+
+def _parsed(body: object, *, where: str) -> ModelConfig:
+    if not isinstance(body, dict):
+        raise ModelProblem(f"{where} is no model configuration: a mapping is needed")
+    config = parse_model_config(body)
+    if isinstance(config, tuple):
+        raise ModelProblem(
+            f"{where} does not describe a model quire knows how to measure",
+            details=[str(problem) for problem in config],
+        )
+    return config
+
+
+def _count_parameters(path: Path) -> int:
+    """Elements of all tensors, from the file's header; checks that the file is as long as the header says."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= _MAX_HEADER_BYTES:
+                raise ValueError("its first eight bytes are no header's length")
+            header = json.loads(file.read(length))
+            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+            data_bytes = max((entry["data_offsets"][1] for entry in tensors), default=0)
+            missing = 8 + length + data_bytes - path.stat().st_size
+            if missing > 0:
+                raise ValueError(f"its last {missing} bytes are missing")
+            return sum(prod(entry["shape"]) for entry in tensors)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise ModelProblem(
+            f"{path} is no whole safetensors file: {error}", hint="download or convert the model again"
+        ) from error
+
+
+async def _download(source: HubSource, cache: Path, progress: Progress) -> Path:
+    """By a process of its own: the hub's client can't be interrupted in the middle of a file, a process can."""
+    command = [sys.executable, "-m", "quire_operator.adapters.hub", source.repository, source.revision, str(cache)]
+    process = await asyncio.create_subprocess_exec(
+        *tethered(command),
+        stdin=TETHER_STDIN,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    errors = asyncio.create_task(process.stderr.read())
+    try:
+        async for line in process.stdout:
+            match json.loads(line):
+                case {"done": int(done), "total": int(total)}:
+                    progress(done, total)
+                case {"path": str(path)}:
+                    return Path(path)
+                case {"problem": str(message), "hint": hint}:
+                    raise ModelProblem(message, details=[f"spec.model.source: {source}"], hint=hint)
+        last = (await errors).decode(errors="replace").strip().splitlines()[-1:]
+        raise ModelProblem(f"the download of {source} ended early", details=last, hint="run again to go on with it")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        await errors
