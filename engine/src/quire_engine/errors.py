@@ -44,7 +44,9 @@ class FlagsError(StartError):
 
 
 class ModelFolderError(StartError):
-    """The model folder cannot be served as it is."""
+    """The model folder cannot be served as it is; no restart mends that."""
+
+    exit_code = 2
 
 
 class AddressError(StartError):

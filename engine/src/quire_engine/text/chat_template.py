@@ -1,0 +1,181 @@
+"""A model's chat template: messages to one prompt text, with the environment that templates are written for.
+
+The reference is transformers' ``apply_chat_template``; tests hold the two equal. Templates come with models, so they
+run in Jinja's sandbox, and see plain JSON values only. Called by ``server.openai.chat``.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from quire_engine.errors import InvalidRequest, ModelFolderError
+from quire_engine.text.tokenizer import read_json_object
+
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_MARK = "\U000f51c3continue\U000f51c3"
+"""Put after the message that is to be continued; the space behind it tells whether the template trims."""
+
+
+class ChatTemplate:
+    """Renders conversations. Raises ModelFolderError where the source is no template."""
+
+    def __init__(self, source: str, named_tokens: Mapping[str, str], *, origin: str = "chat template") -> None:
+        self._source = source
+        self._named_tokens = dict(named_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelFolderError(f"{origin}, line {error.lineno}: {error.message}") from error
+
+    def mentions(self, word: str) -> bool:
+        """Whether the template's source has this word, as a role it knows would be."""
+        return word in self._source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """``variables`` are more names for the template (chat_template_kwargs). Raises InvalidRequest."""
+        conversation = [_without_nulls(message) for message in messages]
+        if continue_final_message:
+            conversation[-1] = _marked(conversation[-1])
+        names = {
+            **self._named_tokens,
+            "messages": conversation,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **(variables or {}),
+        }
+        text = self._render(names)
+        return _up_to_mark(text) if continue_final_message else text
+
+    def _render(self, names: dict[str, Any]) -> str:
+        try:
+            return self._template.render(names)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            # A template is a program over what the client sent: what it trips over is in the messages.
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages: {error}", param="messages"
+            ) from error
+
+
+def load_chat_template(folder: Path, override: Path | None, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """From ``override``, else chat_template.jinja, else tokenizer_config.json. None where there is none."""
+    file = override or folder / "chat_template.jinja"
+    if override is not None or file.is_file():
+        try:
+            return ChatTemplate(file.read_text(encoding="utf-8"), named_tokens, origin=str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFolderError(f"the chat template {file} cannot be read: {error}") from error
+    configured = read_json_object(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(configured, list):  # several by name: the one called default
+        named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
+        configured = named.get("default")
+    if not isinstance(configured, str):
+        return None
+    return ChatTemplate(configured, named_tokens, origin=f"{folder / 'tokenizer_config.json'}: chat_template")
+
+
+def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Clients send null for what is not there; templates test for presence. Reasoning goes by three names."""
+    plain = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((plain[name] for name in _REASONING_NAMES if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise InvalidRequest("continue_final_message needs text in the last message", param="messages")
+    return {**message, "content": content + _MARK + " "}
+
+
+def _up_to_mark(text: str) -> str:
+    place = text.rfind(_MARK)
+    if place < 0:
+        raise InvalidRequest(
+            "continue_final_message: the model's chat template leaves out or rewrites the last message",
+            param="messages",
+        )
+    trimmed = not text.startswith(_MARK + " ", place)
+    return text[:place].rstrip() if trimmed else text[:place]
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """``{% generation %}`` marks what an assistant wrote, for training; here it only shows its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """Jinja's, without names that reach into Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *positional = args
+        names = dict(*positional, **kwargs)
+        for name in names:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _new_dict
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own escapes for HTML, which a prompt is not."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)

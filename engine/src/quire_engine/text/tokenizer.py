@@ -1,0 +1,94 @@
+"""A model folder's tokenizer: tokenizer.json by the ``tokenizers`` library, and what tokenizer_config.json adds to it.
+
+Loaded once by ``__main__``, before anything slow; then only read. A folder without tokenizer.json is converted once by
+``conversion``, in a process of its own.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.text.conversion import converted_tokenizer_file
+from quire_engine.text.token_pieces import TokenPieces, token_pieces
+
+_NAMED_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """Text to ids and back. ``named_tokens`` are what chat templates know as ``bos_token`` and so on."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, named_tokens: dict[str, str]) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self.named_tokens = named_tokens
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.pieces: TokenPieces | None = token_pieces(
+            backend, backend.decoder, {token_id: token.content for token_id, token in added.items()}
+        )
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for by itself: for logprobs."""
+        if self.pieces is not None:
+            return self.pieces[token_id]
+        return self.decode([token_id]).encode()
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Raises ModelFolderError."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        file = converted_tokenizer_file(folder)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for a file it can't read
+        raise ModelFolderError(f"{file} is not a tokenizer: {error}") from error
+    return Tokenizer(backend, _named_special_tokens(folder))
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file of the model folder; {} where there is no file. Raises ModelFolderError."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
+    return content
+
+
+def _named_special_tokens(folder: Path) -> dict[str, str]:
+    """tokenizer_config.json says; special_tokens_map.json fills in for older folders."""
+    named: dict[str, str] = {}
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        content = read_json_object(folder / file)
+        for name in _NAMED_SPECIAL_TOKENS:
+            value = content.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                named.setdefault(name, text)
+    return named

@@ -1,0 +1,78 @@
+"""Small tokenizers of every kind the engine meets, made here: nothing is downloaded."""
+
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from quire_engine.text.tokenizer import Tokenizer
+
+SPECIAL = ["<|bos|>", "<|eos|>"]
+
+
+def byte_level_backend(merges: list[tuple[str, str]] | None = None) -> tokenizers.Tokenizer:
+    """GPT-2's kind: every byte is a token, and a few merges join some of them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    joined = merges if merges is not None else [("l", "l"), ("Ġ", "w"), ("Ã", "©"), ("ð", "Ł"), ("Ċ", "Ċ")]
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *(a + b for a, b in joined)])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=joined))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(SPECIAL)
+    backend.add_tokens([AddedToken("<think>", normalized=False)])
+    return backend
+
+
+def byte_fallback_backend() -> tokenizers.Tokenizer:
+    """Llama 2's kind: words with ▁ for a space, and bytes for what is in no word."""
+    words = ["▁", "▁hello", "▁world", "h", "e", "l", "o", "w", "r", "d", "a", "!", "é", "\n"]
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = [("▁", "h"), ("e", "l"), ("l", "o")]
+    vocabulary |= {a + b: len(vocabulary) + i for i, (a, b) in enumerate(merges) if a + b not in vocabulary}
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(SPECIAL)
+    return backend
+
+
+def metaspace_backend() -> tokenizers.Tokenizer:
+    """A kind whose tokens do not add up: the first one loses its space."""
+    tokens = ["<unk>", "▁hello", "▁world", "▁", "h", "e", "l", "o", "w", "r", "d", "!"]
+    backend = tokenizers.Tokenizer(
+        models.Unigram([(token, -float(index)) for index, token in enumerate(tokens)], unk_id=0)
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    return backend
+
+
+def tokenizer_of(backend: tokenizers.Tokenizer) -> Tokenizer:
+    return Tokenizer(backend, {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1]})
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> Tokenizer:
+    return tokenizer_of(byte_level_backend())
+
+
+@pytest.fixture(scope="session")
+def byte_fallback() -> Tokenizer:
+    return tokenizer_of(byte_fallback_backend())
+
+
+@pytest.fixture(scope="session")
+def metaspace() -> Tokenizer:
+    return tokenizer_of(metaspace_backend())
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    byte_level_backend().save(str(tmp_path / "tokenizer.json"))
+    return tmp_path

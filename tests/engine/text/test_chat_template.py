@@ -1,0 +1,174 @@
+"""The reference is transformers' own rendering; it is imported here, never in the API process.
+
+`templates/` holds chat templates in the manner of the families people serve, written for these tests.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from quire_engine.errors import InvalidRequest, ModelFolderError
+from quire_engine.text.chat_template import ChatTemplate, load_chat_template
+
+FAMILIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
+NAMED = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+Message = dict[str, Any]
+
+CONVERSATIONS: dict[str, list[Message]] = {
+    "one turn": [{"role": "user", "content": "  What is a list?\n"}],
+    "system": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "<b>&\"'</b> é 😀"}],
+    "three turns": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": " Hello. "},
+        {"role": "user", "content": "And?", "name": "ann"},
+    ],
+    "tools": [
+        {"role": "user", "content": "2+2?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "add",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "é"}}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "4"},
+    ],
+    "nulls": [
+        {"role": "user", "content": "Hi", "name": None},
+        {"role": "assistant", "content": "x", "tool_calls": None},
+    ],
+    "reasoning by another name": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "x", "reasoning": "y"},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **NAMED)
+
+
+def ours(source: str, messages: list[Message], **options: Any) -> str:
+    try:
+        return ChatTemplate(source, NAMED).render(messages, **options)
+    except InvalidRequest:
+        return "refused"
+
+
+def theirs(reference: Any, source: str, messages: list[Message], **options: Any) -> str:
+    variables = options.pop("variables", {})
+    try:
+        text: str = reference.apply_chat_template(
+            messages, chat_template=source, tokenize=False, **options, **variables
+        )
+    except Exception:
+        return "refused"
+    return text
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_renders_as_transformers_does(reference: Any, family: str, conversation: str) -> None:
+    source, messages = FAMILIES[family], CONVERSATIONS[conversation]
+    option_sets: list[dict[str, Any]] = [
+        {"add_generation_prompt": True},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": True, "variables": {"enable_thinking": False, "bos_token": "<other>"}},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ]
+    for options in option_sets:
+        expected = theirs(reference, source, messages, **dict(options))
+        assert ours(source, messages, **options) == expected, options
+
+
+def test_the_comparison_is_not_empty(reference: Any) -> None:
+    texts = [theirs(reference, source, messages) for source in FAMILIES.values() for messages in CONVERSATIONS.values()]
+    assert sum(text != "refused" for text in texts) > len(texts) / 2
+
+
+@pytest.mark.parametrize("content", ["The answer is", "The answer is  ", "  The answer"])
+@pytest.mark.parametrize("family", ["chatml", "headers", "instructions", "turns"])
+def test_a_continued_message_stays_open(reference: Any, family: str, content: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    text = ours(FAMILIES[family], messages, **options)
+    assert text == theirs(reference, FAMILIES[family], messages, **options)
+    assert text.endswith((content.strip(), content))
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("{{ raise_exception('no such role') }}", "no such role"),
+        ("{{ messages[5].content }}", "messages"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{% set n = namespace(__init__=1) %}", "__init__"),
+        ("{{ range(1000000000) | list }}", "range"),
+        ("{{ messages.append(1) }}", "unsafe"),
+    ],
+)
+def test_what_a_template_trips_over_is_the_requests_fault(source: str, part: str) -> None:
+    with pytest.raises(InvalidRequest, match=part) as caught:
+        ChatTemplate(source, NAMED).render([{"role": "user", "content": "Hi"}])
+    assert caught.value.param == "messages"
+
+
+def test_a_message_that_the_template_drops_cannot_be_continued() -> None:
+    with pytest.raises(InvalidRequest, match="continue_final_message"):
+        ChatTemplate("nothing", NAMED).render([{"role": "user", "content": "Hi"}], continue_final_message=True)
+
+
+def test_the_clock_is_there_for_templates_that_ask() -> None:
+    text = ChatTemplate("{{ strftime_now('%Y') }}", NAMED).render([{"role": "user", "content": "Hi"}])
+    assert len(text) == 4 and text.isdigit()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"tokenizer_config.json": '{"chat_template": "one"}'}, "one"),
+        ({"tokenizer_config.json": '{"chat_template": "one"}', "chat_template.jinja": "two"}, "two"),
+        (
+            {
+                "tokenizer_config.json": '{"chat_template": [{"name": "tool_use", "template": "t"},'
+                '{"name": "default", "template": "d"}]}'
+            },
+            "d",
+        ),
+        ({"chat_template.jinja": "two", "mine.jinja": "mine"}, "mine"),
+    ],
+)
+def test_finds_the_template(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    override = tmp_path / "mine.jinja" if "mine.jinja" in files else None
+    template = load_chat_template(tmp_path, override, NAMED)
+    assert (template and template.render([{"role": "user", "content": ""}])) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("chat_template.jinja", "a\n{% if %}", "line 2"),
+        ("tokenizer_config.json", '{"chat_template": "{% endfor %}"}', "tokenizer_config.json"),
+        ("tokenizer_config.json", "{", "JSON"),
+        ("tokenizer_config.json", "[]", "not an object"),
+    ],
+)
+def test_a_broken_template_stops_the_start(tmp_path: Path, name: str, content: str, part: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelFolderError, match=part):
+        load_chat_template(tmp_path, None, NAMED)
+
+
+def test_a_template_flag_that_names_no_file_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"none\.jinja"):
+        load_chat_template(tmp_path, tmp_path / "none.jinja", NAMED)
