@@ -12,6 +12,7 @@ import pytest
 
 from quire_cluster import binaries
 from quire_cluster.binaries import HELM, KUBERNETES, KWOK
+from quire_cluster.build import MODULE_SOURCE
 from quire_cluster.errors import BinaryUnavailable, BuildFailed
 from quire_cluster.progress import Progress
 
@@ -194,7 +195,7 @@ def test_the_modules_checksums_are_part_of_the_key(
     machine.put_go_on_path()
     before = binaries.ensure(["etcd"], Progress(io.StringIO()))["etcd"]
     source = tmp_path / "source"
-    shutil.copytree(binaries.MODULE_SOURCE, source)
+    shutil.copytree(MODULE_SOURCE, source)
     with (source / "go.sum").open("a") as sums:
         sums.write(f"example.org/module v1.0.0 h1:abc={os.linesep}")
     monkeypatch.setattr(binaries, "MODULE_SOURCE", source)

@@ -38,8 +38,8 @@ KUBERNETES: Final = Package(
         f"k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}",
         f"k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES_VERSION}",
     ),
-    compiled_packages=2300,
-    cold_minutes=8,
+    compiled_packages=2850,
+    cold_minutes=6,
 )
 HELM: Final = Package(
     name="helm",
@@ -48,7 +48,7 @@ HELM: Final = Package(
     install="helm.sh/helm/v4/cmd/helm",
     version_flags=("helm.sh/helm/v4/internal/version.version=v4.3.1",),
     compiled_packages=1200,
-    cold_minutes=3,
+    cold_minutes=2,
 )
 KWOK: Final = Package(
     name="kwok",

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -18,7 +19,8 @@ from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.errors import ClusterError
 from quire_cluster.progress import Progress
 
-FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "namespace"})
+FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "crd_server", "namespace"})
+CRD: Final = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 
 
@@ -68,6 +70,14 @@ def api_server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
         pytest.fail(str(error), pytrace=False)
     finally:
         control_plane.stop()
+
+
+@pytest.fixture(scope="session")
+def crd_server(api_server: ControlPlane) -> ControlPlane:
+    """The API server once it serves LLMDeployments."""
+    api_server.kubectl("apply", "--server-side", "-f", str(CRD))
+    api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD))
+    return api_server
 
 
 @pytest.fixture

@@ -1,0 +1,478 @@
+"""LLMDeployments on a real API server: what it fills in, what it refuses and how, and who may change replicas.
+
+What the schema refuses is refused by the parser too, for ``quire up`` has no API server to ask.
+"""
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_cluster.client import Response
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.errors import KubectlFailed
+from quire_operator.domain.spec import Invalid, Spec
+
+GROUP = "/apis/quire.dev/v1alpha1"
+OWNED = "the autoscaler owns the number of replicas while spec.autoscaling is set"
+OBJECT_NAME = "must be an object's name: lower-case letters, digits, '-' and '.'"
+QUANTITY = 'must be a quantity such as 1, "500m" or "16Gi"'
+DAY = 'must be a duration of at most 24h, such as "90s", "500ms" or "1h30m"'
+
+
+def llmdeployment(name: str = "chat", **spec: Any) -> dict[str, Any]:
+    model = {"source": "file:///models/demo"}
+    return {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name},
+        "spec": {"model": model} | spec,
+    }
+
+
+def create(server: ControlPlane, namespace: str, body: dict[str, Any]) -> Response:
+    return server.client().post(f"{GROUP}/namespaces/{namespace}/llmdeployments?fieldValidation=Strict", body)
+
+
+def try_out(server: ControlPlane, body: dict[str, Any]) -> Response:
+    """A dry run: everything but keeping it."""
+    options = "?fieldValidation=Strict&dryRun=All"
+    return server.client().post(f"{GROUP}/namespaces/default/llmdeployments{options}", body)
+
+
+def causes(refused: Response) -> dict[str, str]:
+    """Field → messages, as the server tells a client."""
+    assert refused.status == 422, refused.body
+    told: dict[str, str] = {}
+    for cause in refused.body["details"]["causes"]:
+        field = cause["field"].removeprefix(".")  # the scale subresource's own checks begin with a point
+        told[field] = f"{told.get(field, '')} {cause['message']}".strip()
+    return told
+
+
+def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str) -> None:
+    created = create(crd_server, namespace, llmdeployment(autoscaling={"maxReplicas": 3}))
+    assert created.body["spec"] == {
+        "model": {"source": "file:///models/demo"},
+        "engine": {
+            "dtype": "Auto",
+            "maxBatchedTokens": 2048,
+            "maxSequences": 256,
+            "blockSize": 16,
+            "kvCache": {"memoryPercent": 90},
+            "prefixCaching": "Enabled",
+            "preemption": "Auto",
+        },
+        "parallelism": {"tensor": 1, "pipeline": 1},
+        "resources": {},
+        "replicas": 1,
+        "autoscaling": {
+            "mode": "Enforce",
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "targets": {"timeToFirstToken": {"percentile": 95, "threshold": "1s"}},
+            "scaleUp": {"window": "0s", "maxPercent": 100, "maxStep": 4, "period": "15s"},
+            "scaleDown": {"window": "300s", "maxStep": 1, "period": "60s"},
+        },
+        "rollout": {"strategy": "RollingUpdate"},
+        "drain": {"timeout": "120s"},
+    }
+
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "a hub": {"model": {"source": "hf://meta-llama/Llama-3.1-8B-Instruct@main", "credentials": {"secretName": "hf"}}},
+    "a hub's old name": {"model": {"source": "hf://gpt2"}},
+    "a claim": {"model": {"source": "pvc://models/llama", "servedName": "org/chat:v1"}},
+    "a folder beside the file": {"model": {"source": "file://./demo"}},
+    "a folder above the file": {"model": {"source": "file://../models/demo"}},
+    "a bucket, of a later version": {"model": {"source": "s3://bucket/llama"}},
+    "an image, of a later version": {"model": {"source": "oci://registry.example/llama:1"}},
+    "a claim that is there": {"model": {"source": "hf://a/b", "cache": {"claimName": "models"}}},
+    "a claim to make": {"model": {"source": "hf://a/b", "cache": {"size": "50Gi", "storageClassName": "fast"}}},
+    "a cache of so many bytes": {"engine": {"kvCache": {"size": 4294967296}}},
+    "resources": {"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m"}}},
+    "durations": {"drain": {"timeout": "1h"}, "autoscaling": {"maxReplicas": 2, "scaleDown": {"window": "1h30m0.5s"}}},
+    "no spare GPU": {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    "all at once": {"rollout": {"strategy": "Recreate"}},
+    "a canary, of a later version": {"rollout": {"strategy": "Canary", "canary": {"maxErrorRatePercent": "0.5"}}},
+    "several GPUs, of a later version": {"parallelism": {"tensor": 4}},
+    "zero replicas": {"replicas": 0},
+    "a pod template": {"podTemplate": {"spec": {"nodeSelector": {"gpu": "h100"}, "priorityClassName": "high"}}},
+}
+
+
+@pytest.mark.parametrize("spec", ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_what_the_design_allows_is_accepted(crd_server: ControlPlane, spec: dict[str, Any]) -> None:
+    accepted = try_out(crd_server, llmdeployment(**spec))
+    assert accepted.status == 201, accepted.body
+
+
+def autoscaling(**more: Any) -> dict[str, Any]:
+    return {"autoscaling": {"maxReplicas": 3} | more}
+
+
+def model(**more: Any) -> dict[str, Any]:
+    return {"model": {"source": "hf://a/b"} | more}
+
+
+SOURCE = 'must be "hf://org/name@revision", "pvc://claim/path", "file:///folder" or "file://./folder"'
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no model": ({"model": None}, "spec.model", "Required value"),
+    "no source": ({"model": {}}, "spec.model.source", "Required value"),
+    "an unknown scheme": (model(source="http://host/model"), "spec.model.source", SOURCE),
+    "a hub without a name": (model(source="hf://"), "spec.model.source", SOURCE),
+    "a claim in capitals": (model(source="pvc://Models/llama"), "spec.model.source", SOURCE),
+    "a file of another host": (model(source="file://host/folder"), "spec.model.source", SOURCE),
+    "a name with a space": (model(servedName="my model"), "spec.model.servedName", "must be letters, digits and"),
+    "a secret in capitals": (model(credentials={"secretName": "HF"}), "spec.model.credentials.secretName", OBJECT_NAME),
+    "credentials without a name": (model(credentials={}), "spec.model.credentials.secretName", "Required value"),
+    "an empty cache": (model(cache={}), "spec.model.cache", "needs either claimName"),
+    "two caches": (model(cache={"claimName": "a", "size": "1Gi"}), "spec.model.cache", "needs either claimName"),
+    "a class for nothing": (
+        model(cache={"claimName": "a", "storageClassName": "fast"}),
+        "spec.model.cache.storageClassName",
+        "belongs to a claim that is to be made; set size, or remove it",
+    ),
+    "a size in words": (model(cache={"size": "fifty"}), "spec.model.cache.size", QUANTITY),
+    "a dtype in small letters": (
+        {"engine": {"dtype": "float16"}},
+        "spec.engine.dtype",
+        'Unsupported value: "float16": supported values: "Auto", "Float32", "Float16", "BFloat16"',
+    ),
+    "a block of 17": (
+        {"engine": {"blockSize": 17}},
+        "spec.engine.blockSize",
+        'Unsupported value: 17: supported values: "8", "16", "32", "64", "128"',
+    ),
+    "a cache switch of another kind": (
+        {"engine": {"prefixCaching": True}},
+        "spec.engine.prefixCaching",
+        "must be of type string",
+    ),
+    "an unknown preemption": (
+        {"engine": {"preemption": "Drop"}},
+        "spec.engine.preemption",
+        'supported values: "Auto", "Swap", "Recompute"',
+    ),
+    "no sequences": ({"engine": {"maxSequences": 0}}, "spec.engine.maxSequences", "greater than or equal to 1"),
+    "more than an int32": (
+        {"engine": {"maxModelLength": 2**31}},
+        "spec.engine.maxModelLength",
+        "less than or equal to 2147483647",
+    ),
+    "a step smaller than the sequences": (
+        {"engine": {"maxSequences": 512, "maxBatchedTokens": 256}},
+        "spec.engine.maxBatchedTokens",
+        "must be at least maxSequences",
+    ),
+    "two sizes of the cache": (
+        {"engine": {"kvCache": {"memoryPercent": 50, "size": "4Gi"}}},
+        "spec.engine.kvCache",
+        "has both memoryPercent and size; keep one",
+    ),
+    "101 percent": (
+        {"engine": {"kvCache": {"memoryPercent": 101}}},
+        "spec.engine.kvCache.memoryPercent",
+        "less than or equal to 100",
+    ),
+    "a negative cache": ({"engine": {"kvCache": {"size": "-4Gi"}}}, "spec.engine.kvCache.size", QUANTITY),
+    "a float": ({"engine": {"kvCache": {"size": 4.5}}}, "spec.engine.kvCache.size", "must be of type integer,string"),
+    "a pull secret without a name": (
+        {"engine": {"imagePullSecrets": [{}]}},
+        "spec.engine.imagePullSecrets[0].name",
+        "Required value",
+    ),
+    "arguments as one text": ({"engine": {"extraArgs": "--a --b"}}, "spec.engine.extraArgs", "must be of type array"),
+    "no GPUs in parallel": ({"parallelism": {"tensor": 0}}, "spec.parallelism.tensor", "greater than or equal to 1"),
+    "half a GPU": (
+        {"resources": {"limits": {"nvidia.com/gpu": "500m"}}},
+        "spec.resources.limits",
+        "nvidia.com/gpu must be a whole number",
+    ),
+    "much memory": ({"resources": {"limits": {"memory": "much"}}}, "spec.resources.limits[memory]", QUANTITY),
+    "negative replicas": ({"replicas": -1}, "spec.replicas", "greater than or equal to 0"),
+    "replicas in words": ({"replicas": "two"}, "spec.replicas", "must be of type integer"),
+    "no maximum": ({"autoscaling": {}}, "spec.autoscaling.maxReplicas", "Required value"),
+    "a maximum of 0": (
+        {"autoscaling": {"maxReplicas": 0}},
+        "spec.autoscaling.maxReplicas",
+        "greater than or equal to 1",
+    ),
+    "a minimum above it": (autoscaling(minReplicas=4), "spec.autoscaling.maxReplicas", "must be at least minReplicas"),
+    "an unknown mode": (
+        autoscaling(mode="Observe"),
+        "spec.autoscaling.mode",
+        'supported values: "Enforce", "Recommend"',
+    ),
+    "an unknown source": (
+        autoscaling(metricsSource="StatsD"),
+        "spec.autoscaling.metricsSource",
+        'supported values: "Prometheus", "Pods"',
+    ),
+    "a queue of 0": (
+        autoscaling(targets={"queueDepth": 0}),
+        "spec.autoscaling.targets.queueDepth",
+        "greater than or equal to 1",
+    ),
+    "a percentile of 100": (
+        autoscaling(targets={"timeToFirstToken": {"percentile": 100}}),
+        "spec.autoscaling.targets.timeToFirstToken.percentile",
+        "less than or equal to 99",
+    ),
+    "a threshold of nothing": (
+        autoscaling(targets={"timeToFirstToken": {"threshold": "0s"}}),
+        "spec.autoscaling.targets.timeToFirstToken.threshold",
+        "must be a duration between 1ms and 1h",
+    ),
+    "a window without a unit": (autoscaling(scaleUp={"window": "90"}), "spec.autoscaling.scaleUp.window", DAY),
+    "a window of days": (autoscaling(scaleDown={"window": "2d"}), "spec.autoscaling.scaleDown.window", DAY),
+    "a window of a week": (autoscaling(scaleDown={"window": "168h"}), "spec.autoscaling.scaleDown.window", DAY),
+    "a negative window": (autoscaling(scaleDown={"window": "-5s"}), "spec.autoscaling.scaleDown.window", DAY),
+    "a period too short": (
+        autoscaling(scaleUp={"period": "999ms"}),
+        "spec.autoscaling.scaleUp.period",
+        "must be a duration between 1s and 24h",
+    ),
+    "growth by nothing": (
+        autoscaling(scaleUp={"maxPercent": 0, "maxStep": 0}),
+        "spec.autoscaling.scaleUp.maxStep",
+        "and maxPercent are both 0, so nothing could ever be added; set one",
+    ),
+    "an unknown strategy": (
+        {"rollout": {"strategy": "BlueGreen"}},
+        "spec.rollout.strategy",
+        'supported values: "RollingUpdate", "Recreate", "Canary"',
+    ),
+    "a rollout that can't move": (
+        {"rollout": {"maxSurge": 0}},
+        "spec.rollout.maxUnavailable",
+        "and maxSurge are both 0, so no replica could ever be replaced; set one to 1",
+    ),
+    "a surge of Recreate": (
+        {"rollout": {"strategy": "Recreate", "maxSurge": 1}},
+        "spec.rollout",
+        "maxSurge and maxUnavailable have no meaning with strategy Recreate; remove them",
+    ),
+    "a canary of another strategy": (
+        {"rollout": {"canary": {}}},
+        "spec.rollout.canary",
+        "has no meaning without strategy Canary",
+    ),
+    "keys without a secret": ({"auth": {}}, "spec.auth.secretName", "Required value"),
+    "a drain of a day": ({"drain": {"timeout": "24h"}}, "spec.drain.timeout", "must be a duration of at most 1h"),
+    "a drain as a number": ({"drain": {"timeout": 90}}, "spec.drain.timeout", "must be of type string"),
+    "a pod template as text": ({"podTemplate": "nodeSelector"}, "spec.podTemplate", "must be of type object"),
+}
+
+
+@pytest.mark.parametrize(("spec", "field", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_wrong_is_refused_by_name(
+    crd_server: ControlPlane, spec: dict[str, Any], field: str, message: str
+) -> None:
+    told = causes(try_out(crd_server, llmdeployment(**spec)))
+    assert message in told.get(field, ""), told
+    assert set(told) <= {field, "<nil>"}  # <nil>: "some validation rules were not checked"
+
+
+@pytest.mark.parametrize(("spec", "field", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_the_schema_refuses_the_parser_refuses_too(spec: dict[str, Any], field: str, message: str) -> None:
+    parsed = Spec.parse(llmdeployment(**spec))
+    assert isinstance(parsed, Invalid)
+    section = re.sub(r"\.[^.]*$", "", field) if field.count(".") > 1 else field
+    assert any(problem.path.startswith(section) for problem in parsed.problems), parsed.problems
+
+
+def test_everything_wrong_is_told_at_once(crd_server: ControlPlane) -> None:
+    wrong = llmdeployment(engine={"blockSize": 17, "dtype": "half", "maxSequences": 0}, replicas=-1)
+    told = causes(try_out(crd_server, wrong))
+    assert {"spec.engine.blockSize", "spec.engine.dtype", "spec.engine.maxSequences", "spec.replicas"} <= set(told)
+    broken_rules = llmdeployment(drain={"timeout": "2"}, rollout={"maxSurge": 0}, **model(servedName="a b"))
+    told = causes(try_out(crd_server, broken_rules))
+    assert set(told) == {"spec.drain.timeout", "spec.rollout.maxUnavailable", "spec.model.servedName"}
+
+
+@pytest.mark.parametrize("name", ["9lives", "chat.v1", "c" * 55])
+def test_a_name_that_no_service_could_have_is_refused(crd_server: ControlPlane, name: str) -> None:
+    told = causes(try_out(crd_server, llmdeployment(name)))
+    assert "must be a DNS label of at most 54 characters" in " ".join(told.values())
+    assert isinstance(Spec.parse(llmdeployment(name)), Invalid)
+
+
+@pytest.mark.parametrize("name", ["c" * 54, "c", "a-1"])
+def test_a_name_that_fits_is_accepted(crd_server: ControlPlane, name: str) -> None:
+    assert try_out(crd_server, llmdeployment(name)).status == 201
+    assert isinstance(Spec.parse(llmdeployment(name)), Spec)
+
+
+def test_an_object_without_a_spec_is_refused(crd_server: ControlPlane) -> None:
+    body = llmdeployment()
+    del body["spec"]
+    assert causes(try_out(crd_server, body))["spec"] == "Required value"
+
+
+def test_a_misspelt_field_is_refused_by_kubectl(crd_server: ControlPlane, namespace: str) -> None:
+    body = llmdeployment(engine={"maxSequence": 4})
+    with pytest.raises(KubectlFailed, match=r'unknown field "spec\.engine\.maxSequence"'):
+        crd_server.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(body))
+
+
+class Stored:
+    """One LLMDeployment that exists, changed as people change it."""
+
+    def __init__(self, server: ControlPlane, namespace: str, **spec: Any) -> None:
+        self._server, self._namespace = server, namespace
+        created = create(server, namespace, llmdeployment(**spec))
+        assert created.ok, created.body
+
+    def apply(self, **spec: Any) -> None:
+        """As GitOps tools do."""
+        arguments = ("apply", "--server-side", "--force-conflicts", "--field-manager=gitops", "-n", self._namespace)
+        self._server.kubectl(*arguments, "-f", "-", stdin=json.dumps(llmdeployment(**spec)))
+
+    def scale(self, replicas: int) -> None:
+        self._server.kubectl("scale", "llmd/chat", f"--replicas={replicas}", "-n", self._namespace)
+
+    def edit(self, patch: dict[str, Any], subresource: str = "") -> dict[str, Any]:
+        path = f"{GROUP}/namespaces/{self._namespace}/llmdeployments/chat{subresource}"
+        changed = self._server.client().request("PATCH", path, patch, content_type="application/merge-patch+json")
+        assert changed.ok, changed.body
+        body: dict[str, Any] = changed.body
+        return body
+
+    def get(self, subresource: str = "") -> dict[str, Any]:
+        path = f"{GROUP}/namespaces/{self._namespace}/llmdeployments/chat{subresource}"
+        body: dict[str, Any] = self._server.client().get(path).body
+        return body
+
+    @property
+    def replicas(self) -> int:
+        replicas: int = self.get()["spec"]["replicas"]
+        return replicas
+
+
+BOUNDS: dict[str, Any] = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
+
+
+def test_without_autoscaling_replicas_belong_to_people(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace, replicas=2)
+    stored.scale(6)
+    assert stored.replicas == 6
+    stored.apply(replicas=3)
+    assert stored.replicas == 3
+
+
+def test_with_autoscaling_nobody_changes_replicas(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace, replicas=6, **BOUNDS)
+    with pytest.raises(KubectlFailed, match=OWNED):
+        stored.scale(7)
+    with pytest.raises(KubectlFailed, match=OWNED):
+        stored.apply(replicas=7, **BOUNDS)
+    stored.apply(replicas=6, **BOUNDS)
+    stored.edit({"spec": {"autoscaling": {"maxReplicas": 9}}})
+    assert stored.replicas == 6
+
+
+def test_replicas_may_change_with_the_switch_to_autoscaling(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace, replicas=6)
+    stored.apply(replicas=4, **BOUNDS)
+    assert stored.replicas == 4
+
+
+def test_replicas_may_change_with_the_switch_back(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace, replicas=6, **BOUNDS)
+    stored.edit({"spec": {"autoscaling": None, "replicas": 3}})
+    assert stored.replicas == 3
+    stored.scale(1)
+    assert stored.replicas == 1
+
+
+def test_switching_back_without_a_word_on_replicas_keeps_them(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace, replicas=6)
+    stored.apply(replicas=6, **BOUNDS)
+    stored.apply(replicas=6)
+    assert stored.replicas == 6
+    assert "autoscaling" not in stored.get()["spec"]
+
+
+STATUS: dict[str, Any] = {
+    "observedGeneration": 1,
+    "replicas": 2,
+    "readyReplicas": 1,
+    "desiredReplicas": 3,
+    "selector": "quire.dev/llmdeployment=chat",
+    "currentRevision": "7d9f",
+    "endpoint": "http://chat.default.svc:8000/v1",
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "True",
+            "reason": "ReplicasReady",
+            "message": "1 of 2 replicas answers",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "observedGeneration": 1,
+        }
+    ],
+    "capacity": {
+        "kvBlocks": 4096,
+        "kvTokens": 65536,
+        "prefillTokensPerSecond": 9000,
+        "stepMicroseconds": 7400,
+        "decodeNanosecondsPerToken": 31000,
+        "meanPromptTokens": 800,
+        "meanOutputTokens": 120,
+        "learntTime": "2026-01-01T00:00:00Z",
+    },
+    "autoscaling": {
+        "desiredReplicas": 3,
+        "lastDecision": {
+            "time": "2026-01-01T00:00:00Z",
+            "from": 2,
+            "to": 3,
+            "reason": "ArrivingWork",
+            "message": "arrivals need 2.4 replicas",
+            "inputs": {"need": "2.4"},
+        },
+        "history": [{"time": "2026-01-01T00:00:00Z", "from": 2, "to": 3, "reason": "ArrivingWork"}],
+    },
+}
+
+
+def test_status_is_kept_whole_and_apart_from_the_spec(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace)
+    written = stored.edit({"status": STATUS, "spec": {"replicas": 9}}, "/status")
+    assert written["status"] == STATUS
+    assert written["spec"]["replicas"] == 1
+    assert stored.edit({"status": {"replicas": 9}, "spec": {"replicas": 2}})["status"] == STATUS
+
+
+def test_the_scale_subresource_serves_an_hpa(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace, replicas=2)
+    stored.edit({"status": copy.deepcopy(STATUS)}, "/status")
+    scale = stored.get("/scale")
+    assert scale["spec"] == {"replicas": 2}
+    assert scale["status"] == {"replicas": 2, "selector": "quire.dev/llmdeployment=chat"}
+
+
+def test_a_list_of_them_reads_at_a_glance(crd_server: ControlPlane, namespace: str) -> None:
+    stored = Stored(crd_server, namespace)
+    stored.edit({"status": copy.deepcopy(STATUS)}, "/status")
+    header, row = crd_server.kubectl("get", "quire", "-n", namespace).splitlines()
+    assert header.split() == ["NAME", "READY", "REPLICAS", "DESIRED", "MODEL", "AGE"]
+    assert row.split()[:5] == ["chat", "True", "2", "3", "file:///models/demo"]
+    wide = crd_server.kubectl("get", "llmd", "-n", namespace, "-o", "wide")
+    assert "ReplicasReady" in wide
+    assert "http://chat.default.svc:8000/v1" in wide
+
+
+@pytest.mark.parametrize("path", ["spec.engine.kvCache.size", "spec.autoscaling.scaleDown.window", "status.capacity"])
+def test_kubectl_explains_the_fields(crd_server: ControlPlane, path: str) -> None:
+    assert re.search(r"DESCRIPTION:\s+\S", crd_server.kubectl("explain", f"llmd.{path}"))
+
+
+def test_the_schema_file_is_what_is_served(crd_server: ControlPlane) -> None:
+    """Nothing in it is unknown to the server, which would drop it."""
+    crd = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
+    assert crd_server.kubectl("diff", "--server-side", "-f", str(crd)) == ""
