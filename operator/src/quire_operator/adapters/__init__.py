@@ -1,1 +1,1 @@
-"""Where quire touches the outside: Kubernetes, Prometheus, processes, the hub. Built and injected by the entry points."""
+"""Where quire meets the outside: Kubernetes, Prometheus, processes, the hub. Built and injected by the entry points."""

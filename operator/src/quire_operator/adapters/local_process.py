@@ -5,10 +5,11 @@ Under ``local_supervision``, which decides when to start and stop it. Knows noth
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from quire_operator.adapters import tether
 
 _HAS_PROC = Path("/proc/self/stat").exists()
 _TAIL_BYTES = 8192
+_ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|.)")
 _STAT_SESSION = 3
 _STAT_START_TIME = 19
 """Fields of /proc/PID/stat, counted from the one after the command's closing bracket."""
@@ -49,12 +51,13 @@ class TetheredProcess:
         self.pid = process.pid
 
     @classmethod
-    async def start(cls, command: Sequence[str], *, log: Path) -> "TetheredProcess":
-        """Start ``command`` with its output appended to ``log``."""
+    async def start(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "TetheredProcess":
+        """Start ``command`` with its output appended to ``log``, and ``environment`` added to ours."""
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *tethered(command),
                 stdin=TETHER_STDIN,
+                env={**os.environ, **environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -95,7 +98,7 @@ def log_tail(log: Path, *, lines: int) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
+            text = _ESCAPE.sub("", file.read().decode("utf-8", errors="replace"))
     except FileNotFoundError:
         return []
     return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]

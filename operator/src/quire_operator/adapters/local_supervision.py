@@ -7,9 +7,9 @@ Between ``processes`` (which ones there shall be) and ``local_process`` (one of 
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -54,6 +54,8 @@ class Launch:
     ready_path: str
     log: Path
     kill_grace_seconds: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Beside this process's own."""
     port: int | None = None
     """None takes a free one each time."""
 
@@ -137,7 +139,9 @@ class KeptProcess:
 
     async def _live_once(self) -> None:
         port = self.launch.port or free_port()
-        self._process = await TetheredProcess.start(self.launch.command(port), log=self.launch.log)
+        self._process = await TetheredProcess.start(
+            self.launch.command(port), log=self.launch.log, environment=self.launch.environment
+        )
         self._url, self._identity = f"http://{LOOPBACK}:{port}", self._process.identity
         self._set(Phase.LOADING)
         ended = asyncio.create_task(self._process.wait())

@@ -36,6 +36,8 @@ class LocalDeployment:
     command: Callable[[int], Sequence[str]]
     """An engine's command line for a port."""
     kill_grace_seconds: float
+    gpus: int = 0
+    """GPUs of this machine, of which each replica takes one; 0 runs on the CPU."""
 
 
 class LocalCluster:
@@ -57,6 +59,9 @@ class LocalCluster:
         self._gateway: KeptProcess | None = None
         self._tasks: dict[KeptProcess, asyncio.Task[None]] = {}
         self.write_endpoints()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._replicas
 
     @property
     def gateway(self) -> Status | None:
@@ -105,14 +110,10 @@ class LocalCluster:
             self._note(staying[number])
 
     async def stop(self) -> None:
-        """Drain every replica, then end the gateway, so that streams through it finish."""
-        replicas = [kept for group in self._replicas.values() for kept in group.values()]
-        for kept in replicas:
+        """Drain all together: the gateway refuses what is new and passes on what streams, until the engines end."""
+        for kept in list(self._tasks):
             kept.stop()
-        await self._ended(replicas)
-        if self._gateway is not None:
-            self._gateway.stop()
-            await self._ended([self._gateway])
+        await self._ended(list(self._tasks))
 
     async def kill(self) -> None:
         """End everything at once."""
@@ -139,6 +140,7 @@ class LocalCluster:
             ready_path=READY_PATH,
             log=self._logs / f"{name}.log",
             kill_grace_seconds=deployment.kill_grace_seconds,
+            environment={"CUDA_VISIBLE_DEVICES": str(number % deployment.gpus) if deployment.gpus else ""},
         )
 
     def _staying(self, name: str) -> dict[int, KeptProcess]:

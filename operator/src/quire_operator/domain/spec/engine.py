@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from quire_operator.domain.engine_flags import extra_args_problems
 from quire_operator.domain.fields import Fields, later_version, shown
@@ -61,6 +62,11 @@ class Engine:
     prefix_caching: PrefixCaching
     preemption: Preemption
     extra_args: tuple[str, ...]
+
+    @property
+    def invents_weights(self) -> bool:
+        """Random weights of the right shape: for trying things out where the real ones are not at hand."""
+        return "--load-format=dummy" in self.extra_args or ("--load-format", "dummy") in pairwise(self.extra_args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

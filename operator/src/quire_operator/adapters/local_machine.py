@@ -1,0 +1,86 @@
+"""What this machine may give: CPUs and memory within the container's limits, GPUs, and which arithmetic is fast."""
+
+import math
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_MIB = 2**20
+_NVIDIA_SMI_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    cpus: int
+    memory_bytes: int
+    """All of it, whatever else runs: what a person counts on when writing a percentage."""
+    gpu_memory_bytes: tuple[int, ...]
+    """One entry per GPU."""
+    multiplies_bfloat16: bool
+    """The CPU has AVX512-BF16 or AMX; others convert, a hundred times slower."""
+
+
+def this_machine(root: Path = Path("/")) -> Machine:
+    """Look at ``/proc`` and ``/sys`` below ``root``, and ask nvidia-smi."""
+    cgroup = root / "sys/fs/cgroup"
+    return Machine(
+        cpus=_cpus(cgroup),
+        memory_bytes=_memory_bytes(root, cgroup),
+        gpu_memory_bytes=_gpus(),
+        multiplies_bfloat16=_multiplies_bfloat16(root / "proc/cpuinfo"),
+    )
+
+
+def _cpus(cgroup: Path) -> int:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    words = _words(cgroup / "cpu.max")
+    if not words:
+        words = _words(cgroup / "cpu/cpu.cfs_quota_us") + _words(cgroup / "cpu/cpu.cfs_period_us")
+    match words:
+        case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            return max(1, min(allowed, math.floor(int(quota) / int(period))))
+    return max(1, allowed)
+
+
+def _memory_bytes(root: Path, cgroup: Path) -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in _lines(root / "proc/meminfo"):
+        match line.split():
+            case ["MemTotal:", kibibytes, "kB"]:
+                total = int(kibibytes) * 1024
+    limits = _words(cgroup / "memory.max") + _words(cgroup / "memory/memory.limit_in_bytes")
+    return min([total, *(int(limit) for limit in limits if limit.isdecimal() and int(limit) > 0)])
+
+
+def _multiplies_bfloat16(cpuinfo: Path) -> bool:
+    for line in _lines(cpuinfo):
+        if line.startswith("flags"):
+            return not {"avx512_bf16", "amx_bf16"}.isdisjoint(line.split())
+    return False
+
+
+def _gpus() -> tuple[int, ...]:
+    """Memory of each GPU; none where nvidia-smi is missing or finds none."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ()
+    query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    figures = answer.stdout.split() if answer.returncode == 0 else []
+    return tuple(int(mebibytes) * _MIB for mebibytes in figures if mebibytes.isdecimal())
+
+
+def _words(path: Path) -> list[str]:
+    return " ".join(_lines(path)).split()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,191 @@
+"""The ``quire`` command: reads the command line, calls one function, prints what it says. Decides nothing itself."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from quire_operator import __version__
+from quire_operator.adapters.local_machine import this_machine
+from quire_operator.adapters.model_store import ModelStore, cache_home
+from quire_operator.bench.command import bench
+from quire_operator.domain.quantities import parse_bytes, parse_duration_seconds
+from quire_operator.errors import UserError
+from quire_operator.local import plan as planning
+from quire_operator.local.documents import read_deployments
+from quire_operator.local.host import installed_commands
+from quire_operator.local.up import Up, UpOptions
+from quire_operator.local.views import JsonLines, LiveTable, View
+
+_MAX_DETAILS = 30
+_PLAIN_WIDTH = 120
+
+app = typer.Typer(
+    name="quire",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Serve large language models from one file: the same LLMDeployment on this machine and on Kubernetes.
+
+[bold]quire up -f examples/demo.yaml[/bold]
+    serve it here: an OpenAI address, replicas that scale themselves
+
+[bold]quire plan -f examples/demo.yaml --gpu "H100 80GB"[/bold]
+    what it needs of memory, and how many tokens and sequences then fit
+
+[bold]quire bench --base-url http://127.0.0.1:8000/v1[/bold]
+    measure any OpenAI-compatible address under load
+""",
+)
+app.command("bench")(bench)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"quire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def _duration(text: str) -> float:
+    seconds = parse_duration_seconds(text)
+    if seconds is None:
+        raise typer.BadParameter(f'"{text}" is not a duration such as 30s, 5m or 1h30m')
+    return seconds
+
+
+def _memory(text: str) -> int:
+    size = parse_bytes(text)
+    if not size:
+        raise typer.BadParameter(f'"{text}" is not an amount of memory such as 24Gi')
+    return size
+
+
+FileOption = Annotated[Path, typer.Option("--file", "-f", help="YAML with one or more LLMDeployments.")]
+
+
+@app.command(no_args_is_help=True)
+def up(
+    file: FileOption,
+    port: Annotated[int, typer.Option(help="Port of the address, on 127.0.0.1.", min=1, max=65535)] = 8000,
+    exit_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Drain and end so long after the address is ready.",
+            parser=_duration,
+            metavar="DURATION",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve the LLMDeployments of a file on this machine. Ctrl-C drains, a second Ctrl-C ends at once.
+
+    Starts an engine process per replica and a gateway in front of them; scales by spec.autoscaling. On a terminal it
+    shows a live table, elsewhere one JSON object a line.
+
+      quire up -f examples/demo.yaml
+
+      quire up -f examples/demo.yaml --port 9000 --exit-after 10m
+
+      curl http://127.0.0.1:8000/v1/models
+    """
+    options = UpOptions(
+        file=file,
+        port=port,
+        exit_after_seconds=exit_after,
+        environ=os.environ,
+        commands=installed_commands(),
+    )
+    console = Console()
+    view: View = LiveTable(console) if console.is_terminal else JsonLines(sys.stdout)
+    try:
+        asyncio.run(_up(options, view))
+    finally:
+        view.close()
+
+
+async def _up(options: UpOptions, view: View) -> None:
+    run = Up(options, view)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, run.stop)
+    await run.run()
+
+
+@app.command(no_args_is_help=True)
+def plan(
+    file: FileOption,
+    gpu: Annotated[str | None, typer.Option(help='A GPU by name, such as "H100 80GB".', show_default=False)] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(help="So much memory for one replica.", parser=_memory, metavar="SIZE", show_default=False),
+    ] = None,
+) -> None:
+    """Say what a model needs of memory, and how many tokens and sequences then fit. Starts nothing.
+
+    Reads the model's configuration and the headers of its weights; downloads no weights. Without --gpu or --memory it
+    looks at all known GPUs where the spec asks for one, else at this machine. Ends with 1 if it fits nowhere.
+
+      quire plan -f llama.yaml --gpu "H100 80GB"
+
+      quire plan -f examples/demo.yaml --memory 4Gi
+    """
+    if gpu is not None and memory is not None:
+        raise typer.BadParameter("give --gpu or --memory, not both")
+    machine = this_machine()
+    store = ModelStore(beside=file.resolve().parent, cache=cache_home(os.environ))
+    console = _console()
+    everything_fits = True
+    for spec in read_deployments(file):
+        facts = store.facts(spec.model.source, weights_needed=not spec.engine.invents_weights)
+        where = planning.places(spec, gpu=gpu, memory_bytes=memory, machine=machine)
+        found = planning.answers(spec, facts, where, machine=machine)
+        everything_fits &= any(answer.fits for answer in found)
+        console.print(planning.render(spec, facts, found))
+    if not everything_fits:
+        raise typer.Exit(1)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def _tell(error: UserError) -> None:
+    """One screen: what was wrong, the details, what would be right."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("quire: ", "bold red"), error.message))
+    for detail in error.details[:_MAX_DETAILS]:
+        console.print(Text(f"  {detail}"))
+    if len(error.details) > _MAX_DETAILS:
+        console.print(Text(f"  … and {len(error.details) - _MAX_DETAILS} more"))
+    if error.hint:
+        console.print(Text(error.hint))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: a person's mistakes end with one screen and exit code 2, ours with a traceback."""
+    try:
+        app(argv)
+    except UserError as error:
+        _tell(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
