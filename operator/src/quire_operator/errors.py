@@ -7,7 +7,8 @@
     ├── CapacityProblem        it does not fit this machine
     ├── AddressProblem         the port is taken
     ├── AlreadyRunning         another quire up runs this file
-    └── StartProblem           an engine or the gateway ended before it was ready
+    ├── StartProblem           an engine or the gateway ended before it was ready
+    └── ClusterProblem         quire-operator: no way to a cluster, or one that can't be worked with
 
 Anything else that is raised is our bug.
 """
@@ -53,5 +54,11 @@ class AlreadyRunning(UserError):
 
 class StartProblem(UserError):
     """Something ended before it was ready."""
+
+    exit_code = 1
+
+
+class ClusterProblem(UserError):
+    """The operator has no way to a cluster, or can't work with the one it has."""
 
     exit_code = 1

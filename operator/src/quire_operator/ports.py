@@ -1,4 +1,4 @@
-"""What quire's decisions ask of the outside world: metrics, a clock, somebody who carries a decision out.
+"""What quire's decisions ask of the outside world: metrics, a clock, a cluster, somebody who carries a decision out.
 
 Implemented in ``adapters``, built by ``__main__`` and ``cli``; the loops know only these Protocols.
 """
@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from quire_operator.domain.desired import Manifest
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
+from quire_operator.domain.observed import Child, Key, Ref, Resource
+from quire_operator.domain.plan import RemoveFields
+from quire_operator.domain.status import Event
 
 
 class Clock(Protocol):
@@ -59,4 +63,94 @@ class ScaleTarget(Protocol):
 
     async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
         """Go to ``replicas``; where that is fewer, ``victims`` are the ones that lose least, first to go first."""
+        ...
+
+
+class ClusterError(Exception):
+    """A request to the API server that did not succeed.
+
+    ClusterError
+    ├── Conflict        somebody was quicker: look again, at once
+    ├── Refused         the server will never take this object: what is wrong is the user's to mend
+    ├── QuotaExceeded   the namespace may not have more
+    ├── Forbidden       our own rights do not reach
+    ├── NotFound        the object, its namespace or its kind is gone
+    ├── Throttled       the server asks us to wait
+    ├── Unavailable     the server failed, hung or could not be reached
+    └── NotLeading      this process may not write: its lease is not surely its own
+    """
+
+
+class Conflict(ClusterError):
+    """Somebody was quicker."""
+
+
+class Refused(ClusterError):
+    """The server will never take this object as it is."""
+
+
+class QuotaExceeded(ClusterError):
+    """The namespace may not have more."""
+
+
+class Forbidden(ClusterError):
+    """Our own rights do not reach."""
+
+
+class NotFound(ClusterError):
+    """The object, its namespace or its kind is gone."""
+
+
+class Throttled(ClusterError):
+    """The server asks us to wait ``after_seconds``; None leaves it to us."""
+
+    def __init__(self, message: str, *, after_seconds: float | None) -> None:
+        super().__init__(message)
+        self.after_seconds = after_seconds
+
+
+class Unavailable(ClusterError):
+    """The server failed, hung or could not be reached."""
+
+
+class NotLeading(ClusterError):
+    """This process may not write."""
+
+
+class Cluster(Protocol):
+    """The API server, as ``reconcile`` needs it. Every method raises ``ClusterError``, and waits no more than seconds.
+
+    Only the writes pass the write gate. Each returns the object as the server has it then.
+    """
+
+    async def read_child(self, key: Key, ref: Ref) -> Child | None:
+        """The object of this name, whosever it is; None if there is none."""
+        ...
+
+    async def create(self, key: Key, manifest: Manifest) -> Child:
+        """Server-side apply that takes no field from anybody: ``Conflict`` if somebody has set one otherwise."""
+        ...
+
+    async def update(self, key: Key, manifest: Manifest) -> Child:
+        """Server-side apply that takes our fields back from whoever set them."""
+        ...
+
+    async def remove_fields(self, key: Key, action: RemoveFields) -> Child:
+        """Take out what others added; ``Conflict`` if the object changed since it was looked at."""
+        ...
+
+    async def delete(self, key: Key, ref: Ref, uid: str) -> None:
+        """Delete this very object; no error if it is gone."""
+        ...
+
+    async def set_deletion_costs(self, key: Key, costs: Mapping[str, str | None]) -> None:
+        """By pod: the lowest goes first when the Deployment gets smaller; None takes the mark off."""
+        ...
+
+    async def write_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
+        """The whole status; ``Conflict`` unless the resource is still the one that was looked at."""
+        ...
+
+    async def tell(self, resource: Resource, event: Event) -> None:
+        """Post an Event about it."""
         ...

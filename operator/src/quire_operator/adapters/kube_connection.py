@@ -1,0 +1,147 @@
+"""The connection to the API server: where it is, who we are, one call, and the write gate.
+
+Under ``kube`` and ``kube_leases``. Every mutating request of a gated connection asks the gate at the last moment before
+its first byte leaves, after any waiting for a socket: a process that was paused starts no write late.
+"""
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+
+from quire_operator import __version__
+from quire_operator.adapters.kube_errors import error_of
+from quire_operator.errors import ClusterProblem
+from quire_operator.ports import NotLeading, Unavailable
+
+CALL_SECONDS = 5.0
+"""The most that one call takes: with the gate's 10 s it ends before a lease of 15 s does."""
+_IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+Gate = Callable[[], bool]
+Checkpoint = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What another client needs to reach the same server as the same user."""
+
+    server: str
+    ca_path: str | None
+    certificate_path: str | None
+    private_key_path: str | None
+    token: str | None
+    verify: bool
+
+
+def own_namespace(default: str = "default") -> str:
+    """The namespace of the pod that this process runs in."""
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else default
+
+
+async def load_configuration(kubeconfig: str | None) -> Configuration:
+    """From a kubeconfig if one is named, else as the pod that we are, else from where kubectl looks.
+
+    Raises ``ClusterProblem`` when there is no way to a cluster.
+    """
+    configuration: Configuration = type.__call__(Configuration)
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
+    try:
+        if kubeconfig is None and _IN_CLUSTER in os.environ:
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            load = config.load_kube_config
+            await load(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError, ValueError) as error:
+        raise ClusterProblem(
+            f"no way to a Kubernetes cluster: {error}",
+            hint="run inside a cluster, or name a kubeconfig by --kubeconfig or KUBECONFIG",
+        ) from error
+    configuration.client_session_kwargs = {"trust_env": False}
+    return configuration
+
+
+async def credentials(configuration: Configuration) -> Credentials:
+    """Those of a configuration now: tokens expire, so ask again every few minutes."""
+    token = await configuration.get_api_key_with_prefix("BearerToken")
+    return Credentials(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        token=None if token is None else token.split()[-1],
+        verify=configuration.verify_ssl,
+    )
+
+
+class Connection:
+    """One client with its pool of sockets; close it."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        user: str,
+        gate: Gate | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        """``checkpoint`` is told before every mutating request: tests stop the process there."""
+        if gate is not None:
+            configuration = _gated(configuration, gate)
+        self._checkpoint = checkpoint
+        self.client = ApiClient(configuration)
+        self.client.user_agent = f"quire-operator/{__version__} ({user})"
+
+    async def close(self) -> None:
+        await self.client.close()  # type: ignore[no-untyped-call]
+
+    async def read(self, method: Callable[..., Awaitable[Any]], *args: object, **options: object) -> Any:
+        """Call a generated ``…_without_preload_content`` method and give the answer's JSON."""
+        try:
+            response = await method(*args, _request_timeout=CALL_SECONDS, **options)
+            body = await response.read()
+        except TimeoutError as error:
+            raise Unavailable(f"the API server did not answer within {CALL_SECONDS:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the API server can't be reached: {error or type(error).__name__}") from error
+        if response.status >= 400:
+            raise error_of(response.status, body, response.headers)
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise Unavailable("the API server's answer was cut short") from error
+
+    async def write(self, what: str, method: Callable[..., Awaitable[Any]], *args: object, **options: object) -> Any:
+        """``read`` for what changes something; ``what`` names it to the checkpoint."""
+        if self._checkpoint is not None:
+            self._checkpoint(what)
+        return await self.read(method, *args, **options)
+
+
+def _gated(configuration: Configuration, gate: Gate) -> Configuration:
+    async def ask(session: object, context: SimpleNamespace, sent: aiohttp.TraceRequestHeadersSentParams) -> None:
+        if sent.method not in ("GET", "HEAD") and not gate():
+            raise NotLeading("the lease was not renewed in time; nothing is written")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(ask)
+    gated: Configuration = type.__call__(Configuration)
+    gated.__dict__.update(configuration.__dict__)
+    gated.trace_configs = [trace]
+    return gated
+
+
+def as_mapping(body: object) -> Mapping[str, Any]:
+    """A JSON object; what an API server sends as an object always is one."""
+    if not isinstance(body, Mapping):
+        raise Unavailable("the API server's answer was no object")
+    return body

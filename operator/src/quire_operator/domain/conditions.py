@@ -1,0 +1,205 @@
+"""The conditions of an LLMDeployment: ``conditions(view) -> tuple[ConditionState, …]``, pure; and how they are kept.
+
+Part of ``status``. A condition says what is so now, with the reason nearest to the cause; a message changes only with
+what it tells, so that a quiet cluster sees no writes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire_operator.domain.fields import Problem
+from quire_operator.domain.observed import DeploymentState, Pod
+from quire_operator.domain.ownership import ForeignField
+from quire_operator.domain.pod_failures import Failure, FailureReason, worst_failure
+from quire_operator.domain.spec import AutoscalingMode, Spec
+
+JSON = Mapping[str, object]
+
+READY, PROGRESSING, AVAILABLE = "Ready", "Progressing", "Available"
+MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
+_MAX_MESSAGE = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """Why what is desired could not be brought into the cluster."""
+
+    reason: str
+    message: str
+
+    @classmethod
+    def invalid(cls, problems: Sequence[Problem]) -> "Blocker":
+        """All that is wrong with the spec."""
+        return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the conditions are judged from."""
+
+    spec: Spec | None
+    """None when it is invalid."""
+    blocker: Blocker | None
+    target: int | None
+    """Replicas to ask for; None while that can't be told."""
+    deployment: DeploymentState | None
+    pods: tuple[Pod, ...]
+    additions: tuple[ForeignField, ...]
+    contested: str | None
+    """Who else sets the number of replicas."""
+    metrics_problem: str | None
+    """Why the autoscaler holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionState:
+    type: str
+    is_true: bool
+    reason: str
+    message: str
+
+
+def conditions(view: View) -> tuple[ConditionState, ...]:
+    """All of them, always, in the order of the CRD."""
+    failure = worst_failure(view.pods, view.deployment)
+    return (
+        _ready(view, failure),
+        _progressing(view, failure),
+        _available(view),
+        _model_loaded(view, failure),
+        _autoscaling(view),
+        _degraded(view, failure),
+    )
+
+
+def merged(old: Sequence[JSON], new: Sequence[ConditionState], *, generation: int, now: str) -> list[dict[str, object]]:
+    """The conditions as status has them; the time of transition is kept where the status did not turn."""
+    known = {condition.get("type"): condition for condition in old}
+    result = []
+    for condition in new:
+        before = known.get(condition.type, {})
+        status = "True" if condition.is_true else "False"
+        since = before.get("lastTransitionTime") if before.get("status") == status else None
+        result.append(
+            {
+                "type": condition.type,
+                "status": status,
+                "reason": condition.reason,
+                "message": condition.message[:_MAX_MESSAGE],
+                "observedGeneration": generation,
+                "lastTransitionTime": since or now,
+            }
+        )
+    return result
+
+
+def _ready(view: View, failure: Failure | None) -> ConditionState:
+    def no(reason: str, message: str) -> ConditionState:
+        return ConditionState(type=READY, is_true=False, reason=reason, message=message)
+
+    deployment = view.deployment
+    if view.blocker is not None or view.spec is None:
+        blocker = view.blocker or Blocker(reason="InvalidSpec", message="")
+        return no(blocker.reason, blocker.message)
+    if deployment is None:
+        return no("Creating", "its Deployment is not there yet")
+    if deployment.replicas_asked == 0:
+        return no("ScaledToZero", "there are to be no replicas")
+    counts = f"{deployment.ready} of {deployment.replicas_asked} replicas are ready"
+    if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec):
+        return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
+    if failure is not None:
+        return no(failure.reason, f"{counts}; {failure.message}")
+    return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", _progress(deployment))
+
+
+def _least_ready(spec: Spec) -> int:
+    # With autoscaling more may be asked for than is ready at any time, and that takes nothing from those who serve.
+    return max(1, spec.replicas if spec.autoscaling is None else spec.autoscaling.min_replicas)
+
+
+def _progress(deployment: DeploymentState) -> str:
+    asked = deployment.replicas_asked
+    old = max(0, deployment.replicas - deployment.updated)
+    tail = f"; {old} of the version before are still there" if old else ""
+    updated = min(deployment.updated, asked)
+    return f"{updated} of {asked} replicas are of the newest version, {deployment.ready} ready{tail}"
+
+
+def _progressing(view: View, failure: Failure | None) -> ConditionState:
+    deployment = view.deployment
+    is_true, reason, message = True, "Creating", "its Deployment is being made"
+    if view.blocker is not None:
+        is_true, reason, message = False, view.blocker.reason, "the spec was not carried out; see Ready"
+    elif failure is not None:
+        is_true, reason, message = False, failure.reason, failure.message
+    elif deployment is not None:
+        finished = not deployment.is_rolling and deployment.ready >= deployment.replicas_asked
+        done = finished and deployment.replicas == deployment.replicas_asked
+        is_true, reason = (False, "Complete") if done else (True, "RollingOut" if deployment.is_rolling else "Scaling")
+        message = (
+            f"{deployment.ready} of {deployment.replicas_asked} replicas are ready" if done else _progress(deployment)
+        )
+    return ConditionState(type=PROGRESSING, is_true=is_true, reason=reason, message=message)
+
+
+def _available(view: View) -> ConditionState:
+    ready = 0 if view.deployment is None else view.deployment.ready
+    if ready:
+        return ConditionState(
+            type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica answers"
+        )
+    return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica answers")
+
+
+_MODEL_FAILURES = frozenset(
+    {
+        FailureReason.MODEL_DOWNLOAD_FAILED,
+        FailureReason.OUT_OF_MEMORY,
+        FailureReason.ENGINE_REFUSED,
+        FailureReason.CRASH_LOOPING,
+    }
+)
+
+
+def _model_loaded(view: View, failure: Failure | None) -> ConditionState:
+    is_true, reason, message = False, "NoReplica", "no replica is there to load it"
+    if any(pod.ready for pod in view.pods):
+        is_true, reason, message = True, "Loaded", "a replica has produced a token with it"
+    elif failure is not None and failure.reason in _MODEL_FAILURES:
+        reason, message = failure.reason, failure.message
+    elif view.pods:
+        reason, message = "Loading", "no replica has loaded it yet"
+    return ConditionState(type=MODEL_LOADED, is_true=is_true, reason=reason, message=message)
+
+
+def _autoscaling(view: View) -> ConditionState:
+    is_true, reason, message = False, "NotConfigured", "spec.autoscaling is not set"
+    autoscaling = None if view.spec is None else view.spec.autoscaling
+    if view.spec is None:
+        reason, message = "InvalidSpec", "the spec can't be read"
+    elif view.contested is not None:
+        reason = "ReplicasContested"
+        message = f"{view.contested} also sets the replicas of the Deployment; only one may"
+    elif autoscaling is not None and view.metrics_problem is not None:
+        reason, message = view.metrics_problem, "the number of replicas is held until metrics are back"
+    elif autoscaling is not None:
+        is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
+        reason = "Enforcing" if enforced else "Recommending"
+        bounds = f"between {autoscaling.min_replicas} and {autoscaling.max_replicas} replicas"
+        message = bounds if enforced else f"decides and explains, changes nothing; {bounds}"
+    return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
+
+
+def _degraded(view: View, failure: Failure | None) -> ConditionState:
+    is_true, reason, message = True, "AsExpected", ""
+    if view.blocker is not None:
+        reason, message = view.blocker.reason, view.blocker.message
+    elif failure is not None:
+        reason, message = failure.reason, failure.message
+    elif view.additions:
+        reason = "ForeignFields"
+        message = f"others added to the Deployment: {', '.join(map(str, view.additions))}"
+    else:
+        is_true, message = False, "nothing is known to be wrong"
+    return ConditionState(type=DEGRADED, is_true=is_true, reason=reason, message=message)

@@ -1,0 +1,197 @@
+"""The pod of one replica: our engine container and all it needs, with ``spec.podTemplate`` merged in.
+
+Called by ``desired``. Pods run as nobody, on a read-only root, without capabilities and without a token of the API
+server.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from quire_operator.domain import engine_contract as engine
+from quire_operator.domain.fields import Problem
+from quire_operator.domain.model_volume import MODELS_PATH, TOKEN_KEY, VOLUME, ModelVolume, model_volume, source_problem
+from quire_operator.domain.names import LABEL_APP, LABEL_INSTANCE, child_names
+from quire_operator.domain.pod_contract import ENGINE, contract_problems
+from quire_operator.domain.spec import HubSource, Spec
+from quire_operator.domain.strategic_merge import merge
+
+JSON = dict[str, object]
+
+FETCH = "fetch-model"
+USER_ID = 65532
+STARTUP_SECONDS = 1800
+"""How long weights may take to load before the kubelet starts the container anew."""
+PRE_STOP_SECONDS = 5
+"""Between the pod leaving the endpoints and SIGTERM: so long do clients take to notice."""
+_SHARED_MEMORY = "256Mi"
+_CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What pods are made of where the spec does not say."""
+
+    engine: str
+    operator: str
+    """Downloads models: it has the ``quire`` command."""
+    hub_endpoint: str | None = None
+    """Another address of the model hub, such as a mirror."""
+
+
+def pod_template(
+    spec: Spec, images: Images, *, labels: Mapping[str, str], selector: Mapping[str, str]
+) -> JSON | tuple[Problem, ...]:
+    """The Deployment's pod template, or every reason why ``spec.podTemplate`` can't be merged into it."""
+    base: JSON = {
+        "metadata": {"labels": dict(labels), "annotations": _scrape_annotations()},
+        "spec": _pod_spec(spec, images, selector=selector),
+    }
+    problems: list[Problem] = []
+    if (problem := source_problem(spec)) is not None:
+        problems.append(Problem(path="spec.model.source", message=problem))
+    for key in spec.pod_template.keys() - {"metadata", "spec"}:
+        problems.append(Problem(path=f"spec.podTemplate.{key}", message="unknown field; there are: metadata, spec"))
+    merged = merge(base, spec.pod_template, path="spec.podTemplate", problems=problems)
+    problems += contract_problems(base, merged, selector={**selector, **_identity(labels)})
+    return tuple(problems) if problems else merged
+
+
+def _identity(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: labels[name] for name in (LABEL_APP, LABEL_INSTANCE)}
+
+
+def _scrape_annotations() -> JSON:
+    # For a Prometheus without its operator, which finds pods by these.
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(engine.HTTP_PORT),
+        "prometheus.io/path": engine.METRICS_PATH,
+    }
+
+
+def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSON:
+    volume = model_volume(spec)
+    pod: JSON = {
+        "serviceAccountName": child_names(spec.name).service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(engine.kill_grace_seconds(spec)),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": dict(selector)},
+                "matchLabelKeys": ["pod-template-hash"],
+            }
+        ],
+        "containers": [_engine_container(spec, images, volume)],
+        "volumes": _volumes(volume),
+    }
+    if volume.fetch is not None:
+        pod["initContainers"] = [_fetch_container(spec, images, volume.fetch, volume.model_path)]
+    if spec.engine.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in spec.engine.image_pull_secrets]
+    return pod
+
+
+def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
+    container: JSON = {
+        "name": ENGINE,
+        "image": spec.engine.image or images.engine,
+        "command": [engine.ENGINE_COMMAND],
+        "args": engine.engine_args(spec, model_path=volume.model_path),
+        "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],
+        "env": _environment(),
+        "resources": _resources(spec),
+        "startupProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=STARTUP_SECONDS // 5),
+        "readinessProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=2),
+        "livenessProbe": _probe(engine.LIVE_PATH, period=10, timeout=5, failures=3),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": _TMP_PATH},
+            {"name": "cache", "mountPath": _CACHE_PATH},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+    if volume.is_mounted:
+        mounts = container["volumeMounts"]
+        assert isinstance(mounts, list)
+        mounts.append({"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True})
+    return container
+
+
+def _fetch_container(spec: Spec, images: Images, source: HubSource, model_path: str) -> JSON:
+    env = _environment()
+    if images.hub_endpoint is not None:
+        env.append({"name": "HF_ENDPOINT", "value": images.hub_endpoint})
+    if spec.model.credentials_secret is not None:
+        reference = {"name": spec.model.credentials_secret, "key": TOKEN_KEY}
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    return {
+        "name": FETCH,
+        "image": images.operator,
+        "command": ["quire"],
+        "args": ["fetch", str(source), "--to", model_path],
+        "env": env,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": _container_security(),
+        "volumeMounts": [{"name": "tmp", "mountPath": _TMP_PATH}, {"name": VOLUME, "mountPath": MODELS_PATH}],
+    }
+
+
+def _environment() -> list[JSON]:
+    # The root is read-only and the user has no home: whatever libraries like to keep goes to the two empty volumes.
+    paths = {
+        "HOME": _TMP_PATH,
+        "XDG_CACHE_HOME": _CACHE_PATH,
+        "NUMBA_CACHE_DIR": f"{_CACHE_PATH}/numba",
+        "TRITON_CACHE_DIR": f"{_CACHE_PATH}/triton",
+    }
+    return [{"name": name, "value": value} for name, value in paths.items()]
+
+
+def _resources(spec: Spec) -> JSON:
+    amounts = {"limits": dict(spec.resources.limits), "requests": dict(spec.resources.requests)}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> JSON:
+    return {
+        "httpGet": {"path": path, "port": engine.HTTP_PORT_NAME},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
+
+
+def _container_security() -> JSON:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _volumes(volume: ModelVolume) -> list[JSON]:
+    volumes: list[JSON] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "cache", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
+    ]
+    if volume.claim_name is not None:
+        volumes.append({"name": VOLUME, "persistentVolumeClaim": {"claimName": volume.claim_name}})
+    elif volume.is_mounted:
+        volumes.append({"name": VOLUME, "emptyDir": {}})
+    return volumes

@@ -1,0 +1,109 @@
+"""``status`` of an LLMDeployment, and what changed in it that people should hear of: pure.
+
+Last station of ``reconcile``: everything that was found and done goes in, the whole status comes out; it is written
+only when it differs from the one that is there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire_operator.domain import conditions as c
+from quire_operator.domain import engine_contract, names
+from quire_operator.domain.conditions import View, conditions, merged
+from quire_operator.domain.desired import selector
+from quire_operator.domain.observed import Resource
+from quire_operator.domain.scaling_status import format_time, scaling_record, scaling_sections
+
+JSON = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of ``kubectl describe``."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -> dict[str, object]:
+    """The whole status. ``now`` is used only where a condition turns."""
+    key, deployment = resource.key, view.deployment
+    pairs = (f"{name}={value}" for name, value in sorted(selector(key.name).items()))
+    service = names.child_names(key.name).service
+    port = engine_contract.HTTP_PORT
+    result: dict[str, object] = {
+        "observedGeneration": resource.generation,
+        "replicas": 0 if deployment is None else deployment.replicas,
+        "readyReplicas": 0 if deployment is None else deployment.ready,
+        "selector": ",".join(pairs),
+        "endpoint": f"http://{service}.{key.namespace}.svc.{cluster_domain}:{port}/v1",
+        "conditions": merged(
+            _conditions_of(resource.status),
+            conditions(view),
+            generation=resource.generation,
+            now=format_time(now).partition(".")[0] + "Z",
+        ),
+    }
+    if view.target is not None:
+        result["desiredReplicas"] = view.target
+    if deployment is not None and deployment.revision:
+        result["currentRevision"] = deployment.revision
+    if view.spec is None:
+        # An invalid spec says nothing of autoscaling; what was learnt stays.
+        kept = ("autoscaling", "capacity")
+        return result | {section: resource.status[section] for section in kept if section in resource.status}
+    record = scaling_record(resource.status)
+    if view.spec.autoscaling is not None and record is not None:
+        result |= scaling_sections(record, view.spec)
+    return result
+
+
+def events(before: JSON, after: JSON) -> tuple[Event, ...]:
+    """What is worth telling of the way from one status to the next: turns of Ready and Degraded, and scaling."""
+    return (*_condition_events(before, after), *_scaling_events(before, after))
+
+
+def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
+    known = {condition.get("type"): condition for condition in _conditions_of(before)}
+    told = []
+    for condition in _conditions_of(after):
+        kind, is_true = condition["type"], condition["status"] == "True"
+        old = known.get(kind, {})
+        if (old.get("status"), old.get("reason")) == (condition["status"], condition["reason"]):
+            continue
+        warning = (kind == c.DEGRADED and is_true) or (kind == c.AUTOSCALING and condition["reason"] != "NotConfigured")
+        worth_telling = kind == c.READY or (warning and not (kind == c.AUTOSCALING and is_true))
+        if worth_telling:
+            told.append(Event(warning=warning, reason=str(condition["reason"]), message=str(condition["message"])))
+    # Ready and Degraded often turn for the same reason: that is one piece of news.
+    return list({event.reason: event for event in told}.values())
+
+
+def _scaling_events(before: JSON, after: JSON) -> Sequence[Event]:
+    old, new = _history(before), _history(after)
+    return [
+        Event(
+            warning=False,
+            reason=f"Scaled{'Up' if _number(change, 'to') > _number(change, 'from') else 'Down'}",
+            message=f"{change.get('from')} → {change.get('to')} replicas: {change.get('message')}",
+        )
+        for change in new
+        if change not in old
+    ]
+
+
+def _conditions_of(status: JSON) -> Sequence[JSON]:
+    value = status.get("conditions")
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _history(status: JSON) -> Sequence[JSON]:
+    section = status.get("autoscaling")
+    history = section.get("history") if isinstance(section, Mapping) else None
+    return [item for item in history if isinstance(item, Mapping)] if isinstance(history, list) else []
+
+
+def _number(change: JSON, key: str) -> int:
+    value = change.get(key)
+    return value if isinstance(value, int) else 0

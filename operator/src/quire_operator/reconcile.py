@@ -1,0 +1,362 @@
+"""One LLMDeployment brought to what its spec asks: observe → parse → target → desired → plan → apply → status.
+
+Between the work queue, which calls ``reconcile(key)`` whenever anything about the key changed, and ``ports.Cluster``.
+The decisions are the domain's; here is only their order. Level-triggered: every pass starts from what is there, so that
+it may be cut off between any two writes and begun again by this process or another.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from quire_operator.domain.conditions import Blocker, View
+from quire_operator.domain.desired import Manifest, child_refs, desired
+from quire_operator.domain.history import ScalingRecord
+from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Resource
+from quire_operator.domain.ownership import ForeignField
+from quire_operator.domain.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update, plan
+from quire_operator.domain.pod_template import Images
+from quire_operator.domain.scaling_status import scaling_record, scaling_sections
+from quire_operator.domain.spec import AutoscalingMode, Invalid, Spec
+from quire_operator.domain.status import Event, events, status
+from quire_operator.domain.target import Target, target
+from quire_operator.domain.victims import deletion_costs
+from quire_operator.ports import (
+    Clock,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    NotLeading,
+    QuotaExceeded,
+    Refused,
+    ScalingNotDone,
+    Throttled,
+)
+from quire_operator.store import Store
+
+logger = logging.getLogger(__name__)
+
+CONFLICT_SECONDS = 30.0
+"""How often a name that is taken is looked at: the object that has it is not watched."""
+_PASSING_SECONDS = 2.0
+_QUOTA_SECONDS, _FORBIDDEN_SECONDS, _GONE_SECONDS, _THROTTLED_SECONDS = 30.0, 60.0, 5.0, 1.0
+_PERSIST_SECONDS = 30.0
+_CONTESTED_SECONDS = 600.0
+
+
+def retry_after(error: Exception) -> float | None:
+    """After how many seconds a pass that ended with this error is tried again; None leaves it to the backoff."""
+    match error:
+        case Conflict():
+            return 0.1
+        case Throttled(after_seconds=seconds):
+            return _THROTTLED_SECONDS if seconds is None else seconds
+        case NotFound():
+            return _GONE_SECONDS
+        case _:
+            return None
+
+
+@dataclass(slots=True)
+class _Persist:
+    """A record of the autoscaler that waits to be written."""
+
+    record: ScalingRecord
+    done: asyncio.Future[None]
+
+    def settle(self, error: ScalingNotDone | None) -> None:
+        """Tell whoever waits for it."""
+        if not self.done.done():
+            self.done.set_result(None) if error is None else self.done.set_exception(error)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What this process knows of one LLMDeployment beside the store; all of it can be lost."""
+
+    uid: str
+    applied: dict[Ref, Applied] = field(default_factory=dict)
+    refused: dict[Ref, tuple[str, str]] = field(default_factory=dict)
+    """By child: the digest of what the API server will not take, and why."""
+    decided: int | None = None
+    victims: tuple[str, ...] = ()
+    persist: _Persist | None = None
+    metrics_problem: str | None = None
+    contested_by: str | None = None
+    contested_until: float = 0.0
+    status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
+    """What was written last, and what the server made of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What one pass came to."""
+
+    blocker: Blocker | None = None
+    target: int | None = None
+    additions: tuple[ForeignField, ...] = ()
+    again_seconds: float | None = None
+
+
+class Reconciler:
+    """Only a pass writes: what the autoscaler decides is handed in, and its key enqueued."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        store: Store,
+        clock: Clock,
+        images: Images,
+        enqueue: Callable[[Key], None],
+        cluster_domain: str = "cluster.local",
+    ) -> None:
+        self._cluster, self._store, self._clock = cluster, store, clock
+        self._images, self._enqueue, self._cluster_domain = images, enqueue, cluster_domain
+        self._memory: dict[Key, _Memory] = {}
+
+    def forget(self) -> None:
+        """Another process may have written: nothing that was known of our own writes holds."""
+        self._memory.clear()
+
+    async def persist(self, key: Key, record: ScalingRecord) -> None:
+        """Have the next pass write this record; returns when it has. Raises ``ScalingNotDone``."""
+        resource = self._store.resource(key)
+        if resource is None:
+            raise ScalingNotDone(f"{key} is gone")
+        waiting = _Persist(record=record, done=asyncio.get_running_loop().create_future())
+        self._memory_of(resource).persist = waiting
+        self._enqueue(key)
+        try:
+            await asyncio.wait_for(waiting.done, _PERSIST_SECONDS)
+        except TimeoutError:
+            raise ScalingNotDone(f"the status was not written within {_PERSIST_SECONDS:g} s") from None
+
+    def scale(self, key: Key, *, replicas: int, victims: Sequence[str]) -> None:
+        """Have the next pass go to so many replicas; ``victims`` are pods, first to go first."""
+        if (memory := self._memory.get(key)) is not None:
+            memory.decided, memory.victims = replicas, tuple(victims)
+            self._enqueue(key)
+
+    def note_metrics(self, key: Key, problem: str | None) -> None:
+        """Why the autoscaler holds, in one word; None while it has what it needs."""
+        memory = self._memory.get(key)
+        if memory is not None and memory.metrics_problem != problem:
+            memory.metrics_problem = problem
+            self._enqueue(key)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
+        resource = self._store.resource(key)
+        if resource is None or resource.deleting:
+            self._memory.pop(key, None)  # the garbage collector does the rest
+            return None
+        memory = self._memory_of(resource)
+        try:
+            return await self._pass(resource, memory)
+        except ClusterError as error:
+            if memory.persist is not None:
+                memory.persist.settle(ScalingNotDone(str(error)))
+                memory.persist = None
+            raise
+
+    async def _pass(self, resource: Resource, memory: _Memory) -> float | None:
+        spec = Spec.parse(resource.body)
+        if isinstance(spec, Invalid):
+            outcome = _Outcome(blocker=Blocker.invalid(spec.problems))
+            await self._report(resource, memory, None, outcome)
+            return None
+        outcome = await self._converge(resource, memory, spec)
+        await self._report(self._latest(resource), memory, spec, outcome)
+        return outcome.again_seconds
+
+    async def _converge(self, resource: Resource, memory: _Memory, spec: Spec) -> _Outcome:
+        key = resource.key
+        await self._look_for_children(key, spec)
+        goal = self._target(resource, memory, spec)
+        await self._persist(resource, memory, spec, goal)
+        manifests = desired(spec, goal.replicas, uid=resource.uid, images=self._images)
+        if isinstance(manifests, Invalid):
+            return _Outcome(blocker=Blocker.invalid(manifests.problems), target=goal.replicas)
+        todo = plan(manifests, self._store.children(key), memory.applied, name=key.name, uid=resource.uid)
+        await self._mark_victims(key, memory, goal.replicas)
+        blocker, again = await self._carry_out(resource, memory, todo)
+        if todo.conflicts:
+            messages = "; ".join(conflict.message for conflict in todo.conflicts)
+            blocker = Blocker(reason="NameConflict", message=messages)
+            again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
+        return _Outcome(blocker=blocker, target=goal.replicas, additions=todo.additions, again_seconds=again)
+
+    async def _look_for_children(self, key: Key, spec: Spec) -> None:
+        """What the watches have not shown may be there all the same: theirs or ours, without a label or just made."""
+        known = self._store.children(key)
+        for ref in child_refs(spec):
+            if ref not in known and (child := await self._cluster.read_child(key, ref)) is not None:
+                self._store.put_child(key, child)
+
+    def _target(self, resource: Resource, memory: _Memory, spec: Spec) -> Target:
+        record = scaling_record(resource.status)
+        goal = target(spec, decided=memory.decided, record=record, deployment=self._deployment(resource))
+        if spec.autoscaling is None or spec.autoscaling.mode is AutoscalingMode.RECOMMEND:
+            memory.decided, memory.victims = None, ()
+        elif memory.decided is None:
+            # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
+            memory.decided = goal.replicas
+        return goal
+
+    async def _persist(self, resource: Resource, memory: _Memory, spec: Spec, goal: Target) -> None:
+        """Write what was decided before it is acted upon, so that whoever comes after a crash acts upon the same."""
+        if spec.autoscaling is None or (goal.persist is None and memory.persist is None):
+            return
+        record = scaling_record(resource.status) or ScalingRecord()
+        if memory.persist is not None:
+            record = memory.persist.record
+        elif goal.persist is not None:
+            record = replace(record, desired_replicas=goal.persist)
+        await self._write_status(resource, memory, {**resource.status, **scaling_sections(record, spec)})
+        if memory.persist is not None:
+            memory.persist.settle(None)
+            memory.persist = None
+
+    async def _mark_victims(self, key: Key, memory: _Memory, replicas: int) -> None:
+        pods = self._store.pods(key)
+        if memory.victims and replicas < sum(not pod.deleting for pod in pods):
+            await self._cluster.set_deletion_costs(key, deletion_costs(pods, memory.victims))
+        memory.victims = ()
+
+    async def _carry_out(self, resource: Resource, memory: _Memory, todo: Plan) -> tuple[Blocker | None, float | None]:
+        """All actions, though some are refused; the first refusal, and when to try again."""
+        blocker: Blocker | None = None
+        again: float | None = None
+        for action in todo.actions:
+            try:
+                refusal = await self._act(resource, memory, action)
+            except QuotaExceeded as error:
+                refusal, again = Blocker(reason="QuotaExceeded", message=str(error)), _QUOTA_SECONDS
+            except Forbidden as error:
+                refusal, again = Blocker(reason="Forbidden", message=str(error)), _FORBIDDEN_SECONDS
+            blocker = blocker or refusal
+        return blocker, again
+
+    async def _act(self, resource: Resource, memory: _Memory, action: Action) -> Blocker | None:
+        match action:
+            case Create(manifest=manifest) | Update(manifest=manifest):
+                return await self._apply(resource, memory, manifest, action)
+            case RemoveFields(ref=ref, fields=fields):
+                self._note(resource.key, action)
+                child = await self._cluster.remove_fields(resource.key, action)
+                self._store.put_child(resource.key, child)
+                await self._tell(resource, [_removed(ref, fields)])
+                return None
+            case Delete(ref=ref, uid=uid):
+                self._note(resource.key, action)
+                await self._cluster.delete(resource.key, ref, uid)
+                return None
+            case _:
+                assert_never(action)
+
+    async def _apply(
+        self, resource: Resource, memory: _Memory, manifest: Manifest, action: Create | Update
+    ) -> Blocker | None:
+        key, ref, digest = resource.key, manifest.ref, manifest.digest
+        known = memory.refused.get(ref)
+        if known is not None and known[0] == digest:
+            return _refusal(ref, known[1])
+        self._note(key, action)
+        try:
+            apply = self._cluster.create if isinstance(action, Create) else self._cluster.update
+            child = await apply(key, manifest)
+        except Refused as error:
+            memory.refused[ref] = (digest, str(error))
+            return _refusal(ref, str(error))
+        memory.refused.pop(ref, None)
+        memory.applied[ref] = Applied(uid=child.uid, digest=digest, fingerprint=child.fingerprint)
+        self._store.put_child(key, child)
+        if isinstance(action, Update) and action.drift:
+            self._note_contest(memory, action.drift)
+            await self._tell(resource, [_repaired(ref, action.drift)])
+        return None
+
+    def _note_contest(self, memory: _Memory, drift: Sequence[ForeignField]) -> None:
+        manager = next((entry.manager for entry in drift if entry.path == ("f:spec", "f:replicas")), None)
+        if manager is not None:
+            # The evidence goes with our next apply; what fights for it comes back.
+            memory.contested_by, memory.contested_until = manager, self._clock.now() + _CONTESTED_SECONDS
+
+    def _note(self, key: Key, action: Action) -> None:
+        ref = action.manifest.ref if isinstance(action, Create | Update) else action.ref
+        logger.info("%s: %s %s: %s", key, type(action).__name__.lower(), ref, action.reason)
+
+    async def _report(self, resource: Resource, memory: _Memory, spec: Spec | None, outcome: _Outcome) -> None:
+        """Say in status what there is and what came of this pass."""
+        now = self._clock.now()
+        view = View(
+            spec=spec,
+            blocker=outcome.blocker,
+            target=outcome.target,
+            deployment=self._deployment(resource),
+            pods=self._store.pods(resource.key),
+            additions=outcome.additions,
+            contested=memory.contested_by if now < memory.contested_until else None,
+            metrics_problem=memory.metrics_problem,
+        )
+        wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
+        await self._write_status(resource, memory, wanted)
+
+    async def _write_status(self, resource: Resource, memory: _Memory, wanted: Mapping[str, object]) -> None:
+        """The only write of a status; none when it is what it should be, or what the server makes of that."""
+        if wanted == resource.status or memory.status == (wanted, resource.status):
+            return
+        written = await self._cluster.write_status(resource, wanted)
+        self._store.put_resource(written)
+        memory.status = (wanted, written.status)
+        await self._tell(resource, events(resource.status, wanted))
+
+    async def _tell(self, resource: Resource, news: Sequence[Event]) -> None:
+        for event in news:
+            try:
+                await self._cluster.tell(resource, event)
+            except NotLeading:
+                raise
+            except ClusterError as error:
+                logger.warning("%s: the event %s could not be posted: %s", resource.key, event.reason, error)
+
+    def _deployment(self, resource: Resource) -> DeploymentState | None:
+        children: Mapping[Ref, Child] = self._store.children(resource.key)
+        child = children.get(Ref("Deployment", resource.key.name))
+        is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
+        return child.deployment if child is not None and is_ours else None
+
+    def _latest(self, resource: Resource) -> Resource:
+        """As our own status write left it, if there was one in this pass: same generation, newer version."""
+        latest = self._store.resource(resource.key)
+        same = latest is not None and (latest.uid, latest.generation) == (resource.uid, resource.generation)
+        return latest if latest is not None and same else resource
+
+    def _memory_of(self, resource: Resource) -> _Memory:
+        memory = self._memory.get(resource.key)
+        if memory is None or memory.uid != resource.uid:
+            memory = self._memory[resource.key] = _Memory(uid=resource.uid)
+        return memory
+
+
+def _refusal(ref: Ref, message: str) -> Blocker:
+    return Blocker(reason="InvalidSpec", message=f"the API server refuses the {ref} made of this spec: {message}")
+
+
+def _repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
+    return Event(
+        warning=True, reason="DriftRepaired", message=f"{ref} was changed by others, and changed back: {_list(drift)}"
+    )
+
+
+def _removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
+    return Event(warning=True, reason="FieldsRemoved", message=f"{ref} had additions that break it: {_list(fields)}")
+
+
+def _list(fields: Sequence[ForeignField]) -> str:
+    return ", ".join(map(str, fields))

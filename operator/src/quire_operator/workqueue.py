@@ -1,0 +1,172 @@
+"""Keys in, one run per key out: between the watch events (``handlers``) and ``reconcile``.
+
+``Queue`` is the pure core: it coalesces, never hands out a key that is still running, and knows when the next one is
+due; time is an argument. ``Workers`` is its asyncio shell. Neither knows what a key means or what a run does.
+"""
+
+import asyncio
+import contextlib
+import heapq
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+BASE_SECONDS = 0.5
+MAX_SECONDS = 60.0
+
+
+def backoff_seconds(failures: int, *, jitter: float) -> float:
+    """The wait after the n-th failure in a row: doubled each time, less up to a quarter of it (``jitter`` in 0..1)."""
+    ceiling = min(MAX_SECONDS, BASE_SECONDS * 2.0 ** min(failures - 1, 16))
+    return ceiling * (1.0 - 0.25 * jitter)
+
+
+class Queue(Generic[K]):
+    """Which keys are due. A key is in at most one of: running, ready."""
+
+    def __init__(self) -> None:
+        self._ready: dict[K, None] = {}  # in order of arrival
+        self._running: set[K] = set()
+        self._again: set[K] = set()  # added while they ran
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []  # with stale entries, which _due unmasks
+        self._failures: dict[K, int] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Keys that wait for a run now."""
+        return len(self._ready) + len(self._again)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def add(self, key: K) -> None:
+        """Run it as soon as possible; many adds are one run, and one during a run is one more run after it."""
+        if key in self._running:
+            self._again.add(key)
+        else:
+            self._ready.setdefault(key)
+
+    def add_at(self, key: K, due: float) -> None:
+        """Run it at ``due``, or earlier if it is due earlier already."""
+        known = self._due.get(key)
+        if known is None or due < known:
+            self._due[key] = due
+            self._count += 1
+            heapq.heappush(self._heap, (due, self._count, key))
+
+    def take(self, now: float) -> K | None:
+        """The next key to run; it counts as running until ``finish``. None when nothing is due."""
+        while (due := self.next_due()) is not None and due <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._due[key]
+            self.add(key)
+        if not self._ready:
+            return None
+        key = next(iter(self._ready))
+        del self._ready[key]
+        self._running.add(key)
+        return key
+
+    def finish(self, key: K, *, failed: bool) -> int:
+        """The run ended. How many failures in a row that makes."""
+        self._running.remove(key)
+        if key in self._again:
+            self._again.remove(key)
+            self._ready.setdefault(key)
+        if not failed:
+            self._failures.pop(key, None)
+            return 0
+        self._failures[key] = self._failures.get(key, 0) + 1
+        return self._failures[key]
+
+    def next_due(self) -> float | None:
+        """When the next delayed key is due."""
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+class Workers(Generic[K]):
+    """Runs the keys of a queue, at most ``limit`` at once, while ``run`` is awaited.
+
+    ``reconcile(key)`` gives the seconds after which to run the key again, or None; it raises to have the key retried.
+    ``on_error`` reports the error and says after how many seconds to retry; None leaves that to the backoff.
+    """
+
+    def __init__(
+        self,
+        reconcile: Callable[[K], Awaitable[float | None]],
+        *,
+        on_error: Callable[[K, Exception], float | None],
+        now: Callable[[], float],
+        random: Callable[[], float],
+        limit: int = 32,
+    ) -> None:
+        self.queue: Queue[K] = Queue()
+        self._reconcile, self._on_error, self._limit = reconcile, on_error, limit
+        self._now, self._random = now, random
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, key: K) -> None:
+        self.queue.add(key)
+        self._wake.set()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        self.queue.add_at(key, self._now() + seconds)
+        self._wake.set()
+
+    async def run(self, *, grace_seconds: float = 0.0) -> None:
+        """Until cancelled; then runs under way get ``grace_seconds`` to end before they are cancelled too."""
+        try:
+            while True:
+                self._start_due()
+                await self._sleep_until_work()
+        finally:
+            await self._stop(grace_seconds)
+
+    def _start_due(self) -> None:
+        self._wake.clear()
+        while len(self._tasks) < self._limit and (key := self.queue.take(self._now())) is not None:
+            task = asyncio.create_task(self._run_one(key), name=f"reconcile {key}")
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._wake.set()
+
+    async def _sleep_until_work(self) -> None:
+        due = self.queue.next_due()
+        full = len(self._tasks) >= self._limit
+        timeout = None if due is None or full else max(0.0, due - self._now())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), timeout)
+
+    async def _run_one(self, key: K) -> None:
+        try:
+            after = await self._reconcile(key)
+        except asyncio.CancelledError:
+            # Whoever runs the queue next (this process may lead again) starts this key from the beginning.
+            self.queue.finish(key, failed=False)
+            self.queue.add(key)
+            raise
+        except Exception as error:
+            failures = self.queue.finish(key, failed=True)
+            wanted = self._on_error(key, error)
+            after = backoff_seconds(failures, jitter=self._random()) if wanted is None else wanted
+        else:
+            self.queue.finish(key, failed=False)
+        if after is not None:
+            self.add_after(key, after)
+
+    async def _stop(self, grace_seconds: float) -> None:
+        tasks = set(self._tasks)
+        if tasks and grace_seconds:
+            await asyncio.wait(tasks, timeout=grace_seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,205 @@
+"""The work queue: coalescing, one run per key, backoff, delays, and what cancelling does."""
+
+import asyncio
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from quire_operator.workqueue import MAX_SECONDS, Queue, Workers, backoff_seconds
+
+KEYS = st.sampled_from("abcd")
+
+
+class QueueModel(RuleBasedStateMachine):
+    """Whatever happens in whatever order: no key runs twice at once, and none that was added is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: Queue[str] = Queue()
+        self.now = 0.0
+        self.running: set[str] = set()
+        self.owed: set[str] = set()  # added since its last run started
+        self.due: dict[str, float] = {}
+
+    @rule(key=KEYS)
+    def add(self, key: str) -> None:
+        self.queue.add(key)
+        self.owed.add(key)
+
+    @rule(key=KEYS, after=st.floats(0, 10))
+    def add_at(self, key: str, after: float) -> None:
+        self.queue.add_at(key, self.now + after)
+        self.due[key] = min(self.due.get(key, self.now + after), self.now + after)
+
+    @rule(seconds=st.floats(0, 10))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def take(self) -> None:
+        for key in [key for key, due in self.due.items() if due <= self.now]:
+            del self.due[key]
+            self.owed.add(key)
+        key = self.queue.take(self.now)
+        if key is None:
+            assert self.owed <= self.running
+        else:
+            assert key not in self.running
+            assert key in self.owed
+            self.owed.remove(key)
+            self.running.add(key)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), failed=st.booleans())
+    def finish(self, data: st.DataObject, failed: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.running)))
+        self.running.remove(key)
+        failures = self.queue.finish(key, failed=failed)
+        assert (failures > 0) is failed
+
+    @invariant()
+    def next_due_is_the_earliest(self) -> None:
+        assert self.queue.next_due() == min(self.due.values(), default=None)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.queue.running == len(self.running)
+        assert len(self.queue) == len(self.owed)
+
+
+QueueModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_queue_never_runs_a_key_twice_at_once_and_forgets_none = QueueModel.TestCase
+
+
+def test_keys_run_in_order_of_arrival_and_many_adds_are_one_run():
+    queue: Queue[str] = Queue()
+    for key in ("a", "b", "a", "c", "b"):
+        queue.add(key)
+    assert [queue.take(0), queue.take(0), queue.take(0), queue.take(0)] == ["a", "b", "c", None]
+
+
+def test_an_add_during_a_run_makes_one_more_run_after_it():
+    queue: Queue[str] = Queue()
+    queue.add("a")
+    assert queue.take(0) == "a"
+    queue.add("a")
+    queue.add("a")
+    assert queue.take(0) is None
+    queue.finish("a", failed=False)
+    assert queue.take(0) == "a"
+    queue.finish("a", failed=False)
+    assert queue.take(0) is None
+
+
+def test_failures_in_a_row_are_counted_and_a_success_forgets_them():
+    queue: Queue[str] = Queue()
+    counts = []
+    for failed in (True, True, False, True):
+        queue.add("a")
+        queue.take(0)
+        counts.append(queue.finish("a", failed=failed))
+    assert counts == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(1, 0.5), (2, 1.0), (3, 2.0), (8, MAX_SECONDS), (10_000, MAX_SECONDS)]
+)
+def test_backoff_doubles_up_to_a_minute(failures: int, seconds: float):
+    assert backoff_seconds(failures, jitter=0.0) == seconds
+    assert backoff_seconds(failures, jitter=1.0) == seconds * 0.75
+
+
+class Recorder:
+    """A reconcile whose runs wait until they are told to end."""
+
+    def __init__(self) -> None:
+        self.started: asyncio.Queue[str] = asyncio.Queue()
+        self.errors: list[str] = []
+        self.release: dict[str, asyncio.Future[float | None]] = {}
+
+    async def reconcile(self, key: str) -> float | None:
+        self.release[key] = asyncio.get_running_loop().create_future()
+        self.started.put_nowait(key)
+        return await self.release[key]
+
+    def on_error(self, key: str, error: Exception) -> float | None:
+        self.errors.append(f"{key}: {error}")
+        return 0.0
+
+    def workers(self, limit: int = 32) -> Workers[str]:
+        return Workers(
+            self.reconcile,
+            on_error=self.on_error,
+            now=asyncio.get_running_loop().time,
+            random=lambda: 0.0,
+            limit=limit,
+        )
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_workers_run_keys_side_by_side_up_to_the_limit():
+    recorder = Recorder()
+    workers = recorder.workers(limit=2)
+    for key in "abc":
+        workers.add(key)
+    task = asyncio.create_task(workers.run())
+    assert [await recorder.started.get(), await recorder.started.get()] == ["a", "b"]
+    assert workers.queue.running == 2 and len(workers.queue) == 1
+    recorder.release["b"].set_result(None)
+    assert await recorder.started.get() == "c"
+    await stop(task)
+
+
+async def test_a_run_that_raises_is_reported_and_run_again():
+    recorder = Recorder()
+    workers = recorder.workers()
+    workers.add("a")
+    task = asyncio.create_task(workers.run())
+    await recorder.started.get()
+    recorder.release["a"].set_exception(OSError("no route"))
+    assert await recorder.started.get() == "a"
+    assert recorder.errors == ["a: no route"]
+    await stop(task)
+
+
+async def test_a_run_can_ask_for_the_next_one():
+    recorder = Recorder()
+    workers = recorder.workers()
+    workers.add("a")
+    task = asyncio.create_task(workers.run())
+    await recorder.started.get()
+    recorder.release["a"].set_result(0.001)
+    assert await recorder.started.get() == "a"
+    await stop(task)
+
+
+async def test_a_cancelled_run_is_begun_again_by_whoever_runs_the_queue_next():
+    recorder = Recorder()
+    workers = recorder.workers()
+    workers.add("a")
+    task = asyncio.create_task(workers.run())
+    await recorder.started.get()
+    await stop(task)
+    assert workers.queue.running == 0
+    task = asyncio.create_task(workers.run())
+    assert await recorder.started.get() == "a"
+    await stop(task)
+
+
+async def test_stopping_gives_runs_under_way_their_grace():
+    recorder = Recorder()
+    workers = recorder.workers()
+    workers.add("a")
+    task = asyncio.create_task(workers.run(grace_seconds=5))
+    await recorder.started.get()
+    task.cancel()
+    await asyncio.sleep(0)
+    recorder.release["a"].set_result(None)
+    await asyncio.gather(task, return_exceptions=True)
+    assert len(workers.queue) == 0, "the run ended by itself, so nothing is owed"
