@@ -1,0 +1,112 @@
+"""The HTTP side: routes, the list of models, health, metrics, errors as OpenAI writes them.
+
+Built by ``__main__`` from a ``Config``; ``proxy`` does the forwarding.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from quire_gateway import headers
+from quire_gateway.errors import BadRequest, GatewayError, NotFound, UnknownModel
+from quire_gateway.fleet import Fleet
+from quire_gateway.metrics import Metrics
+from quire_gateway.proxy import Proxy
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# No dots: a path that climbs out of /v1 must not reach a replica's other routes.
+_PROXIED = "/v1/{path:[A-Za-z0-9_/-]+}"
+
+_log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Site:
+    """What the gateway answers itself."""
+
+    def __init__(self, *, fleet: Fleet, metrics: Metrics) -> None:
+        self._fleet, self._metrics = fleet, metrics
+        self.draining = False
+
+    async def models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": [self._model(name) for name in sorted(self._fleet.pools)]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        if name not in self._fleet.pools:
+            raise UnknownModel(f"the model {name[:200]!r} does not exist")
+        return _json(self._model(name))
+
+    async def alive(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(self, request: web.Request) -> web.Response:
+        if self.draining:
+            return web.Response(status=503, text="draining\n")
+        if not self._fleet.is_synced:
+            return web.Response(status=503, text="no list of replicas yet\n")
+        return web.Response(text="ok\n")
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def nothing(self, request: web.Request) -> web.Response:
+        raise NotFound(f"there is no {request.method} {request.path[:200]} here; the API is under /v1/")
+
+    def _model(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._fleet.pools[name].created, "owned_by": "quire"}
+
+
+def build_app(*, site: Site, proxy: Proxy, max_body_bytes: int) -> web.Application:
+    """All routes, under the middleware that turns errors into answers."""
+    app = web.Application(client_max_size=max_body_bytes, middlewares=[_errors])
+
+    async def close_while_draining(request: web.Request, response: web.StreamResponse) -> None:
+        if site.draining:
+            response.headers["Connection"] = "close"
+            response.force_close()
+
+    app.on_response_prepare.append(close_while_draining)
+    app.router.add_post(_PROXIED, proxy.handle)
+    app.router.add_post("/{path:tokenize|detokenize}", proxy.handle)
+    app.router.add_get("/v1/models", site.models)
+    app.router.add_get("/v1/models/{model:.+}", site.model)
+    app.router.add_get("/livez", site.alive)
+    app.router.add_get("/readyz", site.ready)
+    app.router.add_get("/health", site.ready)
+    app.router.add_get("/metrics", site.metrics)
+    app.router.add_route("*", "/{path:.*}", site.nothing)
+    return app
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return _refused(request, error)
+    except web.HTTPException as error:
+        response = _refused(request, BadRequest(error.reason))
+        response.set_status(error.status)
+        return response
+    except ConnectionResetError:
+        # The client left; there is nobody to tell.
+        raise
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return _refused(request, GatewayError("the gateway failed; its log says why"))
+
+
+def _refused(request: web.Request, error: GatewayError) -> web.Response:
+    response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+    response.headers[headers.REQUEST_ID] = headers.request_id(request.headers)
+    if error.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(error.retry_after_seconds)
+    return response
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

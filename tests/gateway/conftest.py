@@ -1,0 +1,171 @@
+"""A gateway on loopback, and replicas that do as they are told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict
+
+from quire_gateway.__main__ import Gateway
+from quire_gateway.config import Config, FileSource, ProxyOptions
+from quire_gateway.endpoints import Endpoint, Publish
+
+Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+LOAD = """\
+vllm:num_requests_running{{model_name="chat",engine="0"}} {running}
+vllm:num_requests_waiting{{model_name="chat",engine="0"}} {waiting}
+vllm:kv_cache_usage_perc{{model_name="chat",engine="0"}} {kv_usage}
+vllm:request_success_total{{model_name="chat",engine="0",finished_reason="stop"}} {finished}
+"""
+
+
+class Replica:
+    """An engine's address, with a behaviour in place of an engine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.behaviour: Behaviour = self.say_name
+        self.bodies: list[dict[str, object]] = []
+        self.headers: list[CIMultiDict[str]] = []
+        self.arrived = asyncio.Event()
+        self.left = asyncio.Event()
+        """Set when a client goes away before its answer ended."""
+        self.load = {"running": 0, "waiting": 0, "kv_usage": 0, "finished": 0}
+        self.scraped = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def endpoint(self, *, ready: bool = True, terminating: bool = False) -> Endpoint:
+        return Endpoint(id=self.name, url=self.url, ready=ready, serving=ready, terminating=terminating)
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def say_name(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"object": "text_completion", "served_by": self.name})
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(json.loads(await request.read()))
+        self.headers.append(request.headers.copy())
+        self.arrived.set()
+        try:
+            return await self.behaviour(request)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.left.set()
+            raise
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self.scraped.set()
+        return web.Response(text=LOAD.format(**self.load))
+
+
+class PushedDiscovery:
+    """A discovery that publishes what a test says, when it says it."""
+
+    def __init__(self) -> None:
+        self._publish: Publish | None = None
+
+    async def run(self, publish: Publish) -> None:
+        self._publish = publish
+        await asyncio.Event().wait()
+
+    async def push(self, **models: list[Endpoint]) -> None:
+        while self._publish is None:
+            await asyncio.sleep(0)
+        self._publish({name: tuple(endpoints) for name, endpoints in models.items()})
+
+
+class Harness:
+    """A running gateway, its discovery, and a client for it."""
+
+    def __init__(self, gateway: Gateway, discovery: PushedDiscovery, client: aiohttp.ClientSession, port: int) -> None:
+        self.gateway, self.discovery, self.client, self.port = gateway, discovery, client, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.push = discovery.push
+
+    async def complete(self, model: str = "chat", **extra: object) -> tuple[int, dict[str, object]]:
+        """A completion: status and parsed body."""
+        async with self.client.post(f"{self.url}/v1/completions", json={"model": model, **extra}) as response:
+            return response.status, await response.json()
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of the series of that name that carry these labels."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        async with self.client.get(f"{self.url}/metrics") as response:
+            page = await response.text()
+        samples = [s for family in text_string_to_metric_families(page) for s in family.samples if s.name == name]
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+Start = Callable[..., Awaitable[Harness]]
+
+
+@pytest.fixture
+async def replicas() -> AsyncIterator[Callable[[str], Awaitable[Replica]]]:
+    """Starts replicas by name."""
+    started: list[Replica] = []
+
+    async def start(name: str) -> Replica:
+        replica = Replica(name)
+        await replica.start()
+        started.append(replica)
+        return replica
+
+    yield start
+    await asyncio.gather(*(replica.stop() for replica in started))
+
+
+@pytest.fixture
+async def start_gateway(tmp_path) -> AsyncIterator[Start]:
+    """Starts gateways with the given proxy options; every one is stopped at the end."""
+    running: list[Harness] = []
+
+    async def start(*, drain_timeout_seconds: float = 5.0, **options: object) -> Harness:
+        defaults = {"max_body_bytes": 2**24, "hold_limit": 10, "hold_timeout_seconds": 5.0, "max_attempts": 3}
+        config = Config(
+            host="127.0.0.1",
+            port=0,
+            source=FileSource(path=tmp_path / "unused"),
+            proxy=ProxyOptions(**{**defaults, **options}),
+            drain_timeout_seconds=drain_timeout_seconds,
+            log_level="info",
+        )
+        discovery = PushedDiscovery()
+        gateway = Gateway(config, discovery)
+        port = await gateway.start()
+        harness = Harness(gateway, discovery, aiohttp.ClientSession(), port)
+        running.append(harness)
+        return harness
+
+    yield start
+    for harness in running:
+        await harness.client.close()
+        if not harness.gateway.site.draining:
+            await harness.gateway.stop()
+
+
+@pytest.fixture
+async def gateway(start_gateway: Start) -> Harness:
+    """A gateway with short defaults."""
+    return await start_gateway()

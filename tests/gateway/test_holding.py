@@ -1,0 +1,92 @@
+"""Requests wait for a replica: bounded in number and time."""
+
+import asyncio
+
+from aiohttp import web
+
+
+async def until_held(gateway, count: int) -> None:
+    while gateway.gateway.metrics.held.get("chat", 0) != count:
+        await asyncio.sleep(0.005)
+
+
+async def test_request_at_zero_replicas_is_answered_by_the_first_that_comes(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[])
+
+    calls = [asyncio.create_task(gateway.complete()) for _ in range(3)]
+    await until_held(gateway, 3)
+    assert await gateway.metric("quire_gateway_held_requests", model="chat") == 3
+    await gateway.push(chat=[chat.endpoint(ready=False)])
+    assert chat.bodies == []
+    await gateway.push(chat=[chat.endpoint()])
+
+    assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200, 200]
+    assert await gateway.metric("quire_gateway_held_requests", model="chat") == 0
+
+
+async def test_no_replica_in_time_is_503_with_retry_after(start_gateway):
+    gateway = await start_gateway(hold_timeout_seconds=0.05)
+    await gateway.push(chat=[])
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
+        body = await response.json()
+
+    assert (response.status, body["error"]["code"]) == (503, "no_replica_ready")
+    assert int(response.headers["Retry-After"]) > 0
+    assert await gateway.metric("quire_gateway_hold_failures_total", reason="timeout") == 1
+
+
+async def test_more_than_may_wait_are_refused_at_once(start_gateway):
+    gateway = await start_gateway(hold_limit=2)
+    await gateway.push(chat=[])
+    calls = [asyncio.create_task(gateway.complete()) for _ in range(2)]
+    await until_held(gateway, 2)
+
+    status, body = await gateway.complete()
+
+    assert (status, "2 requests wait" in body["error"]["message"]) == (503, True)
+    for call in calls:
+        call.cancel()
+    # Whoever leaves the waiting room makes room.
+    await until_held(gateway, 0)
+
+
+async def test_held_request_learns_that_its_model_is_gone(gateway):
+    await gateway.push(chat=[])
+    call = asyncio.create_task(gateway.complete())
+    await until_held(gateway, 1)
+
+    await gateway.push()
+
+    status, body = await call
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_restarting_replica_is_waited_for(gateway, replicas):
+    chat = await replicas("chat-0")
+    restarting = True
+
+    async def restart(request):
+        return web.Response(status=503) if restarting else await chat.say_name(request)
+
+    chat.behaviour = restart
+    await gateway.push(chat=[chat.endpoint()])
+    call = asyncio.create_task(gateway.complete())
+    await until_held(gateway, 1)
+
+    restarting = False
+
+    assert (await call)[0] == 200
+
+
+async def test_replica_that_is_down_says_why_when_time_is_up(start_gateway, replicas):
+    gateway = await start_gateway(hold_timeout_seconds=0.05)
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+    await chat.stop()
+
+    status, body = await gateway.complete()
+
+    assert status == 503
+    assert "the last one asked: can't be reached" in body["error"]["message"]

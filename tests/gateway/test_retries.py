@@ -1,0 +1,135 @@
+"""Before the first byte a request may go to another replica; after it, never."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from quire_gateway.endpoints import Endpoint
+
+GONE = Endpoint(id="gone", url="http://127.0.0.1:1", ready=True, serving=True, terminating=False)
+
+
+def answering(status: int, **headers: str):
+    async def answer(request):
+        return web.json_response({"error": {"message": "no"}}, status=status, headers=headers)
+
+    return answer
+
+
+async def hang_up(request):
+    request.transport.abort()
+    await asyncio.sleep(0)
+    return web.Response()
+
+
+async def die_in_the_body(request):
+    response = web.StreamResponse(headers={"Content-Length": "100", "Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(b'{"half')
+    await asyncio.sleep(0)
+    request.transport.abort()
+    return response
+
+
+async def test_replica_that_refuses_the_connection_is_passed_over(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[GONE, chat.endpoint()])
+
+    for _ in range(4):
+        status, body = await gateway.complete()
+        assert (status, body["served_by"]) == (200, "chat-0")
+
+    # Once is enough: for a while others are asked first.
+    assert await gateway.metric("quire_gateway_retries_total", reason="unreachable") <= 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (answering(503), "unavailable"),
+        (answering(429), "busy"),
+        (hang_up, "disconnected"),
+        (die_in_the_body, "disconnected"),
+    ],
+    ids=["draining", "full", "hangs up", "dies in the body"],
+)
+async def test_replica_that_does_not_answer_is_replaced_by_another(gateway, replicas, behaviour, reason):
+    bad, good = await replicas("bad"), await replicas("good")
+    bad.behaviour = behaviour
+    good.load |= {"running": 50}
+    await gateway.push(chat=[bad.endpoint(), good.endpoint()])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+
+    status, body = await gateway.complete()
+
+    assert (status, body["served_by"]) == (200, "good")
+    assert len(bad.bodies) == 1
+    assert bad.bodies == good.bodies
+    assert await gateway.metric("quire_gateway_retries_total", reason=reason) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 501])
+async def test_other_errors_are_the_answer(gateway, replicas, status):
+    one, two = await replicas("one"), await replicas("two")
+    one.behaviour = two.behaviour = answering(status)
+    await gateway.push(chat=[one.endpoint(), two.endpoint()])
+
+    assert (await gateway.complete())[0] == status
+    assert len(one.bodies) + len(two.bodies) == 1
+
+
+async def test_busy_everywhere_is_passed_on_with_its_retry_after(gateway, replicas):
+    one, two = await replicas("one"), await replicas("two")
+    one.behaviour = two.behaviour = answering(429, **{"Retry-After": "7"})
+    await gateway.push(chat=[one.endpoint(), two.endpoint()])
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "7")
+        assert (await response.json())["error"]["message"] == "no"
+    assert len(one.bodies) == len(two.bodies) == 1
+
+
+async def test_request_that_kills_replicas_is_not_sent_to_a_third(gateway, replicas):
+    fleet = [await replicas(name) for name in "abcd"]
+    for replica in fleet:
+        replica.behaviour = hang_up
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+
+    status, body = await gateway.complete()
+
+    assert (status, body["error"]["code"]) == (502, "replica_failed")
+    assert sum(len(replica.bodies) for replica in fleet) == 2
+
+
+async def test_connection_that_was_closed_while_idle_costs_no_request(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+    assert (await gateway.complete())[0] == 200
+
+    # The restarted replica knows nothing of the gateway's pooled connections.
+    await chat.stop()
+    await chat.start()
+
+    assert (await gateway.complete())[0] == 200
+
+
+async def test_at_most_so_many_replicas_are_asked(start_gateway, replicas):
+    gateway = await start_gateway(max_attempts=2)
+    fleet = [await replicas(name) for name in "abcd"]
+    for replica in fleet:
+        replica.behaviour = answering(429)
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+
+    assert (await gateway.complete())[0] == 429
+    assert sum(len(replica.bodies) for replica in fleet) == 2
+
+
+async def test_terminating_and_unready_replicas_get_nothing(gateway, replicas):
+    leaving, loading, chat = await replicas("leaving"), await replicas("loading"), await replicas("chat-0")
+    await gateway.push(chat=[leaving.endpoint(terminating=True), loading.endpoint(ready=False), chat.endpoint()])
+
+    answers = [await gateway.complete() for _ in range(6)]
+
+    assert {body["served_by"] for _, body in answers} == {"chat-0"}

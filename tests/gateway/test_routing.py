@@ -1,0 +1,196 @@
+"""Requests find a replica of their model; what the gateway answers itself has OpenAI's shape."""
+
+import asyncio
+import gzip
+import io
+import json
+
+import pytest
+
+
+async def test_request_goes_to_a_replica_of_the_model_it_names(gateway, replicas):
+    chat, code = await replicas("chat-0"), await replicas("code-0")
+    await gateway.push(chat=[chat.endpoint()], code=[code.endpoint()])
+
+    assert (await gateway.complete("chat"))[1]["served_by"] == "chat-0"
+    assert (await gateway.complete("code"))[1]["served_by"] == "code-0"
+
+
+async def test_body_and_headers_reach_the_replica_unchanged(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+    body = {"model": "chat", "messages": [{"role": "user", "content": "grüße 🙂"}], "top_k": 3}
+
+    headers = {
+        "Authorization": "Bearer k",
+        "X-Request-Id": "abc-1",
+        "traceparent": "00-1",
+        "Connection": "x-hop",
+        "x-hop": "1",
+    }
+    async with gateway.client.post(f"{gateway.url}/v1/chat/completions?a=b", json=body, headers=headers) as response:
+        assert response.status == 200
+        assert response.headers["X-Request-Id"] == "abc-1"
+
+    assert chat.bodies == [body]
+    seen = chat.headers[0]
+    assert (seen["Authorization"], seen["X-Request-Id"], seen["traceparent"]) == ("Bearer k", "abc-1", "00-1")
+    assert "x-hop" not in seen
+    assert seen["Content-Type"] == "application/json"
+
+
+async def test_request_without_id_gets_one_that_the_replica_sees_too(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(
+        f"{gateway.url}/v1/completions", json={"model": "chat"}, headers={"X-Request-Id": "a b\tc"}
+    ) as response:
+        given = response.headers["X-Request-Id"]
+
+    assert given == chat.headers[0]["X-Request-Id"]
+    assert len(given) == 32
+
+
+async def test_packed_body_is_unpacked_once(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(
+        f"{gateway.url}/v1/completions",
+        data=gzip.compress(json.dumps({"model": "chat"}).encode()),
+        headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+    ) as response:
+        assert response.status == 200
+    assert chat.bodies == [{"model": "chat"}]
+
+
+async def test_models_of_all_deployments_are_listed_even_at_zero_replicas(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()], **{"org/big": []})
+
+    async with gateway.client.get(f"{gateway.url}/v1/models") as response:
+        listing = await response.json()
+    assert [model["id"] for model in listing["data"]] == ["chat", "org/big"]
+    assert {model["object"] for model in listing["data"]} == {"model"}
+    async with gateway.client.get(f"{gateway.url}/v1/models/org/big") as response:
+        assert (response.status, (await response.json())["id"]) == (200, "org/big")
+
+
+async def test_model_that_left_is_unknown(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+    assert (await gateway.complete())[0] == 200
+
+    await gateway.push()
+
+    status, body = await gateway.complete()
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("payload", "status", "words"),
+    [
+        (b'{"model": "nope"}', 404, "'nope' does not exist; served here: chat"),
+        (b"{", 400, "not valid JSON"),
+        (b"\xff\xfe", 400, "not valid JSON"),
+        (b"[1]", 400, 'JSON object with a string "model"'),
+        (b'{"model": 7}', 400, 'JSON object with a string "model"'),
+        (b"{}", 400, 'names no "model"'),
+        (b'{"model": ""}', 400, 'names no "model"'),
+        (b'{"model": null}', 400, 'names no "model"'),
+        (b"", 400, "not valid JSON"),
+        (b'{"model": "chat", "x": "' + b"a" * 5000 + b'"}', 413, "larger than 4096 bytes"),
+    ],
+)
+async def test_wrong_request_gets_an_error_in_openai_shape(start_gateway, replicas, payload, status, words):
+    gateway = await start_gateway(max_body_bytes=4096)
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", data=payload) as response:
+        body = await response.json()
+
+    assert response.status == status
+    assert words in body["error"]["message"]
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert len(str(body)) < 4096
+    assert chat.bodies == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v2/completions", "/admin/drain", "/v1/../admin/drain", "/v1/%2e%2e/admin/drain"]
+)
+async def test_other_paths_never_reach_a_replica(gateway, replicas, path):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    body = b'{"model": "chat"}'
+    writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body))
+    status = await reader.readline()
+    writer.close()
+
+    assert b" 404 " in status
+    assert chat.bodies == []
+
+
+async def test_ready_only_after_the_first_list_of_replicas(start_gateway):
+    gateway = await start_gateway()
+
+    async def probe(path: str) -> int:
+        async with gateway.client.get(f"{gateway.url}{path}") as response:
+            return response.status
+
+    assert (await probe("/livez"), await probe("/readyz"), await probe("/health")) == (200, 503, 503)
+    await gateway.push()
+    assert (await probe("/livez"), await probe("/readyz"), await probe("/health")) == (200, 200, 200)
+
+
+async def test_large_body_passes(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+    body = io.BytesIO(json.dumps({"model": "chat", "prompt": "x" * 3_000_000}).encode())
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", data=body) as response:
+        assert response.status == 200
+
+    assert len(chat.bodies[0]["prompt"]) == 3_000_000
+
+
+async def test_requests_spread_over_idle_replicas(gateway, replicas):
+    names = ["a", "b", "c"]
+    fleet = [await replicas(name) for name in names]
+    gate = asyncio.Event()
+
+    for replica in fleet:
+
+        async def hold(request, replica=replica):
+            await gate.wait()
+            return await replica.say_name(request)
+
+        replica.behaviour = hold
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+
+    calls = [asyncio.create_task(gateway.complete()) for _ in range(9)]
+    for replica in fleet:
+        await replica.arrived.wait()
+    gate.set()
+    served = [body["served_by"] for _, body in await asyncio.gather(*calls)]
+
+    assert {name: served.count(name) for name in names} == {"a": 3, "b": 3, "c": 3}
+
+
+async def test_scraped_queue_turns_requests_to_the_idle_replica(gateway, replicas):
+    busy, idle = await replicas("busy"), await replicas("idle")
+    busy.load |= {"running": 8, "waiting": 5}
+    await gateway.push(chat=[busy.endpoint(), idle.endpoint()])
+    busy.scraped.clear()
+    idle.scraped.clear()
+    await asyncio.gather(busy.scraped.wait(), idle.scraped.wait())
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+
+    answers = [await gateway.complete() for _ in range(5)]
+
+    assert {body["served_by"] for _, body in answers} == {"idle"}

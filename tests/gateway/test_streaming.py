@@ -1,0 +1,165 @@
+"""Answers pass through as they come; whoever leaves, on either side, is noticed by the other."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+EVENT = {"Content-Type": "text/event-stream"}
+
+
+def event(number: int) -> bytes:
+    return b'data: {"n": %d}\n\n' % number
+
+
+async def test_each_chunk_arrives_before_the_next_is_sent(gateway, replicas):
+    chat = await replicas("chat-0")
+    received = [asyncio.Event() for _ in range(3)]
+
+    async def stream(request):
+        response = web.StreamResponse(headers=EVENT)
+        await response.prepare(request)
+        for number in range(3):
+            await response.write(event(number))
+            await received[number].wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    chat.behaviour = stream
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
+        assert response.content_type == "text/event-stream"
+        for number in range(3):
+            async with asyncio.timeout(5):
+                assert await response.content.readuntil(b"\n\n") == event(number)
+            received[number].set()
+        assert await response.content.read() == b"data: [DONE]\n\n"
+
+
+async def test_first_bytes_of_an_unfinished_answer_of_unknown_length_arrive(gateway, replicas):
+    chat = await replicas("chat-0")
+    received = asyncio.Event()
+
+    async def stream(request):
+        response = web.StreamResponse(headers={"Content-Type": "audio/wav"})
+        await response.prepare(request)
+        await response.write(b"part")
+        await received.wait()
+        return response
+
+    chat.behaviour = stream
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(f"{gateway.url}/v1/audio/speech", json={"model": "chat"}) as response:
+        assert await response.content.readany() == b"part"
+        received.set()
+        assert await response.content.read() == b""
+
+
+@pytest.mark.parametrize("streaming", [True, False], ids=["mid-stream", "before the first byte"])
+async def test_client_that_leaves_is_dropped_at_the_replica_at_once(gateway, replicas, streaming):
+    chat = await replicas("chat-0")
+
+    async def stream(request):
+        if streaming:
+            response = web.StreamResponse(headers=EVENT)
+            await response.prepare(request)
+            await response.write(event(0))
+        await asyncio.Event().wait()
+
+    chat.behaviour = stream
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with aiohttp.ClientSession() as client:
+        call = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}))
+        await chat.arrived.wait()
+        if streaming:
+            await (await call).content.readany()
+        else:
+            call.cancel()
+            await asyncio.wait([call])
+
+    async with asyncio.timeout(5):
+        await chat.left.wait()
+    assert await gateway.metric("quire_gateway_client_disconnects_total", model="chat") == 1
+    assert await gateway.metric("quire_gateway_requests_in_flight", model="chat") == 0
+
+
+async def test_replica_that_dies_mid_stream_ends_it_in_an_error_event_without_done(gateway, replicas):
+    chat = await replicas("chat-0")
+
+    async def die(request):
+        response = web.StreamResponse(headers=EVENT)
+        await response.prepare(request)
+        await response.write(event(0) + b'data: {"half an ev')
+        await asyncio.sleep(0)
+        request.transport.abort()
+        return response
+
+    chat.behaviour = die
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
+        text = (await response.read()).decode()
+
+    first, error, end = text.split("\n\n")
+    assert (first, end) == ('data: {"n": 0}', "")
+    kind, data = error.split("\n")
+    assert kind == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["code"] == "replica_failed"
+    assert response.headers.get("Connection") is None and "[DONE]" not in text
+    assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
+
+
+async def test_broken_answer_that_is_no_event_stream_is_not_ended_properly(gateway, replicas):
+    chat = await replicas("chat-0")
+
+    async def die(request):
+        response = web.StreamResponse(headers={"Content-Type": "audio/wav"})
+        await response.prepare(request)
+        await response.write(b"half")
+        await asyncio.sleep(0)
+        request.transport.abort()
+        return response
+
+    chat.behaviour = die
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(f"{gateway.url}/v1/audio/speech", json={"model": "chat"}) as response:
+        with pytest.raises(aiohttp.ClientError):
+            await response.read()
+
+
+async def test_slow_reader_holds_the_replica_back_instead_of_filling_memory(gateway, replicas):
+    chat = await replicas("chat-0")
+    sent = 0
+    chunk = event(0) * 4096
+    stalled = asyncio.Event()
+
+    async def flood(request):
+        nonlocal sent
+        response = web.StreamResponse(headers=EVENT)
+        await response.prepare(request)
+        while True:
+            try:
+                async with asyncio.timeout(0.5):
+                    await response.write(chunk)
+            except TimeoutError:
+                stalled.set()
+                raise ConnectionResetError from None
+            sent += len(chunk)
+
+    chat.behaviour = flood
+    await gateway.push(chat=[chat.endpoint()])
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+    body = b'{"model": "chat"}'
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    async with asyncio.timeout(20):
+        await stalled.wait()
+    writer.close()
+    # What the kernel's socket buffers take on two connections, and no more.
+    assert sent < 32 * 2**20
