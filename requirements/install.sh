@@ -3,9 +3,11 @@
 # With TORCH_SPEC set, torch comes from there (a wheel's path, or a specifier), without the packages that only its CUDA build needs.
 set -euo pipefail
 lock=$1
-install() { "$(dirname "$PYTHON")/uv" pip install --python "$PYTHON" "$@"; }
+install() { "${UV:-$(dirname "$PYTHON")/uv}" pip install --python "$PYTHON" "$@"; }
 if [ -z "${TORCH_SPEC:-}" ]; then
-  echo "==> installing $lock (torch's CUDA build is about 4.7 GB unpacked; README, 'A smaller torch', has the alternative)"
+  note=""
+  if grep -q '^torch==' "$lock"; then note=" (torch's CUDA build is about 4.7 GB unpacked; README, 'A smaller torch', has the alternative)"; fi
+  echo "==> installing $lock$note"
   install --require-hashes -r "$lock"
 else
   echo "==> installing $lock with $TORCH_SPEC in place of its torch"
