@@ -27,6 +27,8 @@ class Phase(StrEnum):
     DRAINING = "Draining"
     FAILED = "Failed"
     """It ended by itself, and waits to be started again."""
+    ENDED = "Ended"
+    """For good, as it was told to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,7 @@ class KeptProcess:
                     await self._back_off()
         finally:
             self.kill()
+            self.phase = Phase.ENDED
 
     @property
     def stopping(self) -> bool:

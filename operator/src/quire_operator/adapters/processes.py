@@ -24,6 +24,7 @@ _PHASES: Mapping[Phase, ReplicaPhase] = {
     Phase.LOADING: ReplicaPhase.LOADING,
     Phase.READY: ReplicaPhase.READY,
     Phase.DRAINING: ReplicaPhase.DRAINING,
+    Phase.ENDED: ReplicaPhase.DRAINING,
 }
 
 

@@ -61,11 +61,12 @@ class Fields:
         self.path = path
         self.problems = problems
         self._known: set[str] = set()
+        self._is_mapping = body is None or isinstance(body, Mapping)
         if isinstance(body, Mapping):
             self._body: dict[str, object] = {str(key): value for key, value in body.items()}
         else:
             self._body = {}
-            if body is not None:
+            if not self._is_mapping:
                 problems.append(Problem(path=path, message=f"must be a mapping, got {shown(body)}"))
 
     def at(self, key: str) -> str:
@@ -73,7 +74,9 @@ class Fields:
         return f"{self.path}.{key}" if self.path else key
 
     def problem(self, key: str, message: str) -> None:
-        self.problems.append(Problem(path=self.at(key), message=message))
+        """Note what is wrong with a field; of what is no mapping that has been said already."""
+        if self._is_mapping:
+            self.problems.append(Problem(path=self.at(key), message=message))
 
     def knows(self, *keys: str) -> None:
         """These keys may stand here, though nobody reads them."""

@@ -152,8 +152,10 @@ class _Run:
         await race(self._serve_and_drain(stop, kill), self._show_for_ever())
 
     async def end_at_once(self) -> None:
+        """Whatever still runs; nothing after an orderly drain."""
         await self._cluster.kill()
         self._write_state()
+        self._view.event("end", "all that was started has ended")
 
     async def _serve_and_drain(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
         await race(self._until_over(), self._scaling.run(), stop.wait())
@@ -203,7 +205,7 @@ class _Run:
         base_url = f"{self._address}/v1"
         self._view.event(
             "ready",
-            f"ready after {took:.1f} s: {base_url} speaks the OpenAI API\n\n  {curl}\n",
+            f"ready after {took:.1f} s: {base_url} speaks the OpenAI API",
             {"address": self._address, "baseUrl": base_url, "curl": curl, "seconds": round(took, 3)},
         )
 
@@ -246,7 +248,8 @@ class _Run:
         if self._told.get(status.name) is status.phase:
             return
         self._told[status.name] = status.phase
-        message = f"{status.name} is {status.phase.value.lower()}"
+        ended = status.phase is Phase.ENDED
+        message = f"{status.name} {'has ended' if ended else f'is {status.phase.value.lower()}'}"
         fields: dict[str, object] = {"process": status.name, "phase": status.phase.value, "url": status.url}
         if status.phase is Phase.FAILED:
             message = f"{status.name} ended with exit code {status.exit_code} and is started again: {status.reason}"

@@ -24,6 +24,7 @@ _PHASE_STYLE = {
     Phase.READY: "green",
     Phase.DRAINING: "cyan",
     Phase.FAILED: "bold red",
+    Phase.ENDED: "dim",
 }
 _PROGRESS_SECONDS = 5.0
 
@@ -87,6 +88,8 @@ class LiveTable:
             return  # the table shows it
         clock = datetime.now().strftime("%H:%M:%S")
         self._console.print(Text.assemble((f"{clock}  ", "dim"), message), soft_wrap=True)
+        if kind == "ready":
+            self._console.print(Text(f"\n  {(fields or {}).get('curl')}\n"), soft_wrap=True)
 
     def download(self, model: str, done: int, total: int) -> None:
         if self._downloads is None:
@@ -100,7 +103,7 @@ class LiveTable:
     def show(self, snapshot: Snapshot) -> None:
         self._end_downloads()
         if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(render(snapshot), refresh=True)
 
@@ -154,7 +157,8 @@ def _row(replica: ReplicaView) -> tuple[RenderableType, ...]:
 def _remarks(view: DeploymentView, now: float) -> list[Text]:
     autoscaling = view.spec.autoscaling
     bounds = "" if autoscaling is None else f" (between {autoscaling.min_replicas} and {autoscaling.max_replicas})"
-    lines = [Text.assemble((view.spec.name, "bold"), f": {view.ready} of {view.target} replicas ready{bounds}")]
+    replicas = "replica" if view.target == 1 else "replicas"
+    lines = [Text.assemble((view.spec.name, "bold"), f": {view.ready} of {view.target} {replicas} ready{bounds}")]
     if view.decision is not None:
         age = format_duration(float(max(0, int(now - view.decision.time))))
         advice = "" if view.decision.enforced else "only recommended: "
