@@ -1,0 +1,205 @@
+"""What the gateway adds to a request: time to first token direct and through it, interleaved, against a fake replica.
+
+    python benchmarks/serving/gateway_overhead.py [--requests 2000] [--concurrency 1 16] [--json FILE]
+
+The replica is a bare asyncio protocol in a process of its own that answers at once with a stream of tokens, so what is
+left is the gateway's own work and that of the client. Requests alternate between the two ways (A B A B).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+import uvloop
+
+TOKENS = 32
+BODY = json.dumps({"model": "fake", "stream": True, "messages": [{"role": "user", "content": "word " * 400}]}).encode()
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+METRICS = b"""vllm:num_requests_running{engine="0"} 0
+vllm:num_requests_waiting{engine="0"} 0
+vllm:kv_cache_usage_perc{engine="0"} 0
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    concurrency: int
+    direct_p50_ms: float
+    direct_p99_ms: float
+    gateway_p50_ms: float
+    gateway_p99_ms: float
+    added_p50_ms: float
+    gateway_tokens_per_second: float
+    gateway_cpu_ms_per_request: float
+
+
+class FakeReplica(asyncio.Protocol):
+    """Reads requests by their Content-Length and answers each with a stream of tokens."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:end].lower()
+            length = 0
+            if (at := head.find(b"content-length:")) >= 0:
+                length = int(head[at + 15 :].split(b"\r\n")[0])
+            if len(self._buffer) < end + 4 + length:
+                return
+            self._buffer = self._buffer[end + 4 + length :]
+            self._answer(metrics=head.startswith(b"get"))
+
+    def _answer(self, *, metrics: bool) -> None:
+        if metrics:
+            self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(METRICS), METRICS))
+            return
+        token = b'data: {"choices": [{"delta": {"content": "token"}}]}\n\n'
+        chunk = b"%x\r\n%s\r\n" % (len(token), token)
+        self._transport.write(HEAD + chunk)
+        for _ in range(TOKENS - 1):
+            self._transport.write(chunk)
+        self._transport.write(b"0\r\n\r\n")
+
+
+async def serve_fake() -> None:
+    server = await asyncio.get_running_loop().create_server(FakeReplica, "127.0.0.1", 0, backlog=512)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.Event().wait()
+
+
+async def time_to_first_token(client: aiohttp.ClientSession, url: str) -> float:
+    started = time.perf_counter()
+    async with client.post(f"{url}/v1/chat/completions", data=BODY) as response:
+        await response.content.readany()
+        first = time.perf_counter() - started
+        await response.read()
+        assert response.status == 200
+    return first
+
+
+async def measure(direct: str, gateway: str, pid: int, *, requests: int, concurrency: int) -> Row:
+    times: dict[str, list[float]] = {direct: [], gateway: []}
+    busy = {direct: 0.0, gateway: 0.0}
+    cpu = 0.0
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        for url in (direct, gateway):
+            await asyncio.gather(*(time_to_first_token(client, url) for _ in range(max(50, concurrency))))
+        rounds = max(1, requests // concurrency)
+        for _ in range(rounds):
+            for url in (direct, gateway):
+                cpu_before, started = cpu_seconds(pid), time.perf_counter()
+                times[url] += await asyncio.gather(*(time_to_first_token(client, url) for _ in range(concurrency)))
+                busy[url] += time.perf_counter() - started
+                if url == gateway:
+                    cpu += cpu_seconds(pid) - cpu_before
+    return Row(
+        concurrency=concurrency,
+        direct_p50_ms=percentile(times[direct], 50),
+        direct_p99_ms=percentile(times[direct], 99),
+        gateway_p50_ms=percentile(times[gateway], 50),
+        gateway_p99_ms=percentile(times[gateway], 99),
+        added_p50_ms=percentile(times[gateway], 50) - percentile(times[direct], 50),
+        gateway_tokens_per_second=len(times[gateway]) * TOKENS / busy[gateway],
+        gateway_cpu_ms_per_request=cpu / len(times[gateway]) * 1000,
+    )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """In milliseconds."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process; 0 where the system does not tell."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.exists():
+        return 0.0
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def start_gateway(folder: Path, replica: str) -> tuple[subprocess.Popen[str], str]:
+    endpoints = folder / "endpoints.json"
+    endpoints.write_text(json.dumps({"models": [{"name": "fake", "endpoints": [{"id": "fake-0", "url": replica}]}]}))
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "quire_gateway",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--endpoints-file",
+            str(endpoints),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        message = str(json.loads(line)["message"])
+        if message.startswith("listening on "):
+            address = message.removeprefix("listening on ")
+        if message.startswith("replicas ready"):
+            return process, address
+    raise SystemExit("the gateway did not start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000, help="per way and concurrency (default 2000)")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16], help="(default 1 16)")
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    parser.add_argument("--serve-fake", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve_fake:
+        uvloop.run(serve_fake())
+        return
+    replica = subprocess.Popen([sys.executable, __file__, "--serve-fake"], stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        assert replica.stdout is not None
+        direct = f"http://127.0.0.1:{int(replica.stdout.readline())}"
+        gateway, address = start_gateway(Path(folder), direct)
+        try:
+            rows = [
+                uvloop.run(measure(direct, address, gateway.pid, requests=args.requests, concurrency=concurrency))
+                for concurrency in args.concurrency
+            ]
+        finally:
+            for process in (gateway, replica):
+                process.terminate()
+                process.wait()
+    python = f"Python {platform.python_version()}, aiohttp {aiohttp.__version__}"
+    print(f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {python}")
+    print(" conc.  direct p50      p99  gateway p50      p99   added p50     tok/s   CPU/req")
+    for row in rows:
+        print(
+            f"{row.concurrency:5} {row.direct_p50_ms:8.2f} ms {row.direct_p99_ms:5.2f} ms {row.gateway_p50_ms:9.2f} ms "
+            f"{row.gateway_p99_ms:5.2f} ms {row.added_p50_ms:8.2f} ms {row.gateway_tokens_per_second:9,.0f} "
+            f"{row.gateway_cpu_ms_per_request:6.2f} ms"
+        )
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()
