@@ -1,0 +1,222 @@
+"""Memory per token, weights, and what fits where; figures that can be checked by hand or in a model's own files."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_operator.domain import capacity
+from quire_operator.domain.capacity import Fits, Footprint, Limits, TooSmall
+from quire_operator.domain.gpus import GPUS, find_gpu
+from quire_operator.domain.model_config import ModelConfig, parse_model_config
+from quire_operator.domain.spec import DType, Spec
+
+GIB = 2**30
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+LLAMA_7B = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+MIXTRAL = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "vocab_size": 32000,
+}
+
+
+def config_of(body: Mapping[str, object]) -> ModelConfig:
+    config = parse_model_config(body)
+    assert isinstance(config, ModelConfig), config
+    return config
+
+
+def spec_of(**engine: object) -> Spec:
+    spec = Spec.parse(
+        {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"source": "hf://a/b"}, "engine": engine},
+        }
+    )
+    assert isinstance(spec, Spec)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype_bytes", "kibibytes"),
+    [(LLAMA_7B, 2, 512), (LLAMA_3_8B, 2, 128), (LLAMA_3_8B, 4, 256), ({**LLAMA_3_8B, "head_dim": 64}, 2, 64)],
+)
+def test_kv_bytes_per_token_count_kv_heads_and_not_heads(
+    body: Mapping[str, object], dtype_bytes: int, kibibytes: int
+) -> None:
+    config = config_of(body)
+    per_token = capacity.kv_bytes_per_token(
+        layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype_bytes=dtype_bytes
+    )
+    assert per_token == kibibytes * 1024
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [(LLAMA_3_8B, 8_030_261_248), (LLAMA_7B, 6_738_415_616), (MIXTRAL, 46_702_792_704)],
+    ids=["llama-3-8b", "llama-7b", "mixtral-8x7b"],
+)
+def test_parameters_are_those_the_publishers_count(body: Mapping[str, object], parameters: int) -> None:
+    assert config_of(body).parameters == parameters
+
+
+def test_a_multimodal_configuration_is_read_where_its_language_model_stands() -> None:
+    config = config_of({"architectures": ["Gemma3"], "dtype": "bfloat16", "text_config": LLAMA_3_8B})
+    assert (config.family, config.kv_heads, config.dtype) == ("Gemma3", 8, "bfloat16")
+
+
+def test_every_missing_size_is_named() -> None:
+    problems = parse_model_config({"hidden_size": "big", "num_attention_heads": 0})
+    assert isinstance(problems, tuple)
+    assert {problem.path for problem in problems} == {
+        "hidden_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "vocab_size",
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "device", "fast", "dtype"),
+    [
+        (DType.AUTO, "bfloat16", "gpu", False, "bfloat16"),
+        (DType.AUTO, "float16", "gpu", False, "float16"),
+        (DType.AUTO, "float32", "gpu", False, "bfloat16"),
+        (DType.AUTO, "bfloat16", "cpu", False, "float32"),
+        (DType.AUTO, "bfloat16", "cpu", True, "bfloat16"),
+        (DType.FLOAT16, "bfloat16", "cpu", True, "float16"),
+    ],
+)
+def test_arithmetic(asked: DType, stored: str, device: str, fast: bool, dtype: str) -> None:
+    found = capacity.compute_dtype(asked, stored, device=device, cpu_multiplies_bfloat16=fast)  # type: ignore[arg-type]
+    assert found == dtype
+
+
+def llama_on(gpu: str, **engine: object) -> Fits | TooSmall:
+    spec, config = spec_of(**engine), config_of(LLAMA_3_8B)
+    needs = capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device="gpu")
+    found = find_gpu(gpu)
+    assert found is not None
+    return capacity.fit(spec, needs, capacity.limits(spec, config), memory_bytes=found.memory_bytes)
+
+
+def test_llama_3_8b_fits_an_h100_with_55_gib_of_cache() -> None:
+    outcome = llama_on("H100", maxModelLength=8192)
+    assert isinstance(outcome, Fits)
+    assert outcome.kv_cache_bytes / GIB == pytest.approx(55, abs=1.5)
+    assert outcome.sequences == outcome.kv_tokens // 8192
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    outcome = llama_on("T4", maxModelLength=8192)
+    assert isinstance(outcome, TooSmall)
+    assert (outcome.longest_sequence_tokens, outcome.kv_cache_bytes) == (0, 0)
+    smallest_that_fits = next(gpu for gpu in GPUS if gpu.memory_bytes >= outcome.needed_bytes)
+    found = llama_on(smallest_that_fits.name, maxModelLength=8192)
+    assert isinstance(found, Fits) and found.sequences == 3
+
+
+needs_and_limits = st.builds(
+    lambda weights, workspace, per_token, length, sequences, block: (
+        Footprint(
+            dtype="bfloat16",
+            parameters=weights // 2,
+            weight_bytes=weights,
+            workspace_bytes=workspace,
+            kv_bytes_per_token=per_token,
+        ),
+        Limits(sequence_tokens=length, max_sequences=sequences, block_size=block),
+    ),
+    st.integers(1, 10**10),
+    st.integers(0, 10**9),
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.integers(1, 1024),
+    st.sampled_from([8, 16, 128]),
+)
+
+
+@given(needs_and_limits, st.integers(1, 10**11), st.integers(1, 100))
+def test_what_is_said_to_be_needed_is_enough_and_not_a_byte_too_much(
+    drawn: tuple[Footprint, Limits], memory: int, percent: int
+) -> None:
+    needs, limits = drawn
+    spec = spec_of(kvCache={"memoryPercent": percent})
+    outcome = capacity.fit(spec, needs, limits, memory_bytes=memory)
+    if isinstance(outcome, TooSmall):
+        assert outcome.needed_bytes > memory
+        assert isinstance(capacity.fit(spec, needs, limits, memory_bytes=outcome.needed_bytes), Fits)
+        assert isinstance(capacity.fit(spec, needs, limits, memory_bytes=outcome.needed_bytes - 1), TooSmall)
+        assert 0 <= outcome.longest_sequence_tokens <= limits.sequence_tokens
+    else:
+        assert 1 <= outcome.sequences <= limits.max_sequences
+        assert outcome.sequences * limits.sequence_slots <= outcome.kv_tokens
+        assert outcome.kv_tokens * needs.kv_bytes_per_token <= outcome.kv_cache_bytes
+        assert needs.weight_bytes + needs.workspace_bytes + outcome.kv_cache_bytes <= memory
+        useful = capacity.useful_kv_cache_bytes(outcome, needs, limits)
+        assert limits.sequence_slots * needs.kv_bytes_per_token <= useful <= outcome.kv_cache_bytes
+
+
+@given(needs_and_limits, st.integers(1, 10**11))
+def test_shorter_sequences_fit_where_longer_ones_do(drawn: tuple[Footprint, Limits], memory: int) -> None:
+    needs, limits = drawn
+    outcome = capacity.fit(spec_of(), needs, limits, memory_bytes=memory)
+    if isinstance(outcome, TooSmall) and outcome.longest_sequence_tokens:
+        shorter = replace(limits, sequence_tokens=outcome.longest_sequence_tokens)
+        assert isinstance(capacity.fit(spec_of(), needs, shorter, memory_bytes=memory), Fits)
+
+
+def test_a_cache_of_a_given_size_must_hold_one_sequence() -> None:
+    config = config_of(LLAMA_3_8B)
+    for size, fits in (("1Gi", True), ("1023Mi", False)):
+        spec = spec_of(kvCache={"size": size}, maxModelLength=8192)
+        needs = capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device="gpu")
+        outcome = capacity.fit(spec, needs, capacity.limits(spec, config), memory_bytes=80 * GIB)
+        assert isinstance(outcome, Fits) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("H100 80GB", "H100 80GB"),
+        ("h100", "H100 80GB"),
+        ("NVIDIA-A100-SXM4-80GB", "A100 80GB"),
+        ("A100-SXM4-40GB", "A100 40GB"),
+        ("Tesla T4 16GB", "T4 16GB"),
+        ("l40s", "L40S 48GB"),
+    ],
+)
+def test_gpus_by_the_names_people_use(text: str, name: str) -> None:
+    found = find_gpu(text)
+    assert found is not None and found.name == name
+
+
+@pytest.mark.parametrize("text", ["A100", "24GB", "", "Voodoo 2"])
+def test_no_single_gpu(text: str) -> None:
+    assert find_gpu(text) is None
