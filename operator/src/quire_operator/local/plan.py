@@ -26,6 +26,8 @@ class Place:
     label: str
     memory_bytes: int
     on_gpu: bool
+    divided: bool = False
+    """It is one replica's part of a memory that all of them share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ def places(spec: Spec, *, gpu: str | None, memory_bytes: int | None, machine: Ma
     pod = [] if limit is None else [Place(label="a pod's memory limit", memory_bytes=limit, on_gpu=False)]
     replicas = max(1, spec.max_replicas)
     label = "this machine" if replicas == 1 else f"this machine ÷ {replicas} replicas"
-    return [*pod, Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False)]
+    return [*pod, Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False, divided=True)]
 
 
 def answers(spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: Machine) -> list[Answer]:
@@ -142,15 +144,21 @@ def _advice(spec: Spec, found: Sequence[Answer]) -> list[Text]:
                 f"A replica may fill {share.memory_percent} % of the memory (spec.engine.kvCache.memoryPercent).", "dim"
             )
         )
-    if small and len(small) == len(found) and isinstance(small[-1].outcome, TooSmall):
-        advice = remedies(spec, small[-1].outcome)
-        larger = [gpu.name for gpu in GPUS if gpu.memory_bytes >= small[-1].outcome.needed_bytes]
-        if small[-1].place.on_gpu and larger:
-            advice.append(f"use a {larger[0]}")
-        if small[-1].needs.dtype == "float32" and small[-1].place.on_gpu:
-            advice.append("set spec.engine.dtype to BFloat16, which halves weights and cache")
-        lines.append(Text(f"It does not fit. What would help: {'; '.join(advice)}.", "bold"))
+    if len(small) == len(found):
+        lines.append(Text(f"It does not fit. What would help: {'; '.join(_remedies(spec, small[-1]))}.", "bold"))
     return lines
+
+
+def _remedies(spec: Spec, answer: Answer) -> list[str]:
+    place, needs, outcome = answer.place, answer.needs, answer.outcome
+    assert isinstance(outcome, TooSmall)
+    advice = remedies(spec, needs, answer.limits, outcome, shared=place.divided)
+    larger = [gpu.name for gpu in GPUS if gpu.memory_bytes >= outcome.needed_bytes]
+    if place.on_gpu and larger:
+        advice.append(f"use a GPU such as {larger[0]}")
+    if place.on_gpu and needs.dtype == "float32":
+        advice.append("set spec.engine.dtype to BFloat16, which halves weights and cache")
+    return advice
 
 
 def _count(parameters: int) -> str:

@@ -9,7 +9,7 @@ from quire_operator.adapters.model_store import ModelFacts
 from quire_operator.domain import capacity
 from quire_operator.domain.capacity import Fits, Footprint, Limits, TooSmall
 from quire_operator.domain.quantities import format_bytes
-from quire_operator.domain.spec import Spec
+from quire_operator.domain.spec import KVCacheSize, Spec
 from quire_operator.errors import CapacityProblem
 
 
@@ -66,7 +66,7 @@ def size(spec: Spec, facts: ModelFacts, *, folder: Path, share: Share, machine: 
                 f"KV cache {format_bytes(limits.sequence_slots * needs.kv_bytes_per_token)} for one sequence of "
                 f"{limits.sequence_tokens:,} tokens; {format_bytes(fits.kv_cache_bytes)} are left for it",
             ],
-            hint="; ".join(remedies(spec, fits)),
+            hint="; ".join(remedies(spec, needs, limits, fits, shared=not share.on_gpu)),
         )
     return Sized(spec=spec, folder=folder, share=share, needs=needs, limits=limits, fits=fits)
 
@@ -88,15 +88,21 @@ def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16:
     return needs, capacity.limits(spec, facts.config)
 
 
-def remedies(spec: Spec, small: TooSmall) -> list[str]:
-    """What a person can change so that it fits."""
+def remedies(spec: Spec, needs: Footprint, limits: Limits, small: TooSmall, *, shared: bool) -> list[str]:
+    """What a person can change so that it fits. ``shared``: all replicas live in the same memory."""
     advice: list[str] = []
-    if small.longest_sequence_tokens > 0:
+    one_sequence = limits.sequence_slots * needs.kv_bytes_per_token
+    if isinstance(spec.engine.kv_cache, KVCacheSize) and small.kv_cache_bytes >= one_sequence:
+        mebibytes = small.kv_cache_bytes // 2**20
+        advice.append(f"lower spec.engine.kvCache.size to {mebibytes}Mi")
+    elif isinstance(spec.engine.kv_cache, KVCacheSize) and spec.engine.kv_cache.size_bytes < one_sequence:
+        advice.append(f"raise spec.engine.kvCache.size to {-(-one_sequence // 2**20)}Mi")
+    if 0 < small.longest_sequence_tokens < limits.sequence_tokens:
         advice.append(f"set spec.engine.maxModelLength to {small.longest_sequence_tokens} or less")
-    if spec.max_replicas > 1:
-        advice.append("lower maxReplicas, for they share the memory" if spec.autoscaling else "lower replicas")
-    advice.append(f"give a replica {format_bytes(small.needed_bytes)}")
-    return advice
+    if shared and spec.max_replicas > 1:
+        field = "spec.autoscaling.maxReplicas" if spec.autoscaling else "spec.replicas"
+        advice.append(f"lower {field}, for the replicas share the memory")
+    return [*advice, f"give a replica {format_bytes(small.needed_bytes)}"]
 
 
 def _gpu_memory(specs: Sequence[Spec], machine: Machine) -> int:

@@ -86,12 +86,13 @@ class Up:
                 preparing.cancel()
                 await asyncio.wait((preparing,))
                 return
+            sized = preparing.result()
             http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
             scraper = Scraper(clock=WallClock(), gateways=lambda: [self._address + METRICS_PATH])
             stack.push_async_callback(scraper.aclose)
             run = _Run(options, specs, folder=folder, http=http, scraper=scraper, view=self._view)
             stack.push_async_callback(run.end_at_once)
-            await run.serve(preparing.result(), stop=self._asked_to_stop, kill=self._asked_to_kill)
+            await run.serve(sized, stop=self._asked_to_stop, kill=self._asked_to_kill)
 
     async def _fetch_and_size(self, specs: Sequence[Spec]) -> list[Sized]:
         """Every model in its folder, found to fit; raises ModelProblem or CapacityProblem."""
