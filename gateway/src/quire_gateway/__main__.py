@@ -64,6 +64,7 @@ class Gateway:
         try:
             await self._site.start()
         except OSError as error:
+            await self._stack.aclose()
             address = f"{self._config.host}:{self._config.port}"
             raise ConfigProblem([f"can't listen on {address}: {os.strerror(error.errno or 0)}"]) from error
         self._scraper = Scraper(self.fleet, session)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _UNKNOWN_SECONDS_PER_REQUEST = 1.0
+_SLOWEST_SECONDS_PER_REQUEST = 60.0
 _FULL_KV = 0.95
 """A replica whose KV cache is fuller makes the next request wait, whatever its queue."""
 _WAIT_GRAIN_SECONDS = 0.05
@@ -77,7 +78,9 @@ def expected_wait_seconds(candidate: Candidate) -> float:
         # It has no room: what was sent since has queued up too, and so will this one.
         queued += since + 1
     rate = load.finished_per_second
-    per_request = 1 / rate if rate else _UNKNOWN_SECONDS_PER_REQUEST
+    per_request = (
+        _UNKNOWN_SECONDS_PER_REQUEST if rate is None else min(_SLOWEST_SECONDS_PER_REQUEST, 1 / max(rate, 1e-9))
+    )
     return queued * per_request
 
 

@@ -52,13 +52,16 @@ def parse_endpoints(text: bytes) -> Snapshot:
     for model in file.models:
         if model.name in snapshot:
             raise Unreadable(f"model {model.name!r} is there twice")
-        snapshot[model.name] = tuple(_endpoint(endpoint, model.name) for endpoint in model.endpoints)
+        endpoints = {endpoint.id: _endpoint(endpoint, model.name) for endpoint in model.endpoints}
+        if len(endpoints) != len(model.endpoints):
+            twice = next(e.id for n, e in enumerate(model.endpoints) if e.id in {x.id for x in model.endpoints[:n]})
+            raise Unreadable(f"model {model.name!r}: endpoint {twice!r} is there twice")
+        snapshot[model.name] = tuple(endpoints.values())
     return snapshot
 
 
 def _endpoint(endpoint: _Endpoint, model: str) -> Endpoint:
-    url = urlsplit(endpoint.url)
-    if url.scheme not in ("http", "https") or not url.hostname or url.path.rstrip("/") or url.query:
+    if not _is_address(endpoint.url):
         raise Unreadable(
             f"model {model!r}, endpoint {endpoint.id!r}: url must be http://HOST:PORT, got {endpoint.url!r}"
         )
@@ -69,6 +72,19 @@ def _endpoint(endpoint: _Endpoint, model: str) -> Endpoint:
         serving=endpoint.serving,
         terminating=endpoint.terminating,
     )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return (
+            url.scheme in ("http", "https")
+            and bool(url.hostname and url.port)
+            and not (url.path.strip("/") or url.query)
+        )
+    except ValueError:
+        # A port that is no number.
+        return False
 
 
 class FileDiscovery:

@@ -1,0 +1,98 @@
+"""The endpoints file: read again whenever it is replaced, and never trusted more than it deserves."""
+
+import asyncio
+import json
+
+import pytest
+
+from quire_gateway.endpoints import Endpoint
+from quire_gateway.endpoints.file import FileDiscovery, Unreadable, parse_endpoints
+
+
+def listing(*urls: str, model: str = "chat") -> str:
+    endpoints = [{"id": f"{model}-{n}", "url": url} for n, url in enumerate(urls)]
+    return json.dumps({"models": [{"name": model, "endpoints": endpoints}]})
+
+
+@pytest.fixture
+async def watched(tmp_path):
+    """The file, and a queue of what was published."""
+    path = tmp_path / "endpoints.json"
+    published: asyncio.Queue = asyncio.Queue()
+    task = asyncio.create_task(FileDiscovery(path).run(published.put_nowait))
+    yield path, published
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def replace(path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+async def test_file_that_comes_later_and_is_replaced_is_read_each_time(watched):
+    path, published = watched
+    replace(path, listing("http://127.0.0.1:1"))
+    async with asyncio.timeout(5):
+        assert [e.url for e in (await published.get())["chat"]] == ["http://127.0.0.1:1"]
+        replace(path, listing("http://127.0.0.1:2", "http://127.0.0.1:3"))
+        assert [e.id for e in (await published.get())["chat"]] == ["chat-0", "chat-1"]
+        path.write_text('{"models": []}')
+        assert await published.get() == {}
+
+
+async def test_broken_file_leaves_the_last_set_standing_and_says_so_once(watched, caplog):
+    path, published = watched
+    replace(path, listing("http://127.0.0.1:1"))
+    async with asyncio.timeout(5):
+        await published.get()
+        replace(path, '{"models": [')
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        replace(path, listing("http://127.0.0.1:2"))
+        # Nothing was published for the broken one.
+        assert [e.url for e in (await published.get())["chat"]] == ["http://127.0.0.1:2"]
+    assert len(caplog.records) == 1
+    assert "the endpoints known before stay" in caplog.text
+
+
+async def test_file_that_vanishes_leaves_the_last_set_standing(watched, caplog):
+    path, published = watched
+    replace(path, listing("http://127.0.0.1:1"))
+    async with asyncio.timeout(5):
+        await published.get()
+        path.unlink()
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+        replace(path, listing("http://127.0.0.1:1"))
+        await published.get()
+    assert "No such file" in caplog.text
+
+
+def test_states_default_to_ready():
+    text = '{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:1/"}]}], "later": 1}'
+    assert parse_endpoints(text.encode()) == {
+        "m": (Endpoint(id="a", url="http://h:1", ready=True, serving=True, terminating=False),)
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "truncated"),
+        ("[]", "Expected `object`"),
+        ('{"models": [{"name": "m"}]}', "missing required field `endpoints`"),
+        ('{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "h:1"}]}]}', "http://HOST:PORT"),
+        ('{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:1/v1"}]}]}', "http://HOST:PORT"),
+        ('{"models": [{"name": "m", "endpoints": []}, {"name": "m", "endpoints": []}]}', "there twice"),
+        ('{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:x"}]}]}', "http://HOST:PORT"),
+        (
+            '{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:1"}, {"id": "a", "url": "http://h:2"}]}]}',
+            "endpoint 'a' is there twice",
+        ),
+    ],
+)
+def test_unreadable_file_says_what_is_wrong(text, words):
+    with pytest.raises(Unreadable, match=words):
+        parse_endpoints(text.encode())

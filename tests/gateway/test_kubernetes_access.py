@@ -1,0 +1,89 @@
+"""How the gateway finds the API server, and what it says when it can't."""
+
+import base64
+
+import pytest
+import yaml
+
+from quire_gateway.endpoints.kubernetes_access import from_kubeconfig, in_cluster
+from quire_gateway.errors import ConfigProblem
+
+
+def kubeconfig(**changes: object) -> dict:
+    return {
+        "current-context": "one",
+        "contexts": [{"name": "one", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:8080/"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    } | changes
+
+
+def write(tmp_path, document: object):
+    path = tmp_path / "config"
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return path
+
+
+def test_token_of_the_current_context(tmp_path):
+    access = from_kubeconfig(write(tmp_path, kubeconfig()))
+    assert access.url == "http://127.0.0.1:8080"
+    assert access.headers() == {"Authorization": "Bearer t"}
+
+
+def test_token_file_is_read_each_time(tmp_path):
+    (tmp_path / "token").write_text("first\n")
+    access = from_kubeconfig(write(tmp_path, kubeconfig(users=[{"name": "u", "user": {"tokenFile": "token"}}])))
+    assert access.headers()["Authorization"] == "Bearer first"
+    (tmp_path / "token").write_text("second\n")
+    assert access.headers()["Authorization"] == "Bearer second"
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ("a: [", "can't be read"),
+        ("[]", "the file is no mapping"),
+        (kubeconfig(**{"current-context": None}), "no context is chosen"),
+        (kubeconfig(**{"current-context": "two"}), "no context 'two'"),
+        (kubeconfig(clusters=[]), "no cluster 'c'"),
+        (kubeconfig(clusters=[{"name": "c", "cluster": {}}]), "has no server address"),
+        (kubeconfig(users=[{"name": "u", "user": {"exec": {"command": "aws"}}}]), "from a command"),
+        (
+            kubeconfig(clusters=[{"name": "c", "cluster": {"server": "https://h", "certificate-authority-data": "!"}}]),
+            "certificates can't be read",
+        ),
+        (
+            kubeconfig(clusters=[{"name": "c", "cluster": {"server": "https://h", "certificate-authority": "no.crt"}}]),
+            "certificates can't be read",
+        ),
+        (
+            kubeconfig(
+                clusters=[
+                    {
+                        "name": "c",
+                        "cluster": {
+                            "server": "https://h",
+                            "certificate-authority-data": base64.b64encode(b"no certificate").decode(),
+                        },
+                    }
+                ]
+            ),
+            "certificates can't be read",
+        ),
+    ],
+)
+def test_unusable_kubeconfig_says_why(tmp_path, document, words):
+    with pytest.raises(ConfigProblem, match=words):
+        from_kubeconfig(write(tmp_path, document))
+
+
+def test_outside_of_a_pod_the_way_out_is_named(tmp_path):
+    with pytest.raises(ConfigProblem, match="add --kubeconfig FILE"):
+        in_cluster({}, tmp_path)
+
+
+def test_service_account_without_its_certificate(tmp_path):
+    (tmp_path / "token").write_text("t")
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    with pytest.raises(ConfigProblem, match="ca.crt can't be read"):
+        in_cluster(environ, tmp_path)

@@ -1,0 +1,256 @@
+"""Watching Services and EndpointSlices, against an API server that does as it is told."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from quire_gateway.endpoints import kubernetes
+from quire_gateway.endpoints.kubernetes import Key, KubeObject, KubernetesDiscovery, snapshot_of
+from quire_gateway.endpoints.kubernetes_access import Access
+
+SERVICES, SLICES = "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"
+
+
+def service(name: str, model: str | None, *, version: int = 1, created: str = "2026-01-01T00:00:00Z") -> dict:
+    annotations = {"quire.dev/served-name": model} if model else {}
+    return {
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "resourceVersion": str(version),
+            "creationTimestamp": created,
+            "labels": {"quire.dev/llmdeployment": name},
+            "annotations": annotations,
+        },
+        "spec": {"ports": [{"name": "http", "port": 8000, "protocol": "TCP"}], "clusterIP": "10.0.0.1"},
+    }
+
+
+def pod(ip: str, name: str, **conditions: bool) -> dict:
+    return {"addresses": [ip], "conditions": conditions, "targetRef": {"kind": "Pod", "name": name}}
+
+
+def part(name: str, service_name: str, *endpoints: dict, version: int = 1, family: str = "IPv4") -> dict:
+    return {
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "resourceVersion": str(version),
+            "labels": {"kubernetes.io/service-name": service_name},
+        },
+        "addressType": family,
+        "endpoints": list(endpoints),
+        "ports": [{"name": "metrics", "port": 9000}, {"name": "http", "port": 8000}],
+    }
+
+
+class ApiServer:
+    """Lists what it holds, and sends what is put into the watches' queues."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[dict]] = {SERVICES: [], SLICES: []}
+        self.events: dict[str, asyncio.Queue] = {SERVICES: asyncio.Queue(), SLICES: asyncio.Queue()}
+        self.lists: list[str] = []
+        self.watches: list[tuple[str, str]] = []
+        self.tokens: list[str | None] = []
+        self.failing = False
+        self.page = 500
+
+    async def start(self) -> str:
+        app = web.Application()
+        app.router.add_get(SERVICES, self._serve)
+        app.router.add_get(SLICES, self._serve)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    def send(self, path: str, kind: str, item: dict) -> None:
+        self.events[path].put_nowait({"type": kind, "object": item})
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self.tokens.append(request.headers.get("Authorization"))
+        assert request.query["labelSelector"] == "quire.dev/llmdeployment"
+        if self.failing:
+            return web.json_response({"kind": "Status", "code": 500}, status=500)
+        return await (self._watch(request) if "watch" in request.query else self._list(request))
+
+    async def _list(self, request: web.Request) -> web.Response:
+        self.lists.append(request.path)
+        start = int(request.query.get("continue", "0"))
+        items = self.items[request.path]
+        metadata = {"resourceVersion": "100"}
+        if start + self.page < len(items):
+            metadata["continue"] = str(start + self.page)
+        return web.json_response({"metadata": metadata, "items": items[start : start + self.page]})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        self.watches.append((request.path, request.query["resourceVersion"]))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while True:
+            event = await self.events[request.path].get()
+            if event is None:
+                return response
+            line = json.dumps(event).encode() + b"\n"
+            # An event may come in pieces.
+            await response.write(line[:20])
+            await asyncio.sleep(0)
+            await response.write(line[20:])
+
+
+@pytest.fixture
+async def api():
+    server = ApiServer()
+    server.url = await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def published(api, monkeypatch):
+    """What the discovery publishes, as model → {id: state}."""
+    monkeypatch.setattr(kubernetes, "_FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(kubernetes, "_LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(kubernetes, "_LASTED_SECONDS", 0.0)
+    access = Access(url=api.url, tls=None, token="secret")
+    queue: asyncio.Queue = asyncio.Queue()
+    async with access.session() as session:
+        task = asyncio.create_task(KubernetesDiscovery(access, session).run(queue.put_nowait))
+        yield queue
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def until(published: asyncio.Queue, expected: dict[str, set[str]]) -> None:
+    """Wait for a snapshot with these ready replicas."""
+    async with asyncio.timeout(10):
+        while True:
+            snapshot = await published.get()
+            found = {m: {e.id for e in endpoints if e.ready and not e.terminating} for m, endpoints in snapshot.items()}
+            if found == expected:
+                return
+
+
+async def test_lists_then_follows_the_watch(api, published):
+    api.items[SERVICES] = [service("chat", "org/chat")]
+    await until(published, {"org/chat": set()})
+
+    api.send(SLICES, "ADDED", part("chat-x", "chat", pod("10.1.0.1", "chat-0", ready=True), version=101))
+    await until(published, {"org/chat": {"ns/chat-0"}})
+    two = (
+        pod("10.1.0.1", "chat-0", ready=False, serving=True, terminating=True),
+        pod("10.1.0.2", "chat-1", ready=True),
+    )
+    api.send(SLICES, "MODIFIED", part("chat-x", "chat", *two, version=102))
+    await until(published, {"org/chat": {"ns/chat-1"}})
+    api.send(SLICES, "DELETED", part("chat-x", "chat", version=103))
+    await until(published, {"org/chat": set()})
+    api.send(SERVICES, "DELETED", service("chat", "org/chat", version=104))
+    await until(published, {})
+    assert set(api.tokens) == {"Bearer secret"}
+
+
+async def test_watch_that_ends_goes_on_where_it_was(api, published):
+    api.items[SERVICES] = [service("chat", "chat")]
+    await until(published, {"chat": set()})
+    api.send(SLICES, "BOOKMARK", {"kind": "EndpointSlice", "metadata": {"resourceVersion": "250"}})
+    api.events[SLICES].put_nowait(None)
+
+    api.send(SLICES, "ADDED", part("x", "chat", pod("10.1.0.1", "a", ready=True), version=260))
+    await until(published, {"chat": {"ns/a"}})
+
+    assert [version for path, version in api.watches if path == SLICES] == ["100", "250"]
+    assert api.lists.count(SLICES) == 1
+
+
+async def test_expired_version_is_listed_anew(api, published):
+    api.items[SERVICES] = [service("chat", "chat")]
+    await until(published, {"chat": set()})
+
+    api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
+    api.send(SLICES, "ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+
+    await until(published, {"chat": {"ns/a"}})
+    assert api.lists.count(SLICES) == 2
+
+
+async def test_known_replicas_stay_while_the_api_server_is_away(api, published):
+    api.items[SERVICES] = [service("chat", "chat")]
+    api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
+    await until(published, {"chat": {"ns/a"}})
+
+    api.failing = True
+    for path in (SERVICES, SLICES):
+        api.events[path].put_nowait(None)
+    requests = len(api.tokens)
+    while len(api.tokens) < requests + 4:
+        await asyncio.sleep(0.01)
+    assert published.empty()
+
+    api.failing = False
+    api.send(SLICES, "MODIFIED", part("x", "chat", pod("10.1.0.9", "b", ready=True), version=300))
+    await until(published, {"chat": {"ns/b"}})
+
+
+async def test_silent_watch_is_given_up(api, published, monkeypatch):
+    monkeypatch.setattr(kubernetes, "_WATCH_TIMEOUT", kubernetes.aiohttp.ClientTimeout(total=None, sock_read=0.05))
+    while len(api.watches) < 6:
+        await asyncio.sleep(0.01)
+    assert {version for _, version in api.watches} == {"100"}
+
+
+async def test_long_lists_come_in_pages(api, published):
+    api.page = 2
+    api.items[SERVICES] = [service(f"s{n}", f"m{n}") for n in range(5)]
+    await until(published, {f"m{n}": set() for n in range(5)})
+
+
+def snapshot(services: list[dict], parts: list[dict]):
+    objects = [msgspec.convert(item, KubeObject) for item in services]
+    keyed = {Key(item.metadata.namespace, item.metadata.name): item for item in objects}
+    return snapshot_of(keyed, [msgspec.convert(item, KubeObject) for item in parts])
+
+
+def test_only_services_with_a_served_name_are_models():
+    # The headless Service of the same pods has the label, but no such annotation.
+    parts = [part("x", "chat", pod("10.1.0.1", "a")), part("y", "chat-headless", pod("10.1.0.1", "a"))]
+    found = snapshot([service("chat", "chat"), service("chat-headless", None)], parts)
+    assert {model: [e.url for e in endpoints] for model, endpoints in found.items()} == {
+        "chat": ["http://10.1.0.1:8000"]
+    }
+
+
+def test_unknown_conditions_count_as_the_api_says():
+    (endpoint,) = snapshot([service("chat", "chat")], [part("x", "chat", pod("10.1.0.1", "a"))])["chat"]
+    assert (endpoint.ready, endpoint.serving, endpoint.terminating) == (True, True, False)
+
+
+def test_ipv6_and_slices_without_the_port_or_endpoints():
+    bare = part("y", "chat")
+    bare["endpoints"] = None
+    portless = part("z", "chat", pod("10.1.0.7", "c"))
+    portless["ports"] = None
+    found = snapshot([service("chat", "chat")], [part("x", "chat", pod("fd00::1", "a"), family="IPv6"), bare, portless])
+    assert [e.url for e in found["chat"]] == ["http://[fd00::1]:8000"]
+
+
+def test_of_two_services_with_one_model_the_older_serves_it(caplog):
+    older, newer = service("z", "chat", created="2025-01-01T00:00:00Z"), service("a", "chat")
+    parts = [part("p", "z", pod("10.1.0.1", "z-0")), part("q", "a", pod("10.1.0.2", "a-0"))]
+    assert [e.id for e in snapshot([newer, older], parts)["chat"]] == ["ns/z-0"]
+    assert "ns/a serves 'chat', as ns/z does already" in caplog.text
+
+
+def test_pod_in_two_slices_is_one_replica():
+    parts = [part("x", "chat", pod("10.1.0.1", "a", ready=True)), part("y", "chat", pod("10.1.0.1", "a", ready=False))]
+    (endpoint,) = snapshot([service("chat", "chat")], parts)["chat"]
+    assert endpoint.ready

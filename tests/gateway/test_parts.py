@@ -1,0 +1,158 @@
+"""The small pure parts: events, headers, scraped pages, rates, the command line."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from quire_gateway import headers
+from quire_gateway.__main__ import main
+from quire_gateway.config import FileSource, KubernetesSource, parse_config
+from quire_gateway.errors import ConfigProblem
+from quire_gateway.scrape import Rate, parse_page
+from quire_gateway.sse import EventSplitter
+
+# --- events ---
+
+
+@given(st.lists(st.binary(max_size=30) | st.sampled_from([b"\n", b"\n\n", b"\r\n\r\n", b"data: x\n\n"]), max_size=30))
+def test_events_pass_unchanged_and_whole(chunks):
+    splitter = EventSplitter()
+    out = [splitter.feed(chunk) for chunk in chunks]
+    for piece in out:
+        assert not piece or piece.endswith((b"\n\n", b"\r\n\r\n"))
+    assert b"".join(out) + splitter.flush() == b"".join(chunks)
+
+
+def test_event_without_end_does_not_fill_memory():
+    splitter = EventSplitter()
+    assert sum(len(splitter.feed(b"x" * 2**16)) for _ in range(40)) > 2**20
+
+
+# --- headers ---
+
+
+def proxied(**values: str) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict({name.replace("_", "-"): value for name, value in values.items()}))
+
+
+def test_headers_of_one_hop_stay_behind():
+    given = proxied(Connection="keep-alive, X-Mine", X_Mine="1", TE="trailers", Host="h", Accept="*/*", Upgrade="h2c")
+    assert dict(headers.to_replica(given, request_id="i")) == {"Accept": "*/*", "X-Request-Id": "i"}
+
+
+def test_answers_keep_what_clients_read():
+    given = proxied(Content_Type="text/event-stream", Retry_After="3", Transfer_Encoding="chunked", Server="uvicorn")
+    assert dict(headers.to_client(given, request_id="i")) == {
+        "Content-Type": "text/event-stream",
+        "Retry-After": "3",
+        "X-Request-Id": "i",
+    }
+
+
+@pytest.mark.parametrize("given", ["", "x" * 129, "a\nb", "é", "a b"])
+def test_ids_unfit_for_a_log_are_replaced(given):
+    assert headers.request_id(proxied(X_Request_Id=given)) != given
+
+
+# --- scraped pages ---
+
+PAGE = """\
+# HELP vllm:num_requests_running Running.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1
+vllm:num_requests_waiting{engine="0"} 2
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:request_success_total{engine="0",finished_reason="stop"} 5
+vllm:request_success_total{engine="0",finished_reason="length"} 2
+vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 9
+"""
+
+
+def test_page_is_summed_over_engines_and_reasons():
+    page = parse_page(PAGE)
+    assert (page.running, page.waiting, page.kv_usage, page.finished) == (4, 2, 0.25, 7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<html>",
+        PAGE.replace("num_requests_waiting", "other"),
+        PAGE.replace("0.25", "NaN"),
+        PAGE.replace("0.25", "-1"),
+        PAGE.replace("0.25", "x"),
+        PAGE.replace('{engine="0"} 2', '{engine="0'),
+    ],
+)
+def test_page_without_the_figures_is_none(text):
+    assert parse_page(text) is None
+
+
+def test_rate_spans_ten_seconds_and_starts_anew_with_the_engine():
+    rate = Rate()
+    assert rate.add(10, now=0.0) is None
+    assert rate.add(10, now=1.0) is None
+    assert rate.add(14, now=2.0) == 2.0
+    assert rate.add(104, now=20.0) == pytest.approx(90 / 18)
+    assert rate.add(3, now=21.0) is None
+    assert rate.add(5, now=22.0) == 2.0
+
+
+# --- the command line ---
+
+
+def test_flags_stand_above_the_environment():
+    environ = {"QUIRE_GATEWAY_PORT": "1", "QUIRE_GATEWAY_HOLD_TIMEOUT": "7", "QUIRE_GATEWAY_ENDPOINTS_FILE": "/e.json"}
+    config = parse_config(["--port", "2"], environ)
+    assert (config.port, config.proxy.hold_timeout_seconds) == (2, 7)
+    assert isinstance(config.source, FileSource)
+
+
+def test_namespaces_add_up():
+    config = parse_config(["--kubernetes", "--namespace", "a", "b", "--namespace", "c"], {})
+    assert config.source == KubernetesSource(namespaces=("a", "b", "c"), kubeconfig=None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], ["either --endpoints-file FILE or --kubernetes"]),
+        (["--endpoints-file", "f", "--kubernetes"], ["either --endpoints-file FILE or --kubernetes"]),
+        (["--endpoints-file", "f", "--namespace", "n"], ["--namespace goes with --kubernetes only"]),
+        (["--kubernetes", "--kubeconfig", "/no/such"], ["there is no file /no/such"]),
+        (["--prot", "80"], ["--prot"]),
+        (
+            ["--endpoints-file", "f", "--port", "70000", "--hold-timeout", "soon", "--max-attempts", "0"],
+            ["--port: must be a port", "'70000'", "--hold-timeout: must be a number of seconds", "--max-attempts"],
+        ),
+        (["--endpoints-file", "f", "--hold-timeout", "nan"], ["--hold-timeout"]),
+        (["--endpoints-file", "f", "--log-level", "loud"], ["one of debug, info, warning, error, got 'loud'"]),
+    ],
+)
+def test_wrong_command_line_names_everything_that_is_wrong(argv, words):
+    with pytest.raises(ConfigProblem) as caught:
+        parse_config(argv, {})
+    text = "\n".join(caught.value.problems)
+    assert [word for word in words if word not in text] == []
+
+
+def test_mistake_is_one_screen_and_exit_code_two(capsys):
+    assert main(["--port", "x"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.count("  - ") == 2
+    assert "--help" in err
+
+
+def test_port_in_use_is_said_so(capsys, unused_tcp_port_factory, tmp_path):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["--host", "127.0.0.1", "--port", port, "--endpoints-file", str(tmp_path / "e")]) == 2
+    assert f"can't listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
