@@ -1,0 +1,55 @@
+"""The gateway finds what the operator makes, and the autoscaler reads what the gateway says."""
+
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from quire_gateway.endpoints import kubernetes as discovery
+from quire_gateway.endpoints.kubernetes import Key, KubeObject, snapshot_of
+from quire_gateway.fleet import Fleet
+from quire_gateway.metrics import Metrics
+from quire_operator.adapters import scrape
+from quire_operator.domain import desired, engine_contract, engine_metrics, names
+from quire_operator.domain.pod_template import Images
+from quire_operator.domain.spec import Invalid, Spec
+
+IMAGES = Images(engine="engine", operator="operator")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
+
+
+def test_labels_annotations_and_ports_are_called_the_same():
+    assert discovery.LABEL == names.LABEL_DEPLOYMENT
+    assert discovery.SERVED_NAME == names.ANNOTATION_SERVED_NAME
+    assert discovery.PORT_NAME == engine_contract.HTTP_PORT_NAME
+
+
+def test_services_that_the_operator_renders_are_one_model():
+    spec = Spec.parse(yaml.safe_load(EXAMPLE.read_text()))
+    assert isinstance(spec, Spec)
+    manifests = desired.desired(spec, target=1, uid="u", images=IMAGES)
+    assert not isinstance(manifests, Invalid)
+    services = [m.body for m in manifests if m.body["kind"] == "Service"]
+    assert len(services) == 2
+    assert all(discovery.LABEL in body["metadata"]["labels"] for body in services)
+
+    objects = {body["metadata"]["name"]: msgspec.convert(body, KubeObject) for body in services}
+    found = snapshot_of({Key(spec.namespace, name): item for name, item in objects.items()}, [])
+
+    assert found == {spec.model.served_name: ()}
+
+
+def test_held_requests_are_called_the_same():
+    fleet = Fleet()
+    fleet.publish({"chat": ()}, now=0)
+    metrics = Metrics(fleet)
+    metrics.held["chat"] = 3
+    found = scrape.points(metrics.render().decode(), {scrape.HELD_REQUESTS})
+    assert [(point.labels, point.value) for point in found] == [({"model": "chat"}, 3.0)]
+
+
+def test_operator_and_gateway_read_the_same_engine_metrics():
+    from quire_gateway import scrape as gateway_scrape
+
+    assert gateway_scrape.NAMES <= engine_metrics.NAMES
+    assert {engine_contract.METRIC_RUNNING, engine_contract.METRIC_WAITING} <= engine_metrics.NAMES

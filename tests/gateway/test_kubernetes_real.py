@@ -1,0 +1,120 @@
+"""Discovery against a real API server and the real EndpointSlice controller; pods are made ready by their status."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
+from quire_gateway.endpoints.kubernetes_access import from_kubeconfig
+
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {
+        "name": "chat",
+        "labels": {"quire.dev/llmdeployment": "chat"},
+        "annotations": {"quire.dev/served-name": "org/Chat-8B"},
+    },
+    "spec": {"selector": {"app": "chat"}, "ports": [{"name": "http", "port": 8000}]},
+}
+
+
+def pod(name: str, node: str) -> dict:
+    containers = [{"name": "engine", "image": "engine"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": "chat"}},
+        "spec": {"nodeName": node, "containers": containers, "automountServiceAccountToken": False},
+    }
+
+
+@pytest.fixture
+def node(api_server, namespace):
+    """The EndpointSlice controller leaves out pods whose node does not exist."""
+    client = api_server.client()
+    assert client.post("/api/v1/nodes", {"metadata": {"name": namespace}}).ok
+    yield namespace
+    client.delete(f"/api/v1/nodes/{namespace}")
+
+
+@pytest.fixture
+async def snapshots(api_server, namespace):
+    """What discovery publishes for the test's namespace."""
+    access = from_kubeconfig(api_server.admin_kubeconfig)
+    published: asyncio.Queue = asyncio.Queue()
+    async with access.session() as session:
+        discovery = KubernetesDiscovery(access, session, namespaces=(namespace,))
+        task = asyncio.create_task(discovery.run(published.put_nowait))
+        yield published
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def next_with(snapshots: asyncio.Queue, ready: set[str]) -> dict:
+    async with asyncio.timeout(30):
+        while True:
+            snapshot = await snapshots.get()
+            if {e.id.partition("/")[2] for e in snapshot.get("org/Chat-8B", ()) if e.ready} == ready:
+                return snapshot
+
+
+async def test_service_and_its_pods_become_a_model_and_its_replicas(api_server, namespace, node, snapshots):
+    client = api_server.client()
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    def send(method: str, path: str, body: object, content_type: str = "application/json") -> None:
+        answer = client.request(method, path, body, content_type=content_type)
+        assert answer.ok, answer.body
+
+    def set_ready(name: str, ip: str, ready: bool) -> None:
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        status = {"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": conditions}}
+        send("PATCH", f"{pods}/{name}/status", status, "application/merge-patch+json")
+
+    send("POST", f"/api/v1/namespaces/{namespace}/services", SERVICE)
+    await next_with(snapshots, set())
+    for name, ip in (("chat-0", "10.99.0.1"), ("chat-1", "10.99.0.2")):
+        send("POST", pods, pod(name, node))
+        set_ready(name, ip, True)
+    found = await next_with(snapshots, {"chat-0", "chat-1"})
+    assert {e.url for e in found["org/Chat-8B"]} == {"http://10.99.0.1:8000", "http://10.99.0.2:8000"}
+
+    set_ready("chat-0", "10.99.0.1", False)
+    await next_with(snapshots, {"chat-1"})
+    set_ready("chat-0", "10.99.0.1", True)
+    await next_with(snapshots, {"chat-0", "chat-1"})
+
+    # Deleted gracefully: it stays, terminating, until its grace is over, and must get nothing more.
+    send("DELETE", f"{pods}/chat-1", {"gracePeriodSeconds": 300})
+    async with asyncio.timeout(30):
+        while True:
+            leaving = [e for e in (await snapshots.get())["org/Chat-8B"] if e.terminating]
+            if leaving:
+                break
+    assert [(e.id, e.ready) for e in leaving] == [(f"{namespace}/chat-1", False)]
+
+    send("DELETE", f"/api/v1/namespaces/{namespace}/services/chat", None)
+    async with asyncio.timeout(30):
+        while await snapshots.get() != {}:
+            pass
+
+
+async def test_refused_token_is_said_and_outlived(api_server, namespace, caplog, tmp_path):
+    document = api_server.kubectl("config", "view", "--raw", "-o", "json")
+    config = json.loads(document)
+    config["users"][0]["user"] = {"token": "wrong"}
+    path = tmp_path / "config"
+    path.write_text(json.dumps(config))
+    access = from_kubeconfig(path)
+    async with access.session() as session:
+        task = asyncio.create_task(KubernetesDiscovery(access, session, namespaces=(namespace,)).run(lambda _: None))
+        async with asyncio.timeout(20):
+            while "answered 401" not in caplog.text:
+                await asyncio.sleep(0.02)
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+    assert isinstance(session, aiohttp.ClientSession)
