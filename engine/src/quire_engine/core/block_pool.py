@@ -55,10 +55,10 @@ class BlockPool:
         """
         references = self._references
         for block in reversed(blocks):
+            assert references[block] > 0, f"block {block} was released more often than taken"
             references[block] -= 1
             if references[block] == 0:
                 self._put_back(block)
-            assert references[block] >= 0
 
     def _put_back(self, block: int) -> None:
         following, previous, anchor = self._next, self._previous, self._anchor

@@ -34,7 +34,6 @@ class KVManager:
         if self.max_chunk < 1:
             raise ValueError("a sliding-window KV cache group is smaller than its window: not one sequence fits")
         self._headroom = [int(group.num_blocks * headroom) for group in layout.groups]
-        self._promised = [0] * len(self._groups)
         self._caching = enable_prefix_caching
         self._updates = tuple(BlockUpdates() for _ in self._groups)
 
@@ -57,9 +56,9 @@ class KVManager:
     def pools(self) -> tuple[BlockPool, ...]:
         return tuple(group.pool for group in self._groups)
 
-    def spare(self) -> list[int]:
-        """Per group, blocks that are free and not promised to the prompt of a running sequence."""
-        return [group.pool.num_free - promised for group, promised in zip(self._groups, self._promised, strict=True)]
+    def num_free(self) -> list[int]:
+        """Free blocks of each group."""
+        return [group.pool.num_free for group in self._groups]
 
     def wasted_slots(self, sequences: list[Sequence]) -> int:
         """Allocated token slots that hold no token, once the steps under way are done."""
@@ -70,8 +69,9 @@ class KVManager:
     def admit(self, sequence: Sequence, *, budget: int, alone: bool) -> int | None:
         """Give a sequence the blocks of its first chunk; tokens in that chunk, or None where it has to wait.
 
-        The whole of what it must compute has to fit beside what running sequences were promised for their own prompts;
-        ``headroom`` stays free besides, unless it is ``alone``, lest the next decode steps preempt it at once.
+        The whole of what it must compute has to fit, though only the first chunk's blocks are taken now: while a chunk
+        is left the budget is spent, so nobody is admitted behind it. ``headroom`` blocks stay free besides, unless it
+        is ``alone``, lest the next decode steps preempt it at once.
         """
         hit = self._find_prefix(sequence) if self._caching else 0
         position = hit * self._block_size
@@ -80,21 +80,16 @@ class KVManager:
             [group.pool.find_published(digest) for digest in sequence.digests[first:hit]]
             for group, first in zip(self._groups, firsts, strict=True)
         ]
-        promises = [
-            max(0, self._blocks_at_most(group, sequence.num_tokens) - len(blocks))
-            for group, blocks in zip(self._groups, found, strict=True)
-        ]
-        for index, group in enumerate(self._groups):
-            revived = sum(map(group.pool.is_free, found[index]))
-            reserved = self._promised[index] + (0 if alone else self._headroom[index])
-            if promises[index] + revived > group.pool.num_free - reserved:
+        for group, blocks, headroom in zip(self._groups, found, self._headroom, strict=True):
+            needed = max(0, self._blocks_at_most(group, sequence.num_tokens) - len(blocks))
+            revived = sum(map(group.pool.is_free, blocks))
+            if needed + revived > group.pool.num_free - (0 if alone else headroom):
                 return None
         for index, group in enumerate(self._groups):
             group.pool.touch(found[index])
             self._record(index, sequence, firsts[index], found[index])
-            self._promised[index] += promises[index]
         sequence.num_computed = sequence.capacity = position
-        sequence.block_tables, sequence.first_blocks, sequence.promised = found, firsts, promises
+        sequence.block_tables, sequence.first_blocks = found, firsts
         sequence.num_published = hit
         chunk = min(sequence.num_tokens - position, budget, self.max_chunk)
         extended = self.extend(sequence, position + chunk)
@@ -125,8 +120,6 @@ class KVManager:
             sequence.block_tables[index] += blocks
             self._record(index, sequence, place, blocks)
         sequence.capacity += missing * self._block_size
-        if sequence.promised:
-            self._keep_promise(sequence, missing)
         if self._caching:
             self._publish(sequence, min(end, len(sequence.token_ids)))
         return True
@@ -144,25 +137,11 @@ class KVManager:
         """Take all blocks back; what they hold may still be found by its prefix."""
         if self._caching:
             self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)))
-        self._break_promise(sequence)
         for index, group in enumerate(self._groups):
             group.pool.release(sequence.block_tables[index])
             sequence.block_tables[index] = []
             sequence.first_blocks[index] = 0
         sequence.capacity = sequence.num_computed = sequence.num_published = 0
-
-    def _keep_promise(self, sequence: Sequence, count: int) -> None:
-        for index, promise in enumerate(sequence.promised):
-            kept = min(promise, count)
-            sequence.promised[index] -= kept
-            self._promised[index] -= kept
-        if not any(sequence.promised):
-            sequence.promised.clear()
-
-    def _break_promise(self, sequence: Sequence) -> None:
-        for index, promise in enumerate(sequence.promised):
-            self._promised[index] -= promise
-        sequence.promised.clear()
 
     def _record(self, index: int, sequence: Sequence, place: int, blocks: list[int]) -> None:
         assert sequence.row is not None
@@ -238,7 +217,7 @@ class KVManager:
     def check_integrity(self, running: list[Sequence], waiting: list[Sequence]) -> None:
         """Every block is free or held by as many sequences as it counts, and every table reaches what it should."""
         for sequence in waiting:
-            assert not any(sequence.block_tables) and not sequence.promised and sequence.capacity == 0
+            assert not any(sequence.block_tables) and sequence.capacity == 0
         for index, group in enumerate(self._groups):
             holders: dict[int, list[bytes | None]] = {}
             for sequence in running:
@@ -254,6 +233,4 @@ class KVManager:
                     f"block {block} is in two sequences"
                 )
             group.pool.check_integrity({block: len(digests) for block, digests in holders.items()})
-            promised = sum(sequence.promised[index] for sequence in running if sequence.promised)
-            assert promised == self._promised[index], "promised blocks do not add up"
         assert not any(updates.rows for updates in self._updates), "block updates that no batch has taken"

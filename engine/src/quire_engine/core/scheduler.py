@@ -89,7 +89,7 @@ class Scheduler:
         self._released_rows: list[int] = []
         self._in_flight: deque[_InFlight] = deque()
         self._blocked: Sequence | None = None  # the first in the queue, when it did not fit
-        self._blocked_spare: list[int] = []
+        self._blocked_free: list[int] = []
         self._step = 0
         self.counters = Counters()
 
@@ -254,16 +254,16 @@ class Scheduler:
             if count is None:
                 self._free_rows.append(sequence.row)
                 sequence.row = None
-                self._blocked, self._blocked_spare = sequence, self._kv.spare()
+                self._blocked, self._blocked_free = sequence, self._kv.num_free()
                 return
             self._waiting.pop()
             self._enter(sequence, count, plan)
 
     def _is_blocked(self, sequence: Sequence) -> bool:
-        """Whether it did not fit before and no group has more to spare since; saves looking up its prefix each step."""
+        """Whether it did not fit before and no group has more free since; saves looking up its prefix each step."""
         if sequence is not self._blocked:
             return False
-        return all(now <= before for now, before in zip(self._kv.spare(), self._blocked_spare, strict=True))
+        return all(now <= before for now, before in zip(self._kv.num_free(), self._blocked_free, strict=True))
 
     def _enter(self, sequence: Sequence, count: int, plan: _Plan) -> None:
         """Put an admitted sequence among the running ones, and its first chunk into the plan."""

@@ -38,7 +38,6 @@ class Sequence:
     ``capacity``      tokens the block tables reach, those that left a window included.
     ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first of them: 0 but where
                       a sliding window has moved on.
-    ``promised``      per group, blocks its prompt still has to take; empty once there are none.
     ``row``           its place in the runner while it runs, else None.
     """
 
@@ -59,7 +58,6 @@ class Sequence:
         "num_published",
         "num_tokens",
         "order",
-        "promised",
         "request",
         "row",
         "stop_ids",
@@ -90,7 +88,6 @@ class Sequence:
         self.capacity = 0
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.first_blocks = [0] * num_groups
-        self.promised: list[int] = []
         self.digests: list[bytes] = []
         self.num_published = 0
 

@@ -1,0 +1,118 @@
+"""Small worlds for the core: a cache layout, an engine over the runner that checks it, and what it must answer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from quire_engine.core.batch import FinishedSequence
+from quire_engine.core.fake_runner import FakeRunner, draw, next_digest
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.policy import PolicyName
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.scheduler import Refusal, Scheduler, SchedulerConfig
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine, Step
+
+EOS = 0
+
+
+@dataclass
+class World:
+    """An engine, and what its sequences have said so far."""
+
+    engine: Engine
+    scheduler: Scheduler
+    runner: FakeRunner
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: dict[int, FinishedSequence] = field(default_factory=dict)
+
+    def add(
+        self,
+        key: int,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 8,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        salt: str | None = None,
+    ) -> Refusal | None:
+        params = params or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        return self.engine.add(
+            Request(key=key, prompt_token_ids=list(prompt), params=params, seed=key, priority=priority, cache_salt=salt)
+        )
+
+    def step(self) -> Step | None:
+        step = self.engine.step()
+        self.engine.check_integrity()
+        if step is not None:
+            for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):
+                assert key not in self.finished
+                self.tokens.setdefault(key, []).append(token_id)
+            self.finished.update({ended.key: ended for ended in step.output.finished})
+        return step
+
+    def run(self, most_steps: int = 5000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(most_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {most_steps} steps")
+
+
+def make_world(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    windows: Sequence[int | None] = (None,),
+    max_num_seqs: int = 4,
+    budget: int = 16,
+    max_model_len: int = 200,
+    overlap: bool = False,
+    caching: bool = True,
+    policy: PolicyName = "fcfs",
+    vocab_size: int = 50,
+) -> World:
+    layout = KVCacheLayout(
+        block_size=block_size,
+        groups=tuple(
+            KVCacheGroup(layers=(index,), num_blocks=num_blocks, window=window) for index, window in enumerate(windows)
+        ),
+    )
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        eos_token_ids=(EOS,),
+        policy=policy,
+        enable_prefix_caching=caching,
+    )
+    scheduler = Scheduler(config, layout)
+    runner = FakeRunner(layout=layout, vocab_size=vocab_size)
+    return World(Engine(scheduler=scheduler, runner=runner, overlap=overlap), scheduler, runner)
+
+
+def expected_tokens(prompt: Sequence[int], params: SamplingParams, *, vocab_size: int, max_model_len: int) -> list[int]:
+    """What the fake model says to a prompt, worked out without an engine."""
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+    digest = 0
+    for token_id in prompt:
+        digest = next_digest(digest, token_id)
+    answer: list[int] = []
+    while len(answer) < params.max_tokens and len(prompt) + len(answer) < max_model_len:
+        answer.append(draw(digest, vocab_size))
+        if answer[-1] in stops and len(answer) > params.min_tokens:
+            break
+        digest = next_digest(digest, answer[-1])
+    return answer
+
+
+@pytest.fixture(scope="session", name="make_world")
+def make_world_fixture() -> Callable[..., World]:
+    return make_world
+
+
+@pytest.fixture(scope="session", name="expected_tokens")
+def expected_tokens_fixture() -> Callable[..., list[int]]:
+    return expected_tokens

@@ -1,0 +1,93 @@
+"""A step is schedule, execute, commit; overlapped, the commit is that of the step before."""
+
+from typing import Any
+
+import pytest
+
+from quire_engine.config import (
+    CacheOptions,
+    EngineConfig,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from quire_engine.core.fake_runner import load_fake_model
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine, Step, make_engine
+
+
+def engine(**options: Any) -> Engine:
+    config = EngineConfig(
+        model=ModelOptions(path=None),  # type: ignore[arg-type]  # nothing is loaded
+        cache=CacheOptions(),
+        scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=64),
+        parallel=ParallelOptions(),
+        server=ServerOptions(),
+        threads=1,
+    )
+    model = load_fake_model(config, verify=True, **options)
+    return make_engine(model, scheduler=config.scheduler, cache=config.cache)
+
+
+def request(key: int, *, max_tokens: int = 4, logprobs: int | None = None) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs)
+    return Request(key=key, prompt_token_ids=[1, 2, 3], params=params, seed=0)
+
+
+def run(here: Engine) -> list[Step | None]:
+    steps = []
+    while here.has_work:
+        steps.append(here.step())
+    return steps
+
+
+@pytest.mark.parametrize(("asynchronous", "idle_first"), [(False, False), (True, True)])
+def test_asynchronous_runner_is_scheduled_one_step_ahead(asynchronous: bool, idle_first: bool) -> None:
+    here = engine(asynchronous=asynchronous)
+    here.add(request(1))
+    steps = run(here)
+    assert (steps[0] is None) == idle_first
+    assert [step.output.keys for step in steps if step is not None] == [[1]] * 4
+
+
+def test_overlapped_and_plain_engine_say_the_same() -> None:
+    said = []
+    for asynchronous in (False, True):
+        here = engine(asynchronous=asynchronous)
+        for key in range(5):
+            here.add(request(key, max_tokens=3 + key))
+        said.append([tuple(step.output.token_ids) for step in run(here) if step is not None])
+    assert said[0] == said[1]
+
+
+def test_discarded_draws_take_their_logprobs_with_them() -> None:
+    here = engine(asynchronous=True, vocab_size=4, eos_token_ids=(1,))
+    for key in range(3):
+        params = SamplingParams(max_tokens=30, logprobs=2)
+        here.add(Request(key=key, prompt_token_ids=[key], params=params, seed=0))
+    for step in run(here):
+        if step is not None:
+            output = step.output
+            if output.logprobs is not None:
+                drawn = [entry.token_ids[0] for entry in output.logprobs if entry is not None]
+                assert drawn == output.token_ids and len(output.keys) == len(output.token_ids)
+    assert here.counters.discarded_tokens > 0
+
+
+def test_seconds_of_the_parts_are_those_of_the_step() -> None:
+    here = engine(step_seconds=0.01)
+    here.add(request(1))
+    run(here)
+    assert here.seconds.run >= 4 * 0.01
+    assert here.seconds.schedule > 0 and here.seconds.output > 0
+    here.reset_counters()
+    assert here.seconds.run == 0 and here.counters.steps == 0
+
+
+def test_steps_are_dated() -> None:
+    here = engine()
+    here.add(request(1))
+    step = here.step()
+    assert step is not None and step.began <= step.ended == here.last_step_time

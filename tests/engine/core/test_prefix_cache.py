@@ -1,0 +1,141 @@
+"""What is in the cache already is not computed again, and only the right ones find it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_engine.core.prefix_cache import extend_chain, root_digest
+
+World = Any
+PROMPT = list(range(1, 19))  # four full blocks of four, and two tokens
+
+
+def chain(token_ids: list[int], *, root: bytes = b"", block_size: int = 4) -> list[bytes]:
+    digests: list[bytes] = []
+    extend_chain(digests, token_ids, root=root, block_size=block_size, upto=len(token_ids) // block_size)
+    return digests
+
+
+def test_digest_depends_on_everything_before() -> None:
+    one, other = chain([1, 2, 3, 4, 5, 6, 7, 8]), chain([9, 2, 3, 4, 5, 6, 7, 8])
+    assert one[0] != other[0] and one[1] != other[1]
+    assert chain([1, 2, 3, 4, 9, 9, 9, 9])[0] == one[0]
+
+
+def test_digests_grown_in_parts_are_those_grown_at_once() -> None:
+    digests: list[bytes] = []
+    for upto in (1, 1, 3, 4):
+        extend_chain(digests, PROMPT, root=b"r", block_size=4, upto=upto)
+    assert digests == chain(PROMPT, root=b"r")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"adapter_id": None, "cache_salt": None}, {"adapter_id": 1, "cache_salt": None}),
+        ({"adapter_id": None, "cache_salt": "a"}, {"adapter_id": None, "cache_salt": "b"}),
+        ({"adapter_id": None, "cache_salt": "None"}, {"adapter_id": None, "cache_salt": None}),
+        ({"adapter_id": 1, "cache_salt": "2"}, {"adapter_id": 12, "cache_salt": ""}),
+    ],
+)
+def test_adapters_and_salts_have_roots_of_their_own(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert root_digest(**one) != root_digest(**other)
+
+
+def cached_after(world: World, key: int, prompt: list[int], **options: Any) -> int:
+    """Run one more request; prompt tokens it found in the cache."""
+    world.add(key, prompt, **options)
+    world.run()
+    cached: int = world.finished[key].num_cached_tokens
+    return cached
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached"),
+    [
+        pytest.param(PROMPT, 16, id="the same prompt: all full blocks"),
+        pytest.param([*PROMPT[:10], 40, 41, 42], 8, id="a common beginning: the full blocks of it"),
+        pytest.param(PROMPT[:16], 12, id="at least one token is left to compute"),
+        pytest.param(PROMPT[1:], 0, id="the same tokens elsewhere: nothing"),
+        pytest.param(PROMPT[:3], 0, id="less than a block: nothing"),
+    ],
+)
+def test_second_request_finds_the_first_ones_blocks(
+    make_world: Callable[..., World], prompt: list[int], cached: int
+) -> None:
+    world = make_world()
+    assert cached_after(world, 1, PROMPT) == 0
+    assert cached_after(world, 2, prompt) == cached
+    counters = world.engine.counters
+    assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == (len(PROMPT) + len(prompt), cached)
+
+
+def test_answer_so_far_is_found_as_well(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    cached_after(world, 1, PROMPT, max_tokens=11)
+    # 18 + 11 tokens, the last never computed: seven full blocks.
+    assert cached_after(world, 2, [*PROMPT, *world.tokens[1], 5]) == 28
+
+
+def test_requests_of_one_step_share_their_prompt(make_world: Callable[..., World]) -> None:
+    world = make_world(budget=40)
+    for key in range(3):
+        world.add(key, PROMPT)
+    world.step()
+    assert world.engine.gauges().num_running == 3
+    assert world.engine.gauges().blocks_used == 4 + 3
+    world.run()
+    assert world.tokens[0] == world.tokens[1] == world.tokens[2]
+
+
+def test_salt_keeps_tenants_apart(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    cached_after(world, 1, PROMPT, salt="one")
+    assert cached_after(world, 2, PROMPT, salt="two") == 0
+    assert cached_after(world, 3, PROMPT) == 0
+    assert cached_after(world, 4, PROMPT, salt="one") == 16
+
+
+def test_nothing_is_found_when_switched_off_or_forgotten(make_world: Callable[..., World]) -> None:
+    off = make_world(caching=False)
+    cached_after(off, 1, PROMPT)
+    assert cached_after(off, 2, PROMPT) == 0
+    assert off.engine.counters.prefix_cache_queries == 0
+    forgotten = make_world()
+    cached_after(forgotten, 1, PROMPT)
+    forgotten.engine.forget_prefixes()
+    assert forgotten.engine.gauges().blocks_cached == 0
+    assert cached_after(forgotten, 2, PROMPT) == 0
+
+
+def test_preempted_sequence_finds_its_own_blocks(make_world: Callable[..., World]) -> None:
+    computed = {}
+    for caching in (True, False):
+        world = make_world(num_blocks=12, max_num_seqs=2, budget=40, caching=caching)
+        world.add(1, [1] * 15, max_tokens=20)
+        world.add(2, [2] * 15, max_tokens=20)
+        world.run()
+        assert world.finished[2].num_preemptions == 1
+        computed[caching] = world.engine.counters.scheduled_tokens - 2 * (15 + 19)
+    # The first sequence took the tail of its chain; the head was still there.
+    assert 0 < computed[True] < computed[False]
+
+
+def test_block_whose_chunk_found_no_room_is_not_found(make_world: Callable[..., World]) -> None:
+    """Its first tokens are there, the rest was never computed: nobody may take it for a full block."""
+    world = make_world(num_blocks=8, max_num_seqs=2, budget=4)
+    world.add(1, [1, 1, 1], max_tokens=29)
+    world.add(2, range(1, 22), max_tokens=2)
+    while not world.engine.counters.preemptions:
+        world.step()
+    world.engine.cancel(1)
+    world.run()
+    assert world.finished[2].num_preemptions == 1
+
+
+def test_windowed_groups_find_a_prefix_by_what_is_still_visible(make_world: Callable[..., World]) -> None:
+    world = make_world(windows=(None, 6), num_blocks=16)
+    cached_after(world, 1, PROMPT, max_tokens=1)
+    # The windowed group let go of the first blocks, but it keeps them findable until they are taken.
+    assert cached_after(world, 2, [*PROMPT, 30], max_tokens=1) == 16

@@ -1,0 +1,113 @@
+"""Any schedule keeps the books: blocks and rows add up, and each answer is the one the request gets alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_engine.core.sampling_params import SamplingParams
+
+VOCABULARY = 7
+MAX_MODEL_LEN = 60
+
+# Prompts that share beginnings, of any length, some over the cache's size.
+prompts = st.builds(
+    lambda head, tail: [1, 2, 3, 4, 5, 6] * head + tail,
+    st.integers(0, 4),
+    st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20),
+)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 55),
+    ignore_eos=st.sampled_from([True, True, False]),
+    min_tokens=st.sampled_from([0, 0, 3]),
+    stop_token_ids=st.sampled_from([(), (), (), (3,)]),
+)
+additions = st.tuples(
+    st.just("add"), prompts, params, st.integers(0, 2), st.sampled_from([None, None, "tenant"]), st.integers(1, 3)
+)
+actions = st.lists(
+    st.one_of(
+        additions,
+        additions,
+        st.tuples(st.just("step"), st.integers(1, 12)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("forget")),
+    ),
+    min_size=6,
+    max_size=30,
+)
+# Caches of 40 to 90 tokens, where one answer may take 60 and up to six are at work: most worlds preempt.
+worlds = st.fixed_dictionaries(
+    {
+        "cache_tokens": st.integers(40, 90),
+        "block_size": st.sampled_from([1, 2, 3, 4, 8]),
+        "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 4, 7), (6,), (3, 8)]),
+        "max_num_seqs": st.sampled_from([1, 3, 6, 6]),
+        "budget": st.integers(6, 40),
+        "overlap": st.booleans(),
+        "caching": st.booleans(),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+    }
+)
+
+
+class Play:
+    """Acts a script out, and remembers what each request should say."""
+
+    def __init__(self, here: Any, expected_tokens: Callable[..., list[int]]) -> None:
+        self.here = here
+        self.expected_tokens = expected_tokens
+        self.expected: dict[int, list[int]] = {}
+        self.cancelled: set[int] = set()
+
+    def add(
+        self, number: int, prompt: list[int], params: SamplingParams, priority: int, salt: str | None, copies: int
+    ) -> None:
+        for key in range(number * 10, number * 10 + copies):
+            if self.here.add(key, prompt, params=params, priority=priority, salt=salt) is None:
+                self.expected[key] = self.expected_tokens(
+                    prompt, params, vocab_size=VOCABULARY, max_model_len=MAX_MODEL_LEN
+                )
+
+    def step(self, number: int, count: int) -> None:
+        for _ in range(count):
+            if self.here.engine.has_work:
+                self.here.step()
+
+    def cancel(self, number: int, index: int) -> None:
+        if self.expected:
+            victim = sorted(self.expected)[index % len(self.expected)]
+            if self.here.engine.cancel(victim):
+                self.cancelled.add(victim)
+            else:
+                assert victim in self.here.finished or victim in self.cancelled
+
+    def forget(self, number: int) -> None:
+        self.here.engine.forget_prefixes()
+
+
+@settings(max_examples=250, deadline=None)
+@given(world=worlds, script=actions)
+def test_any_schedule_conserves_blocks_and_answers_as_alone(
+    make_world: Callable[..., Any], expected_tokens: Callable[..., list[int]], world: dict[str, Any], script: list[Any]
+) -> None:
+    shape = {name: value for name, value in world.items() if name != "cache_tokens"}
+    num_blocks = world["cache_tokens"] // world["block_size"]
+    here = make_world(**shape, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, vocab_size=VOCABULARY)
+    play = Play(here, expected_tokens)
+    for number, (kind, *arguments) in enumerate(script):
+        getattr(play, kind)(number, *arguments)
+        here.engine.check_integrity()
+    here.run()
+
+    assert set(here.finished) == set(play.expected) - play.cancelled
+    for key, answer in play.expected.items():
+        said = here.tokens.get(key, [])
+        assert said == (answer[: len(said)] if key in play.cancelled else answer)
+    gauges = here.engine.gauges()
+    assert (gauges.blocks_used, gauges.num_running, gauges.num_waiting, gauges.queued_tokens) == (0, 0, 0, 0)
+    assert here.engine.counters.generation_tokens == sum(map(len, here.tokens.values()))
+    if not world["overlap"]:
+        assert here.engine.counters.discarded_tokens == 0

@@ -1,0 +1,52 @@
+"""The queue of sequences without a row keeps order, and its counts, whatever leaves from the middle."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request, Sequence
+from quire_engine.core.waiting import WaitingQueue
+
+
+def sequence(key: int, *, priority: int = 0, length: int = 1) -> Sequence:
+    request = Request(key=key, prompt_token_ids=[1] * length, params=SamplingParams(max_tokens=1), seed=0)
+    return Sequence(request, order=(priority, key), limit=length + 1, eos_token_ids=(), num_groups=1)
+
+
+def test_first_in_order_comes_first() -> None:
+    queue = WaitingQueue()
+    for key, priority in [(1, 5), (2, 0), (3, 5), (4, -1)]:
+        queue.push(sequence(key, priority=priority))
+    assert [queue.pop().key for _ in range(4)] == [4, 2, 1, 3]
+    assert queue.first() is None
+
+
+def test_discarded_sequences_do_not_pile_up() -> None:
+    queue = WaitingQueue()
+    stays = sequence(0)
+    queue.push(stays)
+    for key in range(1, 10_000):
+        gone = sequence(key)
+        queue.push(gone)
+        gone.finished = True
+        queue.discard(gone)
+    assert len(queue) == 1 and queue.first() is stays
+    assert len(queue._heap) < 200
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "pop", "discard"]), st.integers(0, 9)), max_size=200))
+def test_counts_are_those_of_the_sequences_inside(script: list[tuple[str, int]]) -> None:
+    queue, inside = WaitingQueue(), list[Sequence]()
+    for key, (kind, number) in enumerate(script):
+        if kind == "push":
+            inside.append(sequence(key, priority=number % 3, length=1 + number))
+            queue.push(inside[-1])
+        elif kind == "pop" and inside:
+            inside.remove(queue.pop())
+        elif kind == "discard" and inside:
+            gone = inside.pop(number % len(inside))
+            gone.finished = True
+            queue.discard(gone)
+        assert len(queue) == len(inside)
+        assert queue.num_tokens == sum(entry.num_tokens for entry in inside)
+        assert queue.first() is min(inside, key=lambda entry: entry.order, default=None)
