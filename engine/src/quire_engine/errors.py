@@ -4,6 +4,7 @@
     ├── StartError              printed by __main__ as it is, without a traceback; the process ends with exit_code
     │   ├── FlagsError          flags or environment: every problem at once
     │   ├── ModelFolderError    the folder, its config, tokenizer, template or weights
+    │   ├── KeyFileError        a file of keys
     │   ├── AddressError        the address to listen on
     │   └── EngineStartError    what the engine process said before it ended
     └── RequestError            answered by server.problems in OpenAI's error shape
@@ -13,6 +14,7 @@
         ├── NotFound            404
         ├── MethodNotAllowed    405
         ├── BodyTooLarge        413
+        ├── UnsupportedMedia    415
         ├── Overloaded          429, with Retry-After
         ├── InternalError       500: a fault of ours; the message tells nothing of the inside
         └── Unavailable         503, with Retry-After
@@ -45,6 +47,12 @@ class FlagsError(StartError):
 
 class ModelFolderError(StartError):
     """The model folder cannot be served as it is; no restart mends that."""
+
+    exit_code = 2
+
+
+class KeyFileError(StartError):
+    """A key file cannot be used."""
 
     exit_code = 2
 
@@ -109,6 +117,11 @@ class BodyTooLarge(RequestError):
     status = 413
     type = "invalid_request_error"
     default_code = "body_too_large"
+
+
+class UnsupportedMedia(RequestError):
+    status = 415
+    type = "invalid_request_error"
 
 
 class Overloaded(RequestError):

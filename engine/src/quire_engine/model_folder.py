@@ -1,0 +1,110 @@
+"""Whether a model folder can be served, found out in milliseconds before anything slow: config and weight files.
+
+Reads a few kilobytes: config.json and the headers of the safetensors files. What is inside the tensors, the loader of
+the engine process checks; this catches what people meet: a wrong path, a download cut short, a pickle checkpoint.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire_engine.errors import ModelFolderError
+
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    path: Path
+    name: str
+    """What clients call the model, when no flag says otherwise."""
+    vocab_size: int | None
+    max_position_embeddings: int | None
+
+
+def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
+    """``weights`` False leaves weight files aside. Raises ModelFolderError."""
+    if not path.exists():
+        hint = "; quire-engine serves local folders, `quire up` downloads hf:// models" if _looks_like_hub(path) else ""
+        raise ModelFolderError(f"there is no folder {path}{hint}")
+    if not path.is_dir():
+        raise ModelFolderError(f"{path} is a file; --model takes the folder that holds config.json")
+    config = _config(path)
+    if weights:
+        _check_weights(path)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    return ModelFolder(
+        path=path,
+        name=path.resolve().name,
+        vocab_size=_whole_number(text, "vocab_size"),
+        max_position_embeddings=_whole_number(text, "max_position_embeddings"),
+    )
+
+
+def _looks_like_hub(path: Path) -> bool:
+    return not path.is_absolute() and len(path.parts) == 2 and path.parts[0] not in (".", "..")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.is_file():
+        raise ModelFolderError(f"{path} holds no config.json: it is no model folder in Hugging Face layout")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelFolderError(f"{file} names no model_type")
+    return config
+
+
+def _whole_number(config: Any, name: str) -> int | None:
+    value = config.get(name)
+    return value if type(value) is int and value > 0 else None
+
+
+def _check_weights(path: Path) -> None:
+    index = path / "model.safetensors.index.json"
+    files = sorted(path.glob("*.safetensors"))
+    if index.is_file():
+        missing = sorted(name for name in _indexed_files(index) if not (path / name).is_file())
+        if missing:
+            raise ModelFolderError(f"{index} names {missing[0]} (and {len(missing) - 1} more), which is not there")
+    if not files:
+        pickled = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern)), None)
+        if pickled:
+            raise ModelFolderError(
+                f"{path} holds pickled weights ({pickled}), which can run code when loaded; "
+                "save the model as safetensors"
+            )
+        raise ModelFolderError(f"{path} holds no *.safetensors (--load-format dummy runs without weights)")
+    for file in files:
+        check_safetensors(file)
+
+
+def _indexed_files(index: Path) -> set[str]:
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return {str(name) for name in names}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFolderError(f"{index} is not an index of weights: {error!r}") from error
+
+
+def check_safetensors(file: Path) -> None:
+    """Header and length: 8 bytes of header length, the header as JSON, then exactly the bytes it speaks of."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        head = stream.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelFolderError(f"{file} is no safetensors file, or was cut short ({size} bytes)")
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw)
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise ModelFolderError(f"{file} has a header that cannot be read: the file is damaged") from None
+    if size != 8 + length + end:
+        raise ModelFolderError(f"{file} has {size} bytes, its header speaks of {8 + length + end}: it was cut short")

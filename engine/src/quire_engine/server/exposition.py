@@ -1,0 +1,168 @@
+"""/metrics as text: a Prometheus collector over ``Metrics``, in the names, labels and buckets dashboards know."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from quire_engine.config import CacheOptions
+from quire_engine.server.histogram import Histogram
+from quire_engine.server.metrics import Metrics
+
+_LABELS = ["model_name", "engine"]
+_ENGINE = "0"
+
+
+def registry_of(metrics: Metrics, cache: CacheOptions, now: Callable[[], float]) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(metrics, cache, now))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class EngineCollector(Collector):
+    def __init__(self, metrics: Metrics, cache: CacheOptions, now: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._cache = cache
+        self._now = now
+        self._values = [metrics.model_name, _ENGINE]
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _gauge(self, name: str, help: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, help, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, help: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, help, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _labelled(self, family: Metric, rows: Iterable[tuple[list[str], float]]) -> Metric:
+        for labels, value in rows:
+            family.add_metric([*self._values, *labels], value)  # type: ignore[attr-defined]
+        return family
+
+    def _gauges(self) -> Iterator[Metric]:
+        stats = self._metrics.engine.latest
+        running = stats.num_running if stats else 0
+        waiting = stats.num_waiting if stats else 0
+        yield self._gauge("vllm:num_requests_running", "Requests in the running batch.", running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait to run.", waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache in use; 1 is full.", stats.kv_usage if stats else 0.0)
+        used, cached, total = (stats.blocks_used, stats.blocks_cached, stats.blocks_total) if stats else (0, 0, 0)
+        yield self._labelled(
+            GaugeMetricFamily("quire_kv_blocks", "KV cache blocks by state.", labels=[*_LABELS, "state"]),
+            [(["free"], total - used - cached), (["cached"], cached), (["used"], used)],
+        )
+        wasted = stats.kv_slots_wasted if stats else 0
+        yield self._gauge("quire_kv_slots_wasted", "Token slots of running requests that hold no token.", wasted)
+        queued = stats.queued_tokens if stats else 0
+        yield self._gauge("quire_queued_tokens", "Prompt tokens of requests that wait to run.", queued)
+        if stats is not None:
+            age = max(0.0, self._now() - stats.last_step_time)
+            yield self._gauge("quire_last_step_age_seconds", "Since the engine's last step ended.", age)
+        ready = self._metrics.ready
+        if ready is None:
+            return
+        yield self._cache_config(ready.num_blocks, ready.block_size, ready.dtype)
+        yield self._labelled(
+            GaugeMetricFamily("quire_startup_seconds", "Start-up of the engine by phase.", labels=[*_LABELS, "phase"]),
+            [([phase], seconds) for phase, seconds in ready.phase_seconds.items()],
+        )
+
+    def _cache_config(self, num_blocks: int, block_size: int, dtype: str) -> Metric:
+        labels = {
+            "block_size": str(block_size),
+            "num_gpu_blocks": str(num_blocks),
+            "cache_dtype": dtype,
+            "gpu_memory_utilization": f"{self._cache.gpu_memory_utilization:g}",
+            "enable_prefix_caching": str(self._cache.enable_prefix_caching),
+        }
+        family = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set up.", labels=[*_LABELS, *labels])
+        family.add_metric([*self._values, *labels.values()], 1)
+        return family
+
+    def _counters(self) -> Iterator[Metric]:
+        metrics, counts = self._metrics, self._metrics.engine.counters()
+        for name, key, help in _ENGINE_COUNTERS:
+            yield self._counter(name, help, counts.get(key, 0.0))
+        causes = {key.partition("/")[2]: value for key, value in counts.items() if key.startswith("preemptions/")}
+        yield self._counter("vllm:num_preemptions", "Requests that lost their place.", sum(causes.values()))
+        yield self._labelled(
+            CounterMetricFamily(
+                "quire_preemptions", "Preemptions by kind and reason.", labels=[*_LABELS, "kind", "reason"]
+            ),
+            [(list(cause.partition(":")[::2]), count) for cause, count in causes.items()],
+        )
+        yield self._labelled(
+            CounterMetricFamily("quire_step_seconds", "Time in steps by part.", labels=[*_LABELS, "part"]),
+            [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("step_seconds/")],
+        )
+        yield self._labelled(
+            CounterMetricFamily("vllm:request_success", "Requests that ended.", labels=[*_LABELS, "finished_reason"]),
+            [([reason], count) for reason, count in metrics.finished.items()],
+        )
+        yield self._labelled(
+            CounterMetricFamily("quire_rejected_requests", "Requests not taken.", labels=[*_LABELS, "reason"]),
+            [([reason], count) for reason, count in metrics.rejected.items()],
+        )
+        yield self._counter("quire_arrived_requests", "Requests that came in.", metrics.arrived_requests)
+        yield self._counter("quire_arrived_prompt_tokens", "Their prompt tokens.", metrics.arrived_prompt_tokens)
+        yield self._counter(
+            "quire_uncached_prompt_tokens",
+            "Prompt tokens that came in, less the share that the prefix cache held so far.",
+            metrics.uncached_prompt_tokens,
+        )
+        yield self._counter("quire_engine_restarts", "Times the engine process was replaced.", metrics.restarts)
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, attribute, help in _HISTOGRAMS:
+            histogram: Histogram = getattr(self._metrics, attribute)
+            counts = histogram.cumulative()
+            buckets = [*zip(map(_bound, histogram.bounds), counts, strict=False), ("+Inf", counts[-1])]
+            family = HistogramMetricFamily(name, help, labels=_LABELS)
+            family.add_metric(self._values, buckets, histogram.sum)
+            yield family
+
+
+def _bound(bound: float) -> str:
+    return repr(bound)
+
+
+_ENGINE_COUNTERS = (
+    ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens of requests that ran."),
+    ("vllm:generation_tokens", "generation_tokens", "Tokens drawn."),
+    ("vllm:prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    ("vllm:prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found there."),
+    ("quire_steps", "steps", "Steps of the engine."),
+    ("quire_scheduled_tokens", "scheduled_tokens", "Tokens computed."),
+    ("quire_discarded_tokens", "discarded_tokens", "Tokens drawn after their request had ended."),
+)
+
+_HISTOGRAMS = (
+    ("vllm:time_to_first_token_seconds", "time_to_first_token", "From arrival to the first token."),
+    ("vllm:inter_token_latency_seconds", "inter_token_latency", "Between tokens of a request."),
+    ("vllm:request_time_per_output_token_seconds", "time_per_output_token", "A request's mean time between tokens."),
+    ("vllm:e2e_request_latency_seconds", "e2e_latency", "From arrival to the end."),
+    ("vllm:request_queue_time_seconds", "queue_time", "From arrival to the first step."),
+    ("vllm:request_prefill_time_seconds", "prefill_time", "From the first step to the first token."),
+    ("vllm:request_decode_time_seconds", "decode_time", "From the first token to the last."),
+    ("vllm:request_inference_time_seconds", "inference_time", "From the first step to the last token."),
+    ("vllm:iteration_tokens_total", "iteration_tokens", "Tokens computed in a step."),
+    ("vllm:request_prompt_tokens", "prompt_tokens", "Prompt tokens of a request."),
+    ("vllm:request_generation_tokens", "generation_tokens", "Tokens drawn for a request."),
+    (
+        "quire_first_token_wait_seconds",
+        "first_token_wait",
+        "What the first token waited beyond the request's own prefill.",
+    ),
+)

@@ -1,0 +1,287 @@
+"""What clients may send to the completion routes: types, ranges, and what later versions will take.
+
+Pydantic checks; ``server.body`` makes one answer of what it finds. Unknown fields are refused, types are not converted
+(a JSON string is never read as a number). Fields that need a later version are refused by name where they would have an
+effect; those of OpenAI's that have none on an answer (``store``, ``metadata`` …) are taken.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+
+from quire_engine.server.body import json_type
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_N = 128
+
+
+def _check_stop(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError(f"should be a string or an array of strings, not {json_type(value)}")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"has {len(stops)} stop strings; at most {MAX_STOP_STRINGS} are taken")
+    if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise ValueError(f"each stop string should have 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+def _check_logit_bias(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"should be an object of token ids and biases, not {json_type(value)}")
+    pairs: dict[int, float] = {}
+    for key, bias in value.items():
+        if not str(key).isdecimal() or len(str(key)) > 9:
+            raise ValueError(f"has the key {str(key)[:20]!r}, which is not a token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise ValueError(f"the bias of token {key} should be a number from -100 to 100")
+        pairs[int(key)] = float(bias)
+    return pairs
+
+
+def _check_prompt(value: Any) -> Any:
+    """One of the four forms, as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("should be a string, an array of strings, an array of token ids or an array of such arrays")
+    if all(isinstance(item, str) for item in value):
+        return value
+    if all(type(item) is int for item in value):
+        return [_token_ids(value)]
+    if all(isinstance(item, list) for item in value):
+        return [_token_ids(item) for item in value]
+    raise ValueError("mixes strings, token ids and arrays; it should be of one kind")
+
+
+def _token_ids(value: list[Any]) -> list[int]:
+    if not value or not all(type(item) is int and item >= 0 for item in value):
+        raise ValueError("a prompt of token ids should be a non-empty array of whole numbers from 0")
+    return value
+
+
+_ids_schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+Stop = Annotated[
+    list[str],
+    BeforeValidator(_check_stop),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+                    "maxItems": MAX_STOP_STRINGS,
+                },
+            ]
+        }
+    ),
+]
+LogitBias = Annotated[
+    dict[int, float],
+    BeforeValidator(_check_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
+Prompt = Annotated[
+    list[str] | list[list[int]],
+    BeforeValidator(_check_prompt),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                _ids_schema,
+                {"type": "array", "items": _ids_schema, "minItems": 1},
+            ]
+        }
+    ),
+]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = Field(None, description="A last chunk with the usage of the whole request.")
+    continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
+    include_obfuscation: Literal[False] | None = Field(None, description="Taken for compatibility; nothing is padded.")
+
+
+class GenerationRequest(_Strict):
+    """What both completion routes take. None means that the client says nothing: the model's default applies."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 mean all tokens.")] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    logit_bias: LogitBias | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Keep only that many tokens of the prompt, the last ones."
+    )
+    return_token_ids: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None, description="Only requests with the same salt share cached prefixes."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
+        0, description="Needs --scheduling-policy priority; smaller runs first."
+    )
+
+    # Taken, for they change nothing in an answer of ours.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream set to true")
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions"""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="That many of the likeliest tokens at each.")
+    echo: bool = False
+    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="Only the value of n.")
+    suffix: Literal[""] | None = Field(None, description="Filling in the middle is not there yet.")
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _supported_together(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of: this version answers all of n; leave it out or set it to n")
+        if self.echo and self.logprobs is not None:
+            raise ValueError(
+                "echo: together with logprobs it would need logprobs of the prompt, which are not there yet"
+            )
+        return self
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+def _check_content(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"should be a string or an array of text parts, not {json_type(value)}")
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"part {index} is of type {kind[:40]!r}; this version reads text parts only")
+        if kind != "text" or not isinstance(part.get("text"), str) or set(part) != {"type", "text"}:
+            raise ValueError(f'part {index} should be {{"type": "text", "text": "…"}}')
+    return "\n".join(part["text"] for part in value)
+
+
+Content = Annotated[
+    str,
+    BeforeValidator(_check_content),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "required": ["type", "text"],
+                        "additionalProperties": False,
+                    },
+                },
+            ]
+        }
+    ),
+]
+
+
+class FunctionCall(_Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Strict):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Strict):
+    """One message of a conversation. What a role means is the model's chat template's business."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = Field(None, description="Of an assistant's earlier message.")
+    tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+            raise ValueError("content: is required")
+        return self
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _supported_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs set to true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: needs add_generation_prompt set to false")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_completion_tokens: differs from max_tokens, its old name; send one of them")
+        return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _no_reserved_names(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        reserved = {"messages", "tools", "documents", "add_generation_prompt", "chat_template"} & set(value or ())
+        if reserved:
+            raise ValueError(f"may not set {', '.join(sorted(reserved))}")
+        return value

@@ -1,0 +1,194 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_engine.cpu_quota import usable_cpus
+from quire_engine.errors import FlagsError
+from quire_engine.flag_help import help_text
+from quire_engine.flag_kinds import Duration, Size
+from quire_engine.flag_table import FLAGS, schema, variable_of
+from quire_engine.flags import parse
+
+
+def problems_of(argv: list[str], environ: dict[str, str] | None = None) -> tuple[str, ...]:
+    with pytest.raises(FlagsError) as caught:
+        parse(argv, environ or {})
+    return caught.value.problems
+
+
+def test_a_model_is_enough() -> None:
+    config = parse(["--model", "m"], {})
+    assert config.model.path == Path("m")
+    assert (config.server.host, config.server.port) == ("0.0.0.0", 8000)
+    assert config.threads == usable_cpus()
+    assert parse(["m"], {}) == config
+
+
+EVERY_FLAG = """\
+--model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
+    --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
+    --scheduling-policy priority --block-size 32 --kv-cache-memory-bytes 512MiB --gpu-memory-utilization 0.5
+    --no-enable-prefix-caching --tensor-parallel-size 1 --pipeline-parallel-size 1 --threads 3 --host 127.0.0.1
+    --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
+    --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
+    --log-level debug --log-format json --log-requests"""
+
+
+def test_every_flag_reaches_the_configuration() -> None:
+    argv = EVERY_FLAG.split()
+    given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
+    assert given_flags == set(FLAGS), "this test sets every flag"
+    config = parse(argv, {})
+    changed = _leaves(config)
+    untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
+    # 1 is the only value of these, and m is the model in both.
+    assert sorted(untouched) == ["model.path", "parallel.pipeline_parallel_size", "parallel.tensor_parallel_size"]
+    assert config.cache.kv_cache_memory_bytes == 512 * 2**20
+    assert config.server.drain_timeout_seconds == 90.0
+    assert config.server.admission.max_queue_seconds == 0.5
+
+
+def _leaves(value: object, prefix: str = "") -> dict[str, object]:
+    if not hasattr(value, "__dataclass_fields__"):
+        return {prefix: value}
+    return {
+        path: leaf
+        for name in value.__dataclass_fields__
+        for path, leaf in _leaves(getattr(value, name), f"{prefix}.{name}".lstrip(".")).items()
+    }
+
+
+def test_flags_win_over_variables_and_these_over_defaults() -> None:
+    environ = {"QUIRE_ENGINE_MAX_NUM_SEQS": "32", "QUIRE_ENGINE_PORT": "9000", "QUIRE_ENGINE_LENIENT": "true"}
+    config = parse(["m", "--port", "9001"], environ)
+    assert (config.scheduler.max_num_seqs, config.server.port, config.server.lenient) == (32, 9001, True)
+
+
+def test_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> None:
+    links = {
+        "QUIRE_ENGINE_PORT": "tcp://10.0.0.1:8000",
+        "QUIRE_ENGINE_SERVICE_HOST": "10.0.0.1",
+        "QUIRE_ENGINE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    assert parse(["m"], links) == parse(["m"], {})
+
+
+def test_every_problem_is_listed_at_once() -> None:
+    found = problems_of(
+        ["--prot=3", "--max-num-seqs", "zero", "--dtype", "half", "--tensor-parallel-size", "2", "--host"],
+        {"QUIRE_ENGINE_SEEDS": "1"},
+    )
+    assert [re.match(r"\S+( \S+)?", problem)[0] for problem in found] == [  # type: ignore[index]
+        "variable QUIRE_ENGINE_SEEDS",
+        "--prot is",
+        "--max-num-seqs: 'zero'",
+        "--dtype: 'half'",
+        "--host: a",
+        "--model is",
+        "--tensor-parallel-size 2:",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
+        (["m", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
+        (["m", "--max_model_len", "1"], "did you mean --max-model-len?"),
+        (["m", "--trust-remote-code"], "code from a model folder is never run"),
+        (["m", "--api-key", "x"], "--api-key-file"),
+        (["m", "--port", "70000"], "needed is a whole number from 0 to 65535"),
+        (["m", "--port", "80.5"], "is not a whole number"),
+        (["m", "--gpu-memory-utilization", "0"], "above 0 and up to 1"),
+        (["m", "--gpu-memory-utilization", "nan"], "above 0 and up to 1"),
+        (["m", "--kv-cache-memory-bytes", "4 apples"], "is not a size"),
+        (["m", "--kv-cache-memory-bytes", "0"], "less than one byte"),
+        (["m", "--drain-timeout", "soon"], "is not a time"),
+        (["m", "--block-size", "17"], "is not among 8, 16, 32, 64, 128"),
+        (["m", "--max-num-seqs", "512", "--max-num-batched-tokens", "100"], "a step must have room"),
+        (["m", "--pipeline-parallel-size", "4"], "runs on one device"),
+        (["m", "n"], "unexpected argument 'n'"),
+        (["m", "--model", "n"], "given twice"),
+        (["m", "--lenient=yes"], "--lenient: takes no value"),
+        (["m", "--served-model-name"], "a value is missing"),
+        (["m", "--port"], "a value is missing"),
+        (["m", "--model-impl", "fake"], "--model-impl is unknown"),
+        ([], "--model is missing"),
+    ],
+)
+def test_a_wrong_flag_is_explained(argv: list[str], part: str) -> None:
+    (problem,) = problems_of(argv)
+    assert part in problem
+
+
+@given(st.lists(st.text(max_size=12), max_size=4), st.dictionaries(st.just("QUIRE_ENGINE_PORT"), st.text(max_size=5)))
+def test_no_command_line_makes_a_traceback(argv: list[str], environ: dict[str, str]) -> None:
+    try:
+        parse(argv, environ)
+    except FlagsError as error:
+        assert error.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("512MiB", 2**29),
+        ("4GiB", 2**32),
+        ("1.5GiB", 3 * 2**29),
+        ("1 kb", 1000),
+        ("2Gi", 2**31),
+        ("3TB", 3 * 10**12),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert Size().parse(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("120", 120), ("1.5s", 1.5), ("250ms", 0.25), ("2m", 120), ("1h", 3600), ("0", 0)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert Duration().parse(text) == seconds
+
+
+def test_the_schema_describes_every_flag_and_its_default() -> None:
+    made = schema()
+    json.dumps(made)
+    assert set(made["properties"]) == set(FLAGS) and made["required"] == ["model"]
+    for name, flag in FLAGS.items():
+        described = made["properties"][name]
+        assert described["description"] == flag.help and described["x-env"] == variable_of(flag)
+        if flag.default is not None:
+            assert described["default"] == flag.kind.parse(flag.default)
+
+
+def test_help_names_every_flag_within_the_screen() -> None:
+    text = help_text(width=100)
+    assert all(f"--{name}" in text for name in FLAGS)
+    assert max(len(line) for line in text.splitlines() if line.startswith("  --")) <= 100
+
+
+@pytest.mark.parametrize(
+    ("own", "quotas", "cpus"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        ("0::/\n", {"cpu.max": "100000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
+        ("0::/a/b\n", {"cpu.max": "max 100000", "a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1),
+        ("3:cpu:/x\n", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ("3:cpu:/x\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ("0::/\n", {"cpu.max": "nonsense"}, None),
+    ],
+)
+def test_threads_follow_the_cpu_quota(tmp_path: Path, own: str, quotas: dict[str, str], cpus: int | None) -> None:
+    for name, content in quotas.items():
+        (tmp_path / "sys" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys" / name).write_text(content)
+    (tmp_path / "own").write_text(own)
+    unlimited = usable_cpus(tmp_path / "nothing", tmp_path / "none")
+    assert usable_cpus(tmp_path / "sys", tmp_path / "own") == (unlimited if cpus is None else cpus)

@@ -1,0 +1,90 @@
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model_folder import inspect_model_folder
+
+CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64}
+
+
+def safetensors(data: int = 8, cut: int = 0) -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [data // 4], "data_offsets": [0, data]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(data)
+    return content[: len(content) - cut]
+
+
+def folder(root: Path, **files: bytes | str | dict[str, object]) -> Path:
+    for name, content in {"config.json": CONFIG, "model.safetensors": safetensors(), **files}.items():
+        if isinstance(content, dict):
+            content = json.dumps(content)
+        if content:
+            (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
+def test_a_whole_folder_passes(tmp_path: Path) -> None:
+    found = inspect_model_folder(folder(tmp_path), weights=True)
+    assert (found.vocab_size, found.max_position_embeddings, found.name) == (100, 64, tmp_path.name)
+
+
+def test_sizes_of_a_model_within_a_model_are_found(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "text_config": {"vocab_size": 7}}
+    assert inspect_model_folder(folder(tmp_path, **{"config.json": config}), weights=True).vocab_size == 7
+
+
+def test_a_benchmark_of_a_shape_needs_no_weights(tmp_path: Path) -> None:
+    found = inspect_model_folder(folder(tmp_path, **{"model.safetensors": ""}), weights=False)
+    assert found.vocab_size == 100
+
+
+@pytest.mark.parametrize(
+    ("files", "part"),
+    [
+        ({"config.json": ""}, "holds no config.json"),
+        ({"config.json": "{"}, "cannot be read as JSON"),
+        ({"config.json": "[]"}, "names no model_type"),
+        ({"config.json": "{}"}, "names no model_type"),
+        ({"model.safetensors": ""}, "holds no *.safetensors"),
+        ({"model.safetensors": "", "pytorch_model.bin": "x"}, "pickled weights (pytorch_model.bin)"),
+        ({"model.safetensors": safetensors(cut=3)}, "was cut short"),
+        ({"model.safetensors": safetensors(cut=40)}, "was cut short"),
+        ({"model.safetensors": b"\0" * 4}, "no safetensors file"),
+        ({"model.safetensors": struct.pack("<Q", 2**60) + b"{}"}, "no safetensors file"),
+        ({"model.safetensors": struct.pack("<Q", 5) + b"nojso"}, "the file is damaged"),
+        ({"model.safetensors": struct.pack("<Q", 8) + b'{"w": 1}'}, "the file is damaged"),
+        ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "no safetensors file"),
+        ({"model.safetensors.index.json": "{}"}, "is not an index of weights"),
+        ({"model.safetensors.index.json": {"weight_map": {"w": "model-2.safetensors"}}}, "model-2.safetensors"),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path: Path, files: dict[str, bytes | str], part: str) -> None:
+    with pytest.raises(ModelFolderError) as caught:
+        inspect_model_folder(folder(tmp_path, **files), weights=True)
+    assert part in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "part"), [("/none/here", "there is no folder"), ("meta/llama", "`quire up` downloads")]
+)
+def test_a_path_to_nothing_is_an_error(path: str, part: str) -> None:
+    with pytest.raises(ModelFolderError, match=part):
+        inspect_model_folder(Path(path), weights=True)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    file = folder(tmp_path) / "config.json"
+    with pytest.raises(ModelFolderError, match="is a file"):
+        inspect_model_folder(file, weights=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="symbolic links")
+def test_a_linked_folder_has_the_name_of_what_it_links_to(tmp_path: Path) -> None:
+    real = tmp_path / "real-name"
+    real.mkdir()
+    folder(real)
+    (tmp_path / "link").symlink_to(real)
+    assert inspect_model_folder(tmp_path / "link", weights=True).name == "real-name"
