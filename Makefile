@@ -11,7 +11,7 @@ DISTRIBUTIONS := kernels engine gateway operator
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test lint bench soak cluster-binaries lock clean
+.PHONY: help setup setup-dev up test lint bench soak generate cluster-binaries lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -48,6 +48,15 @@ lint: $(VENV)/.dev ## Format check, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+generate: charts/quire/templates/crds/llmdeployments.yaml ## Make what is made from other files (the chart's copy of the CRD)
+
+charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefile
+	@mkdir -p $(@D)
+	@{ echo '{{- /* Made from crds/llmdeployments.yaml by `make generate`; change it there. */ -}}'; \
+	   echo '{{- if .Values.crds.create }}'; \
+	   sed 's|^  name: llmdeployments.quire.dev$$|&\n  annotations:\n    helm.sh/resource-policy: keep|' $<; \
+	   echo '{{- end }}'; } > $@
 
 cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, helm and kwok for the tests (first time: about 10 minutes)
 	@$(BIN)/python tests/cluster/cluster.py binaries

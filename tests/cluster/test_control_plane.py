@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
 
@@ -101,8 +102,8 @@ def test_a_paused_server_answers_nothing_until_it_is_resumed(api_server: Control
     assert client.get("/readyz").ok
 
 
-def test_stopping_leaves_no_process_and_no_folder(cluster_binaries: dict[str, object]) -> None:
-    control_plane = ControlPlane.temporary(cluster_binaries)  # type: ignore[arg-type]
+def test_stopping_leaves_no_process_and_no_folder(cluster_binaries: Binaries) -> None:
+    control_plane = ControlPlane.temporary(cluster_binaries)
     try:
         control_plane.start()
         control_plane.kubectl("create", "configmap", f"data-{uuid.uuid4().hex[:8]}")

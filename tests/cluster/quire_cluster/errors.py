@@ -4,7 +4,8 @@ ClusterError
 ├── BinaryUnavailable   a program is needed that is neither here nor can be built here
 ├── BuildFailed         `go` ran and failed; the message ends with its last lines
 ├── ComponentFailed     a started process ended or did not answer in time; the message ends with its log
-└── KubectlFailed       kubectl refused; the message is what it wrote
+├── KubectlFailed       kubectl refused; the message is what it wrote
+└── HelmFailed          helm refused; the message is what it wrote
 """
 
 
@@ -26,3 +27,7 @@ class ComponentFailed(ClusterError):
 
 class KubectlFailed(ClusterError):
     """kubectl ended with a non-zero status."""
+
+
+class HelmFailed(ClusterError):
+    """helm ended with a non-zero status."""

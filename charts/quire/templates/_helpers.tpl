@@ -1,0 +1,92 @@
+{{/* The release's name in names of objects, short enough that a suffix still fits a label. */}}
+{{- define "quire.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* For objects without a namespace: two releases of one name in two namespaces must not meet. */}}
+{{- define "quire.clusterName" -}}
+{{- printf "%s.%s" (include "quire.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{/* Call as: include "quire.selector" (dict "root" $ "component" "gateway") */}}
+{{- define "quire.selector" -}}
+app.kubernetes.io/name: quire
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "quire.labels" -}}
+{{ include "quire.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Call as: include "quire.image" (dict "root" $ "image" .Values.images.gateway) */}}
+{{- define "quire.image" -}}
+{{- $images := .root.Values.images -}}
+{{- $repository := .image.repository -}}
+{{- if $images.registry -}}{{- $repository = printf "%s/%s" (trimSuffix "/" $images.registry) $repository -}}{{- end -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $repository (coalesce .image.tag $images.tag .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What Kubernetes calls the restricted profile. */}}
+{{- define "quire.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "quire.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Replicas on different nodes where there are several. */}}
+{{- define "quire.spread" -}}
+- maxSkew: 1
+  topologyKey: kubernetes.io/hostname
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels:
+      {{- include "quire.selector" . | nindent 6 }}
+{{- end -}}
+
+{{/* Where its pods go. Call with .Values.operator or .Values.gateway. */}}
+{{- define "quire.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The namespaces that Roles are needed in: those watched and the release's own. Empty when all are watched. */}}
+{{- define "quire.roleNamespaces" -}}
+{{- if .Values.watchNamespaces -}}
+{{- append .Values.watchNamespaces .Release.Namespace | uniq | sortAlpha | join " " -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,23 @@
+"""The chart, and helm to render and install it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.helm import Helm
+
+CHART = Path(__file__).parents[2] / "charts" / "quire"
+
+
+@pytest.fixture
+def helm(cluster_binaries: Mapping[str, Path], tmp_path: Path) -> Helm:
+    """Without a cluster: rendering and linting need none."""
+    return Helm(cluster_binaries["helm"], CHART, tmp_path)
+
+
+@pytest.fixture
+def cluster_helm(cluster_binaries: Mapping[str, Path], api_server: ControlPlane, tmp_path: Path) -> Helm:
+    """As the administrator of the test cluster."""
+    return Helm(cluster_binaries["helm"], CHART, tmp_path, kubeconfig=api_server.admin_kubeconfig)

@@ -1,0 +1,233 @@
+"""The chart on a real API server: dry run, install, upgrade, uninstall, and who may do what afterwards."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quire_cluster.binaries import Binaries
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.errors import HelmFailed, KubectlFailed
+from quire_cluster.helm import Helm
+
+CHART = Path(__file__).parents[2] / "charts" / "quire"
+CRD = "llmdeployments.quire.dev"
+LLMDEPLOYMENT = json.dumps(
+    {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": "file:///models/demo"}},
+    }
+)
+
+
+def eventually(condition: Callable[[], bool], *, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Release:
+    """One installed release in a namespace of its own, under the strictest pod security there is."""
+
+    def __init__(self, helm: Helm, server: ControlPlane, namespace: str) -> None:
+        self._helm, self.server, self.namespace = helm, server, namespace
+        self.name = f"quire-{uuid.uuid4().hex[:6]}"
+        self.server.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+
+    def helm(self, verb: str, values: dict[str, Any] | None = None) -> str:
+        return self._helm.on_chart(verb, self.name, f"--namespace={self.namespace}", values=values)
+
+    def uninstall(self) -> None:
+        self._helm.run("uninstall", self.name, f"--namespace={self.namespace}", "--ignore-not-found")
+
+    def names(self, kinds: str) -> set[str]:
+        """The release's own objects of these kinds."""
+        selector = f"--selector=app.kubernetes.io/instance={self.name}"
+        return set(self.server.kubectl("get", kinds, "-A", selector, "-o", "name").split())
+
+
+@pytest.fixture
+def release(cluster_helm: Helm, crd_server: ControlPlane, namespace: str) -> Iterator[Release]:
+    """The CRD is there already, as the chart of another release would have left it: here nobody brings it anew."""
+    release = Release(cluster_helm, crd_server, namespace)
+    yield release
+    release.uninstall()
+
+
+WITHOUT_CRD: dict[str, Any] = {"crds": {"create": False}}
+KINDS = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings,clusterroles,clusterrolebindings"
+
+
+@pytest.mark.parametrize("namespaced", [False, True], ids=["all namespaces", "some namespaces"])
+def test_the_server_takes_every_rendered_object(
+    cluster_helm: Helm, api_server: ControlPlane, namespace: str, namespaced: bool
+) -> None:
+    values = {"watchNamespaces": [namespace, "default"]} if namespaced else {}
+    documents = cluster_helm.template(values, namespace=namespace)
+    applied = api_server.kubectl(
+        *("apply", "--dry-run=server", "--server-side", "--validate=strict", "-f", "-"),
+        stdin=yaml.safe_dump_all(documents),
+    )
+    assert len(applied.splitlines()) == len(documents)
+    assert applied.count("(server dry run)") == len(documents)
+
+
+def test_pods_come_into_being_under_restricted_pod_security(release: Release) -> None:
+    release.helm("install", WITHOUT_CRD)
+    pods = ("get", "pods", "-n", release.namespace, "-o", "name")
+    assert eventually(lambda: len(release.server.kubectl(*pods).split()) == 4)
+    assert "violates PodSecurity" not in release.server.kubectl("get", "events", "-n", release.namespace)
+
+
+def test_an_upgrade_changes_what_changed_and_uninstalling_leaves_nothing(release: Release) -> None:
+    release.helm("install", WITHOUT_CRD)
+    before = release.names(KINDS)
+    release.helm("upgrade", WITHOUT_CRD | {"operator": {"replicas": 1}, "gateway": {"create": False}})
+    after = release.names(KINDS)
+    assert before - after == {name for name in before if "gateway" in name}
+    deployment = ("get", "deployment", f"{release.name}-operator", "-n", release.namespace)
+    assert release.server.kubectl(*deployment, "-o", "jsonpath={.spec.replicas}") == "1"
+    release.uninstall()
+    assert release.names(KINDS) == set()
+
+
+def test_upgrading_to_some_namespaces_takes_the_rights_in_all_away(release: Release) -> None:
+    release.helm("install", WITHOUT_CRD)
+    account = f"--as=system:serviceaccount:{release.namespace}:{release.name}-operator"
+    can_list = ("auth", "can-i", "list", "llmdeployments.quire.dev", account)
+    assert release.server.kubectl(*can_list, "-n", "kube-public").strip() == "yes"
+    release.helm("upgrade", WITHOUT_CRD | {"watchNamespaces": [release.namespace]})
+    assert release.server.kubectl(*can_list, "-n", release.namespace).strip() == "yes"
+    with pytest.raises(KubectlFailed):
+        release.server.kubectl(*can_list, "-n", "kube-public")
+
+
+@pytest.fixture
+def untouched_server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
+    """A control plane of its own, which has never seen the CRD."""
+    server = ControlPlane.temporary(cluster_binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def test_the_crd_and_what_is_served_outlive_the_release(
+    cluster_binaries: Binaries, untouched_server: ControlPlane, tmp_path: Path
+) -> None:
+    """Installed, used, upgraded, uninstalled and installed again under the same name."""
+    server = untouched_server
+    server.kubectl("create", "namespace", "llm")
+    helm = Helm(cluster_binaries["helm"], CHART, tmp_path, kubeconfig=server.admin_kubeconfig)
+    release = Release(helm, server, "llm")
+    get_chat = ("get", "llmd", "chat", "-n", "llm", "-o", "name")
+    release.helm("install")
+    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+    server.kubectl("apply", "-n", "llm", "-f", "-", stdin=LLMDEPLOYMENT)
+    release.helm("upgrade", {"operator": {"logLevel": "debug"}})
+    assert server.kubectl(*get_chat)
+    release.uninstall()
+    assert release.names(KINDS) == set()
+    assert server.kubectl(*get_chat)
+    release.helm("install")
+    assert server.kubectl(*get_chat)
+
+
+def test_a_crd_of_another_release_is_not_taken_over_silently(release: Release) -> None:
+    with pytest.raises(HelmFailed, match="customresourcedefinition.*llmdeployments|invalid ownership metadata"):
+        release.helm("install")
+
+
+@pytest.mark.parametrize(
+    ("account", "verb", "resource", "allowed"),
+    [
+        ("operator", "watch", "llmdeployments.quire.dev", True),
+        ("operator", "patch", "llmdeployments.quire.dev/status", True),
+        ("operator", "update", "llmdeployments.quire.dev", False),
+        ("operator", "delete", "llmdeployments.quire.dev", False),
+        ("operator", "create", "deployments.apps", True),
+        ("operator", "patch", "pods", True),
+        ("operator", "delete", "pods", False),
+        ("operator", "get", "secrets", False),
+        ("operator", "get", "pods/log", False),
+        ("operator", "create", "rolebindings.rbac.authorization.k8s.io", False),
+        ("gateway", "watch", "endpointslices.discovery.k8s.io", True),
+        ("gateway", "list", "services", True),
+        ("gateway", "get", "secrets", False),
+        ("gateway", "list", "pods", False),
+        ("gateway", "list", "llmdeployments.quire.dev", False),
+    ],
+)
+def test_accounts_may_do_their_work_and_no_more(
+    installed: Release, account: str, verb: str, resource: str, allowed: bool
+) -> None:
+    who = f"system:serviceaccount:{installed.namespace}:{installed.name}-{account}"
+    assert may(installed.server, who, verb, resource, namespace="default") is allowed
+
+
+@pytest.mark.parametrize(
+    ("role", "verb", "resource", "allowed"),
+    [
+        ("view", "list", "llmdeployments.quire.dev", True),
+        ("view", "patch", "llmdeployments.quire.dev", False),
+        ("edit", "create", "llmdeployments.quire.dev", True),
+        ("edit", "patch", "llmdeployments.quire.dev/scale", True),
+        ("edit", "patch", "llmdeployments.quire.dev/status", False),
+        ("edit", "deletecollection", "llmdeployments.quire.dev", False),
+        ("admin", "deletecollection", "llmdeployments.quire.dev", True),
+        ("admin", "patch", "llmdeployments.quire.dev/status", False),
+    ],
+)
+def test_kubernetes_own_roles_reach_llmdeployments(
+    installed: Release, role: str, verb: str, resource: str, allowed: bool
+) -> None:
+    user, binding = f"{role}-of-{installed.name}", f"{installed.name}-{role}"
+    bind = ("create", "rolebinding", binding, f"--clusterrole={role}", f"--user={user}", "-n", installed.namespace)
+    if not installed.server.kubectl("get", "rolebinding", binding, "-n", installed.namespace, "--ignore-not-found"):
+        installed.server.kubectl(*bind)
+    granted = may(installed.server, user, verb, resource, namespace=installed.namespace)
+    if allowed:  # aggregation is a controller's work, which takes a moment
+        granted = eventually(lambda: may(installed.server, user, verb, resource, namespace=installed.namespace))
+    assert granted is allowed
+
+
+def may(server: ControlPlane, user: str, verb: str, resource: str, *, namespace: str) -> bool:
+    resource, _, subresource = resource.partition("/")
+    name, _, group = resource.partition(".")
+    attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": name, "subresource": subresource}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "groups": ["system:authenticated"], "resourceAttributes": attributes},
+    }
+    answer = server.client().post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    assert answer.ok, answer.body
+    allowed: bool = answer.body["status"]["allowed"]
+    return allowed
+
+
+@pytest.fixture(scope="module")
+def installed(
+    cluster_binaries: Binaries, crd_server: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Release]:
+    """One release for tests that only ask."""
+    folder = tmp_path_factory.mktemp("helm")
+    helm = Helm(cluster_binaries["helm"], CHART, folder, kubeconfig=crd_server.admin_kubeconfig)
+    namespace = f"asked-{uuid.uuid4().hex[:6]}"
+    crd_server.kubectl("create", "namespace", namespace)
+    release = Release(helm, crd_server, namespace)
+    release.helm("install", WITHOUT_CRD)
+    yield release
+    release.uninstall()
+    crd_server.client().delete(f"/api/v1/namespaces/{namespace}")

@@ -1,0 +1,277 @@
+"""What the chart makes of its values, before any cluster sees it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quire_cluster.errors import HelmFailed
+from quire_cluster.helm import Helm
+from quire_gateway.config import KubernetesSource, parse_config
+from quire_operator.settings import parse_settings
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "quire"
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+DIGEST = "sha256:" + "0123456789abcdef" * 4
+
+EVERYTHING: dict[str, Any] = {
+    "fullnameOverride": "inference",
+    "watchNamespaces": ["team-a", "team-b"],
+    "images": {
+        "registry": "registry.example:5000/team/",
+        "tag": "1.2.3",
+        "pullPolicy": "Always",
+        "pullSecrets": ["pull"],
+        "engine": {"digest": DIGEST},
+        "gateway": {"repository": "edge/gateway", "tag": "main"},
+    },
+    "operator": {
+        "replicas": 3,
+        "logLevel": "debug",
+        "workers": 8,
+        "resync": "90s",
+        "clusterDomain": "corp.internal",
+        "hubEndpoint": "https://hub.example/mirror",
+        "serviceAccount": {"annotations": {"example.com/role": "operator"}},
+        "podAnnotations": {"example.com/team": "ml"},
+        "podLabels": {"team": "ml"},
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    },
+    "gateway": {
+        "replicas": None,
+        "logLevel": "warning",
+        "holdLimit": 5,
+        "holdTimeoutSeconds": 1.5,
+        "maxBodyBytes": 2147483648,
+        "drainTimeoutSeconds": 30,
+        "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"example.com/internal": "true"}},
+        "priorityClassName": "high",
+        "nodeSelector": {"pool": "edge"},
+    },
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "one namespace": {"watchNamespaces": ["llm"]},
+    "operator only": {"gateway": {"create": False}},
+    "least": {
+        "crds": {"create": False},
+        "rbac": {"create": False, "aggregatedRoles": False},
+        "operator": {"podDisruptionBudget": {"create": False}},
+        "gateway": {"podDisruptionBudget": {"create": False}},
+    },
+}
+variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+def find(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name]
+    return found
+
+
+def of_kind(documents: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [document for document in documents if document["kind"] in kinds]
+
+
+def container(documents: list[dict[str, Any]], deployment: str) -> dict[str, Any]:
+    (only,) = find(documents, "Deployment", deployment)["spec"]["template"]["spec"]["containers"]
+    result: dict[str, Any] = only
+    return result
+
+
+@variants
+def test_lint_has_nothing_to_say(helm: Helm, values: dict[str, Any]) -> None:
+    report = helm.on_chart("lint", "--strict", values=values)
+    assert "0 chart(s) failed" in report
+    assert "WARNING" not in report
+
+
+@variants
+def test_every_object_says_whose_it_is(helm: Helm, values: dict[str, Any]) -> None:
+    for document in helm.template(values):
+        if document["kind"] != "CustomResourceDefinition":
+            labels = document["metadata"]["labels"]
+            assert labels["app.kubernetes.io/instance"] == "quire"
+            assert labels["app.kubernetes.io/component"] in {"operator", "gateway", "roles"}
+
+
+def test_the_charts_crd_is_the_one_in_crds(helm: Helm) -> None:
+    """Else: make generate."""
+    (crd,) = of_kind(helm.template(), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd == yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text())
+
+
+def test_the_crd_can_be_left_to_others(helm: Helm) -> None:
+    assert of_kind(helm.template({"crds": {"create": False}}), "CustomResourceDefinition") == []
+
+
+@variants
+def test_the_operator_understands_what_it_is_told(helm: Helm, values: dict[str, Any]) -> None:
+    name = f"{values.get('fullnameOverride', 'quire')}-operator"
+    told = container(helm.template(values), name)
+    settings = parse_settings(told["args"], {})
+    expected = DEFAULTS["operator"] | values.get("operator", {})
+    assert settings.watch_namespaces == tuple(values.get("watchNamespaces", ()))
+    assert settings.namespace == "llm"
+    assert settings.lease_name == name
+    assert settings.workers == expected["workers"]
+    assert settings.resync_seconds == {"10m": 600.0, "90s": 90.0}[expected["resync"]]
+    assert settings.cluster_domain == expected["clusterDomain"]
+    assert settings.images.hub_endpoint == (expected["hubEndpoint"] or None)
+    assert settings.images.operator == told["image"]
+    assert settings.log_level == expected["logLevel"]
+    assert settings.port == told["ports"][0]["containerPort"]
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING, {"watchNamespaces": ["llm"]}])
+def test_the_gateway_understands_what_it_is_told(helm: Helm, values: dict[str, Any]) -> None:
+    told = container(helm.template(values), f"{values.get('fullnameOverride', 'quire')}-gateway")
+    config = parse_config(told["args"], {})
+    expected = DEFAULTS["gateway"] | values.get("gateway", {})
+    assert config.source == KubernetesSource(namespaces=tuple(values.get("watchNamespaces", ())), kubeconfig=None)
+    assert config.port == told["ports"][0]["containerPort"]
+    assert config.proxy.hold_limit == expected["holdLimit"]
+    assert config.proxy.hold_timeout_seconds == expected["holdTimeoutSeconds"]
+    assert config.proxy.max_body_bytes == expected["maxBodyBytes"]
+    assert config.drain_timeout_seconds == expected["drainTimeoutSeconds"]
+    assert config.log_level == expected["logLevel"]
+
+
+def test_a_gateway_may_finish_its_drain_before_it_is_killed(helm: Helm) -> None:
+    pod = find(helm.template({"gateway": {"drainTimeoutSeconds": 300}}), "Deployment", "quire-gateway")
+    spec = pod["spec"]["template"]["spec"]
+    pre_stop = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["terminationGracePeriodSeconds"] > pre_stop + 300
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        ({}, "quire-operator:0.1.0"),
+        ({"tag": "1.2"}, "quire-operator:1.2"),
+        ({"registry": "registry.example/team"}, "registry.example/team/quire-operator:0.1.0"),
+        ({"registry": "localhost:5000/"}, "localhost:5000/quire-operator:0.1.0"),
+        ({"tag": "1.2", "operator": {"tag": "1.3"}}, "quire-operator:1.3"),
+        ({"operator": {"repository": "mine/operator"}}, "mine/operator:0.1.0"),
+        ({"tag": "1.2", "operator": {"digest": DIGEST}}, f"quire-operator@{DIGEST}"),
+    ],
+)
+def test_an_image_is_named_once_and_for_all(helm: Helm, images: dict[str, Any], expected: str) -> None:
+    assert container(helm.template({"images": images}), "quire-operator")["image"] == expected
+
+
+def test_null_leaves_the_gateways_replicas_to_an_autoscaler(helm: Helm) -> None:
+    assert find(helm.template(), "Deployment", "quire-gateway")["spec"]["replicas"] == 2
+    assert "replicas" not in find(helm.template({"gateway": {"replicas": None}}), "Deployment", "quire-gateway")["spec"]
+
+
+@pytest.mark.parametrize("release", ["quire", "my-quire", "chat", "r" * 53])
+def test_names_fit_and_do_not_meet_those_of_another_namespace(helm: Helm, release: str) -> None:
+    here, there = helm.template(release=release, namespace="here"), helm.template(release=release, namespace="there")
+    assert max(len(document["metadata"]["name"]) for document in of_kind(here, "Service", "Deployment")) <= 63
+    roles = [{role["metadata"]["name"] for role in of_kind(side, "ClusterRole")} for side in (here, there)]
+    assert roles[0].isdisjoint(roles[1])
+
+
+def rules(documents: list[dict[str, Any]], component: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for role in of_kind(documents, "Role", "ClusterRole"):
+        if component in ("", role["metadata"]["labels"]["app.kubernetes.io/component"]):
+            for rule in role["rules"]:
+                yield role["kind"], rule
+
+
+@variants
+def test_no_right_is_given_by_wildcard_and_none_to_secrets_or_logs(helm: Helm, values: dict[str, Any]) -> None:
+    for _, rule in rules(helm.template(values)):
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert not {"secrets", "pods/log", "pods/exec", "nodes"} & set(rule["resources"])
+        assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+def test_with_namespaces_named_no_more_than_the_crd_is_asked_of_the_cluster(helm: Helm) -> None:
+    documents = helm.template({"watchNamespaces": ["team-a", "team-b"]})
+    for component in ("operator", "gateway"):
+        everywhere = [rule for kind, rule in rules(documents, component) if kind == "ClusterRole"]
+        assert all(rule["resourceNames"] == ["llmdeployments.quire.dev"] for rule in everywhere)
+    gateway = [role for role in of_kind(documents, "Role") if role["metadata"]["name"] == "quire-gateway"]
+    assert [role["metadata"]["namespace"] for role in gateway] == ["team-a", "team-b"]
+
+
+@variants
+def test_each_binding_binds_a_role_that_is_there_to_an_account_that_is_there(
+    helm: Helm, values: dict[str, Any]
+) -> None:
+    documents = helm.template(values)
+    there = {(d["kind"], d["metadata"]["name"], d["metadata"].get("namespace")) for d in documents}
+    for binding in of_kind(documents, "RoleBinding", "ClusterRoleBinding"):
+        role, (subject,) = binding["roleRef"], binding["subjects"]
+        namespace = binding["metadata"].get("namespace") if role["kind"] == "Role" else None
+        assert (role["kind"], role["name"], namespace) in there
+        assert (subject["kind"], subject["name"], subject["namespace"]) in there
+
+
+@variants
+def test_each_selector_finds_its_own_pods_alone(helm: Helm, values: dict[str, Any]) -> None:
+    documents = helm.template(values)
+    pods = {
+        d["metadata"]["name"]: d["spec"]["template"]["metadata"]["labels"] for d in of_kind(documents, "Deployment")
+    }
+    for document in of_kind(documents, "Deployment", "Service", "PodDisruptionBudget"):
+        selector = document["spec"]["selector"]
+        wanted = selector.get("matchLabels", selector).items()
+        assert [name for name, labels in pods.items() if wanted <= labels.items()] == [document["metadata"]["name"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"operator": {"replica": 2}}, "at '/operator': additional properties 'replica' not allowed"),
+        ({"replicas": 2}, "additional properties 'replicas' not allowed"),
+        ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),
+        ({"watchNamespaces": "llm"}, "at '/watchNamespaces': got string, want array"),
+        ({"watchNamespaces": ["Team A"]}, "at '/watchNamespaces/0': 'Team A' does not match pattern"),
+        ({"operator": {"resync": "ten minutes"}}, "at '/operator/resync'"),
+        ({"operator": {"logLevel": "verbose"}}, "at '/operator/logLevel': value must be one of"),
+        ({"gateway": {"service": {"port": 0}}}, "at '/gateway/service/port': minimum: got 0, want 1"),
+        ({"images": {"operator": {"digest": "latest"}}}, "at '/images/operator/digest'"),
+        ({"images": {"registry": "https://registry.example"}}, "at '/images/registry'"),
+        ({"gateway": {"podLabels": {"team": 3}}}, "at '/gateway/podLabels/team': got number, want string"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_path(helm: Helm, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        helm.template(values)
+    assert message in str(refused.value)
+
+
+def keys(tree: object, path: str = "") -> set[str]:
+    if not isinstance(tree, Mapping) or not tree:
+        return {path}
+    return {path, *(key for name, child in tree.items() for key in keys(child, f"{path}/{name}"))}
+
+
+def schema_keys(schema: Mapping[str, Any], definitions: Mapping[str, Any], path: str = "") -> set[str]:
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].removeprefix("#/$defs/")]
+    children = schema.get("properties", {}).items()
+    return {path, *(key for name, child in children for key in schema_keys(child, definitions, f"{path}/{name}"))}
+
+
+def test_the_schema_knows_the_values_that_there_are() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema_keys(schema, schema["$defs"])
+    undefined = {"/global", *(f"/{who}/resources/{what}" for who in ("operator", "gateway") for what in ("claims",))}
+    assert known - undefined == {key for key in keys(DEFAULTS) if "/requests/" not in key and "/limits/" not in key}
+
+
+def test_notes_tell_how_to_reach_what_was_installed(helm: Helm) -> None:
+    told = helm.on_chart("install", "quire", "--namespace=llm", "--dry-run=client", "--hide-secret", values={})
+    assert "kubectl -n llm port-forward service/quire-gateway 8000:80" in told

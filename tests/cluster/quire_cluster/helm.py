@@ -1,0 +1,43 @@
+"""helm as a person runs it, with folders of its own; with a kubeconfig it reaches a cluster."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quire_cluster.errors import HelmFailed
+
+
+class Helm:
+    """One program, one chart."""
+
+    def __init__(self, program: Path, chart: Path, folder: Path, *, kubeconfig: Path | None = None) -> None:
+        self._program, self._chart, self._folder = program, chart, folder
+        homes = {f"HELM_{kind}_HOME": str(folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        self._environment = os.environ | homes | {"KUBECONFIG": str(kubeconfig or folder / "no-kubeconfig")}
+
+    def run(self, *arguments: str) -> str:
+        """What it printed."""
+        command = [str(self._program), *arguments]
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise HelmFailed(done.stderr)
+        return done.stdout
+
+    def on_chart(self, verb: str, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
+        """`helm VERB [RELEASE] CHART …`; values as a file, so that their types are what they look like."""
+        file = self._folder / "values.yaml"
+        file.write_text(yaml.safe_dump(dict(values or {})))
+        names = [argument for argument in arguments if not argument.startswith("-")]
+        flags = [argument for argument in arguments if argument.startswith("-")]
+        return self.run(verb, *names, str(self._chart), *flags, "--values", str(file))
+
+    def template(
+        self, values: Mapping[str, Any] | None = None, *, release: str = "quire", namespace: str = "llm"
+    ) -> list[dict[str, Any]]:
+        """The rendered objects."""
+        rendered = self.on_chart("template", release, f"--namespace={namespace}", values=values)
+        return [document for document in yaml.safe_load_all(rendered) if document]
