@@ -25,13 +25,6 @@ _STAT_START_TIME = 19
 
 
 _TETHER = "kernel" if sys.platform == "linux" else "pipe"
-TETHER_STDIN = subprocess.PIPE if _TETHER == "pipe" else subprocess.DEVNULL
-
-
-def tethered(command: Sequence[str]) -> list[str]:
-    """The command on a tether to this process; to be started with ``TETHER_STDIN``, from the main thread."""
-    # -I -S: neither site-packages nor the user's environment are of use to the tether, and it starts in 10 ms.
-    return [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), _TETHER, *command]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +46,12 @@ class TetheredProcess:
     @classmethod
     async def start(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "TetheredProcess":
         """Start ``command`` with its output appended to ``log``, and ``environment`` added to ours."""
+        # -I -S: neither site-packages nor the user's environment are of use to the tether, and it starts in 10 ms.
+        tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), _TETHER, *command]
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *tethered(command),
-                stdin=TETHER_STDIN,
+                *tied,
+                stdin=subprocess.PIPE if _TETHER == "pipe" else subprocess.DEVNULL,
                 env={**os.environ, **environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -3,19 +3,12 @@
 For ``quire up`` and ``quire plan``; in a cluster the pods fetch for themselves. Every failure is a ModelProblem.
 """
 
-import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from quire_operator.adapters.local_process import TETHER_STDIN, tethered
 from quire_operator.domain.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.spec import ClaimSource, FileSource, HubSource, Source
 from quire_operator.errors import ModelProblem
@@ -38,13 +31,11 @@ class ModelFacts:
 
 
 def cache_home(environ: Mapping[str, str]) -> Path:
-    """Where downloads are kept: the hub's own cache where a person set one, else quire's."""
-    if hub_cache := environ.get("HF_HUB_CACHE"):
-        return Path(hub_cache).expanduser()
-    if hub_home := environ.get("HF_HOME"):
-        return Path(hub_home).expanduser() / "hub"
+    """Where downloads are kept: QUIRE_CACHE, else as the XDG Base Directory Specification says."""
+    if chosen := environ.get("QUIRE_CACHE"):
+        return Path(chosen).expanduser() / "models"
     base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "quire" / "hub"
+    return (Path(base) if base else Path.home() / ".cache") / "quire" / "models"
 
 
 class ModelStore:
@@ -56,18 +47,20 @@ class ModelStore:
     async def fetch(self, source: Source, *, progress: Progress) -> Path:
         """The folder with the model, downloaded if need be. Cancelling stops the download, which can go on later."""
         if isinstance(source, HubSource):
-            return await _download(source, self._cache, progress)
+            from quire_operator.adapters import hub_download  # slow to import, and most runs need no hub
+
+            return await hub_download.fetch(source.repository, source.revision, self._cache, progress=progress)
         return self._folder(source)
 
     def facts(self, source: Source, *, weights_needed: bool = True) -> ModelFacts:
         """What the model is, without its weights being here. Blocks on the network for a hub's model."""
         if isinstance(source, HubSource):
-            from quire_operator.adapters import hub  # slow to import, and most runs need no hub
+            from quire_operator.adapters import hub, hub_download
 
-            folder = hub.cached(source.repository, source.revision, self._cache)
+            folder = hub_download.Cache(self._cache, source.repository).remembered(source.revision)
             if folder is not None:
                 return folder_facts(folder)
-            described = hub.describe(source.repository, source.revision, self._cache)
+            described = hub.describe(source.repository, source.revision)
             config = _parsed(described.config, where=str(source))
             return ModelFacts(config=config, parameters=described.parameters, counted=True)
         return folder_facts(self._folder(source), weights_needed=weights_needed)
@@ -140,33 +133,3 @@ def _count_parameters(path: Path) -> int:
         raise ModelProblem(
             f"{path} is no whole safetensors file: {error}", hint="download or convert the model again"
         ) from error
-
-
-async def _download(source: HubSource, cache: Path, progress: Progress) -> Path:
-    """By a process of its own: the hub's client can't be interrupted in the middle of a file, a process can."""
-    command = [sys.executable, "-m", "quire_operator.adapters.hub", source.repository, source.revision, str(cache)]
-    process = await asyncio.create_subprocess_exec(
-        *tethered(command),
-        stdin=TETHER_STDIN,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    errors = asyncio.create_task(process.stderr.read())
-    try:
-        async for line in process.stdout:
-            match json.loads(line):
-                case {"done": int(done), "total": int(total)}:
-                    progress(done, total)
-                case {"path": str(path)}:
-                    return Path(path)
-                case {"problem": str(message), "hint": hint}:
-                    raise ModelProblem(message, details=[f"spec.model.source: {source}"], hint=hint)
-        last = (await errors).decode(errors="replace").strip().splitlines()[-1:]
-        raise ModelProblem(f"the download of {source} ended early", details=last, hint="run again to go on with it")
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        await errors
