@@ -8,7 +8,8 @@
     ├── AddressProblem         the port is taken
     ├── AlreadyRunning         another quire up runs this file
     ├── StartProblem           an engine or the gateway ended before it was ready
-    └── ClusterProblem         quire-operator: no way to a cluster, or one that can't be worked with
+    ├── ClusterProblem         quire-operator: no way to a cluster, or one that can't be worked with
+    └── SettingsProblem        quire-operator: its command line, every reason at once
 
 Anything else that is raised is our bug.
 """
@@ -62,3 +63,10 @@ class ClusterProblem(UserError):
     """The operator has no way to a cluster, or can't work with the one it has."""
 
     exit_code = 1
+
+
+class SettingsProblem(UserError):
+    """The operator's command line or environment."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("quire-operator can't start like this:", details=problems, hint="see quire-operator --help")

@@ -3,14 +3,14 @@
 Implemented in ``adapters``, built by ``__main__`` and ``cli``; the loops know only these Protocols.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from quire_operator.domain.desired import Manifest
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
-from quire_operator.domain.observed import Child, Key, Ref, Resource
+from quire_operator.domain.observed import Child, Key, Pod, Ref, Resource
 from quire_operator.domain.plan import RemoveFields
 from quire_operator.domain.status import Event
 
@@ -153,4 +153,16 @@ class Cluster(Protocol):
 
     async def tell(self, resource: Resource, event: Event) -> None:
         """Post an Event about it."""
+        ...
+
+    def list_resources(self) -> AsyncIterator[Resource]:
+        """All LLMDeployments that are ours to care for."""
+        ...
+
+    def list_children(self, kind: str) -> AsyncIterator[tuple[Key, Child]]:
+        """All objects of one of our kinds that carry our label."""
+        ...
+
+    def list_pods(self) -> AsyncIterator[tuple[Key, Pod]]:
+        """All pods that carry our label."""
         ...

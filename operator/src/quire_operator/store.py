@@ -4,7 +4,7 @@
 replaces a newer one, so that our own write is seen at once and its late echo does no harm. One event loop, no locks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire_operator.domain.observed import Child, Key, Pod, Ref, Resource, is_newer
@@ -29,13 +29,13 @@ class Store:
     def __init__(self) -> None:
         self._families: dict[Key, _Family] = {}
 
-    def keys(self) -> Iterator[Key]:
+    def live_keys(self) -> list[Key]:
         """Of all LLMDeployments that are there."""
-        return (key for key, family in self._families.items() if family.resource is not None)
+        return [key for key, family in self._families.items() if family.resource is not None]
 
-    def all_keys(self) -> Iterator[Key]:
+    def all_keys(self) -> list[Key]:
         """Also those of which only children are left."""
-        return iter(self._families)
+        return list(self._families)
 
     def resource(self, key: Key) -> Resource | None:
         family = self._families.get(key)

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from kubernetes.aio.client import CoordinationV1Api
-
-from quire_operator.adapters.kube_connection import Connection, as_mapping
+from quire_operator.adapters.kube_connection import Connection
 from quire_operator.leader import Lease
 from quire_operator.ports import NotFound
 
@@ -19,20 +17,22 @@ class KubeLeases:
 
     def __init__(self, connection: Connection, *, namespace: str, name: str) -> None:
         self._connection, self._namespace, self._name = connection, namespace, name
-        self._api = CoordinationV1Api(connection.client)
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     async def read(self) -> Lease:
-        method = self._api.read_namespaced_lease_without_preload_content
+        """See ``leader.Leases``."""
         try:
-            return _lease(as_mapping(await self._connection.read(method, self._name, self._namespace)))
+            return _lease(await self._connection.read(f"{self._path}/{self._name}"))
         except NotFound:
             return Lease(version=None)
 
     async def write(self, lease: Lease, *, duration_seconds: float) -> Lease:
+        """See ``leader.Leases``."""
+        metadata = {"name": self._name, "namespace": self._namespace}
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": self._name, "namespace": self._namespace},
+            "metadata": metadata,
             "spec": {
                 "holderIdentity": lease.holder,
                 "leaseDurationSeconds": int(duration_seconds),
@@ -42,13 +42,10 @@ class KubeLeases:
             },
         }
         if lease.version is None:
-            create = self._api.create_namespaced_lease_without_preload_content
-            written = await self._connection.write("create the Lease", create, self._namespace, body)
-        else:
-            body["metadata"] = {**as_mapping(body["metadata"]), "resourceVersion": lease.version}
-            replace = self._api.replace_namespaced_lease_without_preload_content
-            written = await self._connection.write("renew the Lease", replace, self._name, self._namespace, body)
-        return _lease(as_mapping(written))
+            return _lease(await self._connection.write("create", "Lease", "POST", self._path, body=body))
+        metadata["resourceVersion"] = lease.version
+        path = f"{self._path}/{self._name}"
+        return _lease(await self._connection.write("replace", "Lease", "PUT", path, body=body))
 
 
 def _lease(body: Mapping[str, Any]) -> Lease:

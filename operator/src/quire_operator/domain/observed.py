@@ -155,9 +155,12 @@ def is_newer(version: str, than: str) -> bool:
 
 
 def key_of_child(body: JSON) -> Key | None:
-    """The LLMDeployment that an object is labelled with."""
+    """The LLMDeployment that an object belongs to: its owner, else (a pod, or an object not ours) by its label."""
     metadata = _map(body, "metadata")
-    name = _map(metadata, "labels").get(LABEL_DEPLOYMENT)
+    owner = _controller(metadata)
+    name: object = _map(metadata, "labels").get(LABEL_DEPLOYMENT)
+    if owner is not None and owner.kind == KIND:
+        name = owner.name  # whoever edits the label does not hide the object from us
     return Key(_text(metadata, "namespace"), name) if isinstance(name, str) else None
 
 

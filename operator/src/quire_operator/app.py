@@ -1,0 +1,263 @@
+"""The operator's process: builds its parts, runs them in one event loop, and takes them down in order.
+
+``__main__`` calls ``run``. Watches run always, so that a standby knows the cluster when it takes over; what writes runs
+only while leading.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import time
+from collections.abc import Awaitable
+from datetime import datetime
+
+from quire_operator.adapters.kube import KubeCluster
+from quire_operator.adapters.kube_connection import (
+    Checkpoint,
+    Connection,
+    credentials,
+    load_configuration,
+    own_namespace,
+)
+from quire_operator.adapters.kube_leases import KubeLeases
+from quire_operator.adapters.scrape import Scraper
+from quire_operator.autoscale import TICK_SECONDS, Autoscaler
+from quire_operator.domain.observed import Key
+from quire_operator.errors import ClusterProblem
+from quire_operator.gate import Gate
+from quire_operator.handlers import CHILD_KINDS, Inbox, Login, watch
+from quire_operator.leader import Elector
+from quire_operator.ports import ClusterError, Forbidden, NotLeading
+from quire_operator.reconcile import Reconciler, retry_after
+from quire_operator.scaling import ClusterScaling
+from quire_operator.settings import Settings
+from quire_operator.store import Store
+from quire_operator.sweep import sweep
+from quire_operator.telemetry import Canary, Server, Telemetry
+from quire_operator.workqueue import Workers
+
+logger = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 2.0
+_RETRY_SECONDS = 2.0
+_SETTLE_SECONDS = 2.0
+_JITTER_SECONDS = 30.0
+
+
+class WallClock:
+    """Implements ``ports.Clock``."""
+
+    def now(self) -> float:
+        return time.time()
+
+
+async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> None:
+    """Until SIGTERM or SIGINT. Raises ``UserError`` for what a person can mend.
+
+    ``before_write`` is for tests, which stop the process between any two writes.
+    """
+    configuration = await load_configuration(settings.kubeconfig)
+    gate, telemetry = Gate(), Telemetry()
+    connection = Connection(
+        configuration, user=settings.identity, gate=gate.is_open, before_write=before_write, written=telemetry.written
+    )
+    lease_connection = Connection(configuration, user=settings.identity)
+    try:
+        operator = Operator(settings, connection, lease_connection, gate, telemetry)
+        await operator.run(lambda: credentials(configuration))
+    finally:
+        await connection.close()
+        await lease_connection.close()
+
+
+class Operator:
+    """All parts of one process."""
+
+    def __init__(
+        self, settings: Settings, connection: Connection, lease_connection: Connection, gate: Gate, telemetry: Telemetry
+    ) -> None:
+        self._settings, self._gate, self._telemetry = settings, gate, telemetry
+        self._namespace = settings.namespace or own_namespace()
+        self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
+        self._store, self._clock = Store(), WallClock()
+        self._canary = Canary(started=time.monotonic())
+        self._workers: Workers[Key] = Workers(
+            self._reconcile,
+            on_error=self._on_error,
+            now=time.monotonic,
+            random=random.random,
+            limit=settings.workers,
+        )
+        self._reconciler = Reconciler(
+            cluster=self._cluster,
+            store=self._store,
+            clock=self._clock,
+            images=settings.images,
+            enqueue=self._workers.add,
+            cluster_domain=settings.cluster_domain,
+        )
+        self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
+        self._elector = Elector(leases=self._leases, identity=settings.identity, gate=gate, lead=self._lead)
+        self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def run(self, login: Login) -> None:
+        """Until stopped; then whoever stands by may lead at once."""
+        server = Server(
+            self._telemetry, problem=self._problem, ready=self._watching.is_set, refresh=self._refresh_gauges
+        )
+        self._catch_signals()
+        try:
+            port = await server.start(self._settings.host, self._settings.port)
+        except OSError as error:
+            where = f"{self._settings.host}:{self._settings.port}"
+            raise ClusterProblem(f"can't listen on {where}: {error.strerror}", hint="choose another --port") from error
+        logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
+        tasks = [asyncio.create_task(self._watch(login), name="watches")]
+        try:
+            # Whoever can't see must not lead: the first list comes before the first campaign.
+            await self._until_stopped(self._watching.wait(), *tasks)
+            tasks.append(asyncio.create_task(self._elector.run(), name="elector"))
+            await self._until_stopped(asyncio.Event().wait(), *tasks)
+        finally:
+            for task in reversed(tasks):  # the elector first: it releases the Lease
+                task.cancel()
+                await asyncio.wait({task})
+            await server.stop()
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def _until_stopped(self, done: Awaitable[object], *tasks: asyncio.Task[None]) -> None:
+        """Until ``done``, until a signal, or until one of the tasks ends, which none does by itself."""
+        waiting = {asyncio.ensure_future(done), asyncio.ensure_future(self._stop.wait())}
+        await asyncio.wait(waiting | set(tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    # --- watching ---
+
+    async def _watch(self, login: Login) -> None:
+        """Watches; begun anew when the CRD was removed and is there again, or whatever else ended them."""
+        inbox = Inbox(
+            store=self._store,
+            namespaces=frozenset(self._settings.watch_namespaces),
+            enqueue=self._workers.add,
+            relisted=self._relisted.set,
+            lease_seen=self._lease_seen,
+        )
+        lease_name = self._settings.lease_name
+        while True:
+            await self._wait_for_crd()
+            reason = await watch(
+                inbox, login, namespace=self._namespace, lease_name=lease_name, started=self._watches_started
+            )
+            logger.warning("the watches ended and begin anew: %r", reason)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _watches_started(self) -> None:
+        self._catch_signals()  # kopf has just put its own handlers there
+        self._watching.set()
+
+    async def _wait_for_crd(self) -> None:
+        told = None
+        while True:
+            try:
+                if await self._cluster.is_established():
+                    return
+                problem = "there is no LLMDeployment kind in this cluster yet: waiting for its CRD"
+            except ClusterError as error:
+                problem = f"waiting for the API server: {error}"
+            if problem != told:
+                logger.warning("%s", problem)
+                told = problem
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _lease_seen(self, holder: str, renewed: datetime | None) -> None:
+        self._canary.watched = renewed
+        self._elector.notice(holder)
+
+    # --- leading ---
+
+    async def _lead(self) -> None:
+        self._reconciler.forget()
+        await self._sweep()
+        for key in self._store.live_keys():
+            self._workers.add(key)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
+            group.create_task(self._resync())
+            group.create_task(self._autoscale())
+
+    async def _resync(self) -> None:
+        period = self._settings.resync_seconds
+        while True:
+            try:
+                await asyncio.wait_for(self._relisted.wait(), period * random.uniform(0.9, 1.1))
+            except TimeoutError:
+                await self._sweep()
+                for key in self._store.live_keys():
+                    self._workers.add_after(key, random.uniform(0, min(_JITTER_SECONDS, period / 2)))
+            else:
+                await asyncio.sleep(_SETTLE_SECONDS)
+                self._relisted.clear()
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await sweep(self._cluster, self._store, kinds=tuple(CHILD_KINDS), enqueue=self._workers.add)
+                return
+            except ClusterError as error:
+                logger.warning("not everything could be listed: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _autoscale(self) -> None:
+        scaling = ClusterScaling(store=self._store, reconciler=self._reconciler)
+        scraper = Scraper(clock=self._clock)
+        autoscaler = Autoscaler(metrics=scraper, target=scaling, clock=self._clock)
+        try:
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                try:
+                    decisions = await autoscaler.tick(scaling.subjects())
+                except Exception:  # one LLMDeployment's odd figures must not stop the others' scaling for good
+                    logger.exception("the autoscaler's tick failed")
+                    continue
+                scaling.note(decisions)
+                for decision in decisions.values():
+                    self._telemetry.decisions.labels(reason=decision.reason.value).inc()
+        finally:
+            await scraper.aclose()
+
+    async def _reconcile(self, key: Key) -> float | None:
+        with self._telemetry.reconciles.time():
+            return await self._reconciler.reconcile(key)
+
+    def _on_error(self, key: Key, error: Exception) -> float | None:
+        self._telemetry.errors.labels(reason=type(error).__name__).inc()
+        if isinstance(error, NotLeading):
+            logger.info("%s: %s", key, error)
+        elif isinstance(error, ClusterError):
+            hint = "; see the operator's role" if isinstance(error, Forbidden) else ""
+            logger.warning("%s: %s%s", key, error, hint)
+        else:
+            logger.error("%s: this is a fault in quire", key, exc_info=error)
+        return retry_after(error)
+
+    # --- itself ---
+
+    def _problem(self) -> str | None:
+        self._canary.called = self._elector.newest_renewal
+        return self._canary.problem(time.monotonic())
+
+    def _refresh_gauges(self) -> None:
+        self._telemetry.queue.set(len(self._workers.queue))
+        self._telemetry.leading.set(self._gate.is_open())
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):  # not in the main thread: somebody else catches them
+                loop.add_signal_handler(number, self._stop.set)

@@ -1,0 +1,198 @@
+"""What kopf is asked to watch, and what becomes of an event: the store is updated and the key enqueued, nothing else.
+
+kopf only delivers: ``@on.event`` alone, for its other handlers write finalizers and annotations to the objects. Errors
+in these handlers would never be retried, and two of one key may run at once: ``workqueue`` takes care of both.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+import kopf
+
+from quire_operator.domain import names
+from quire_operator.domain.observed import Key, key_of_child, trim_child, trim_pod, trim_resource
+from quire_operator.store import Store
+
+CHILD_KINDS: Mapping[str, tuple[str, str, str]] = {
+    "Deployment": ("apps", "v1", "deployments"),
+    "Service": ("", "v1", "services"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "PersistentVolumeClaim": ("", "v1", "persistentvolumeclaims"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+}
+_PODS = ("", "v1", "pods")
+_LEASES = ("coordination.k8s.io", "v1", "leases")
+_WATCH_SECONDS = 15
+_SILENCE_SECONDS = 20.0
+_CREDENTIALS_LAST = timedelta(minutes=5)
+_PAGE = 500
+
+
+class Credentials(Protocol):
+    """What it takes to reach the API server."""
+
+    @property
+    def server(self) -> str: ...
+    @property
+    def ca_path(self) -> str | None: ...
+    @property
+    def certificate_path(self) -> str | None: ...
+    @property
+    def private_key_path(self) -> str | None: ...
+    @property
+    def token(self) -> str | None: ...
+    @property
+    def verify(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbox:
+    """Where events go."""
+
+    store: Store
+    namespaces: frozenset[str]
+    """Those that are ours to act in; empty: all."""
+    enqueue: Callable[[Key], None]
+    relisted: Callable[[], None]
+    """A watch began anew: what was deleted meanwhile will not be told."""
+    lease_seen: Callable[[str, datetime | None], None]
+    """Holder and time of renewal."""
+
+    def takes(self, key: Key) -> bool:
+        return not self.namespaces or key.namespace in self.namespaces
+
+
+Login = Callable[[], Awaitable[Credentials]]
+
+
+async def watch(
+    inbox: Inbox, login: Login, *, namespace: str, lease_name: str, started: Callable[[], None]
+) -> BaseException | None:
+    """Deliver events until kopf ends, as it does when the CRD goes; why it ended. ``namespace`` is the Lease's."""
+    tasks = await kopf.spawn_tasks(
+        registry=registry(inbox, login),
+        settings=operator_settings(namespace=namespace, lease_name=lease_name),
+        clusterwide=not inbox.namespaces,
+        namespaces=sorted({*inbox.namespaces, namespace}) if inbox.namespaces else (),
+    )
+    started()
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next((task.exception() for task in done if not task.cancelled()), None)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def registry(inbox: Inbox, login: Login) -> kopf.OperatorRegistry:
+    """All that kopf is to call."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+        return _connection_info(await login())
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    async def on_resource(event: Mapping[str, Any], **_: Any) -> None:
+        resource = trim_resource(event["object"])
+        if not inbox.takes(resource.key):
+            return
+        if event["type"] == "DELETED":
+            inbox.store.drop_resource(resource.key, resource.uid)
+            inbox.enqueue(resource.key)
+        elif inbox.store.put_resource(resource):
+            inbox.enqueue(resource.key)
+        _note_listing(inbox, event)
+
+    for kind, selector in CHILD_KINDS.items():
+        kopf.on.event(*selector, registry=registry, id=f"on_{kind.lower()}")(_child_handler(inbox, kind))
+
+    @kopf.on.event(*_PODS, registry=registry)
+    async def on_pod(event: Mapping[str, Any], **_: Any) -> None:
+        pod, key = trim_pod(event["object"]), key_of_child(event["object"])
+        if key is None or not inbox.takes(key):
+            return
+        if event["type"] == "DELETED":
+            inbox.store.drop_pod(key, pod.name, pod.uid)
+            inbox.enqueue(key)
+        elif inbox.store.put_pod(key, pod):
+            inbox.enqueue(key)
+        _note_listing(inbox, event)
+
+    @kopf.on.event(*_LEASES, registry=registry)
+    async def on_lease(event: Mapping[str, Any], **_: Any) -> None:
+        spec = event["object"].get("spec") or {}
+        renewed = spec.get("renewTime")
+        holder = "" if event["type"] == "DELETED" else spec.get("holderIdentity") or ""
+        inbox.lease_seen(holder, None if renewed is None else datetime.fromisoformat(renewed))
+
+    return registry
+
+
+def _child_handler(inbox: Inbox, kind: str) -> Callable[..., Awaitable[None]]:
+    async def on_child(event: Mapping[str, Any], **_: Any) -> None:
+        child, key = trim_child(event["object"], kind=kind), key_of_child(event["object"])
+        if key is None or not inbox.takes(key):
+            return
+        if event["type"] == "DELETED":
+            inbox.store.drop_child(key, child.ref, child.uid)
+            inbox.enqueue(key)
+        elif inbox.store.put_child(key, child):
+            inbox.enqueue(key)
+        _note_listing(inbox, event)
+
+    return on_child
+
+
+def _note_listing(inbox: Inbox, event: Mapping[str, Any]) -> None:
+    if event["type"] is None:
+        inbox.relisted()
+
+
+class _Backoffs:
+    """Waits between a request's tries: never more than 5 s, never an end (a watch must outlive its API server)."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.2, 0.5, 1.0, 2.0)
+        while True:
+            yield 5.0
+
+
+def operator_settings(*, namespace: str, lease_name: str) -> kopf.OperatorSettings:
+    """kopf as a mere messenger. ``namespace`` is the Lease's."""
+    settings = kopf.OperatorSettings()
+    watching = settings.watching
+    for selector in (*CHILD_KINDS.values(), _PODS):
+        watching.label_selectors[selector] = names.LABEL_DEPLOYMENT
+    watching.field_selectors[_LEASES] = f"metadata.name={lease_name},metadata.namespace={namespace}"
+    watching.server_timeout = _WATCH_SECONDS
+    watching.inactivity_timeout = _SILENCE_SECONDS
+    watching.connect_timeout = 5.0
+    watching.chunk_size = _PAGE
+    # With scanning on, kopf can stay blind after the CRD was made anew; ``app`` waits for it and watches again.
+    settings.scanning.disabled = True
+    settings.networking.error_backoffs = _Backoffs()
+    settings.networking.request_timeout = 30.0
+    settings.networking.connect_timeout = 5.0
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.peering.standalone = True
+    settings.queueing.idle_timeout = 1.0
+    return settings
+
+
+def _connection_info(credentials: Credentials) -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(
+        server=credentials.server,
+        ca_path=credentials.ca_path,
+        insecure=not credentials.verify,
+        certificate_path=credentials.certificate_path,
+        private_key_path=credentials.private_key_path,
+        token=credentials.token,
+        # A token from a file or a plugin lives for minutes: it is read anew before it can be too old.
+        expiration=None if credentials.token is None else datetime.now(UTC) + _CREDENTIALS_LAST,
+    )

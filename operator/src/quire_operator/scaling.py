@@ -1,0 +1,88 @@
+"""The autoscaler in a cluster: whom it looks at, and what becomes of its decisions.
+
+Between ``autoscale``, which decides for all LLMDeployments at once, and ``reconcile``, which alone writes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from quire_operator.autoscale import Subject
+from quire_operator.domain import engine_contract
+from quire_operator.domain.autoscaler import Decision, Policy
+from quire_operator.domain.history import ScalingRecord
+from quire_operator.domain.observation import ReplicaPhase
+from quire_operator.domain.observed import Key, Pod, Ref
+from quire_operator.domain.scaling_reasons import Reason
+from quire_operator.domain.scaling_status import scaling_record
+from quire_operator.domain.spec import Invalid, MetricsSource, Spec
+from quire_operator.ports import ReplicaAddress
+from quire_operator.reconcile import Reconciler
+from quire_operator.store import Store
+
+PROMETHEUS_UNAVAILABLE = "PrometheusUnavailable"
+
+
+class ClusterScaling:
+    """Implements ``ports.ScaleTarget``."""
+
+    def __init__(self, *, store: Store, reconciler: Reconciler) -> None:
+        self._store, self._reconciler = store, reconciler
+
+    def subjects(self) -> list[Subject]:
+        """All LLMDeployments that autoscale by what this operator can read."""
+        return list(self._subjects())
+
+    def note(self, decisions: dict[str, Decision]) -> None:
+        """Have the conditions tell where metrics are missing."""
+        for text, decision in decisions.items():
+            stale = decision.reason is Reason.METRICS_STALE
+            self._reconciler.note_metrics(Key.parse(text), decision.reason.value if stale else None)
+
+    async def persist(self, key: str, record: ScalingRecord) -> None:
+        """See ``ports.ScaleTarget``."""
+        await self._reconciler.persist(Key.parse(key), record)
+
+    async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
+        """See ``ports.ScaleTarget``."""
+        names = tuple(victim.rpartition("/")[2] for victim in victims)
+        self._reconciler.scale(Key.parse(key), replicas=replicas, victims=names)
+
+    def _subjects(self) -> Iterator[Subject]:
+        for key in self._store.live_keys():
+            resource = self._store.resource(key)
+            spec = None if resource is None or resource.deleting else Spec.parse(resource.body)
+            if resource is None or spec is None or isinstance(spec, Invalid) or spec.autoscaling is None:
+                continue
+            if spec.autoscaling.metrics_source is MetricsSource.PROMETHEUS:
+                self._reconciler.note_metrics(key, PROMETHEUS_UNAVAILABLE)
+                continue
+            deployment = self._store.children(key).get(Ref("Deployment", key.name))
+            state = None if deployment is None else deployment.deployment
+            policy = Policy.of(spec)
+            if policy is None or state is None:
+                continue  # nothing runs that could be scaled
+            yield Subject(
+                key=str(key),
+                model=spec.model.served_name,
+                policy=policy,
+                replicas=tuple(_address(key, pod) for pod in self._store.pods(key) if pod.phase != "Failed"),
+                target=state.replicas_asked,
+                rolling_out=state.is_rolling,
+                record=scaling_record(resource.status),
+            )
+
+
+def _address(key: Key, pod: Pod) -> ReplicaAddress:
+    url = f"http://{_host(pod.ip)}:{engine_contract.HTTP_PORT}{engine_contract.METRICS_PATH}" if pod.ip else None
+    return ReplicaAddress(name=f"{key.namespace}/{pod.name}", phase=_phase(pod), metrics_url=url)
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def _phase(pod: Pod) -> ReplicaPhase:
+    if pod.deleting:
+        return ReplicaPhase.DRAINING
+    if pod.ready:
+        return ReplicaPhase.READY
+    return ReplicaPhase.LOADING if pod.phase == "Running" else ReplicaPhase.PENDING

@@ -1,0 +1,205 @@
+"""quire-operator's command line: parsed once, validated with every reason, never changed.
+
+Flags stand above the environment (``QUIRE_OPERATOR_WORKERS`` for ``--workers``), which stands above the defaults.
+"""
+
+import argparse
+import re
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from quire_operator import __version__
+from quire_operator.domain.names import object_name_problem
+from quire_operator.domain.pod_template import Images
+from quire_operator.domain.quantities import parse_duration_seconds
+from quire_operator.errors import SettingsProblem
+
+T = TypeVar("T")
+
+_DESCRIPTION = """\
+Turns every LLMDeployment of a Kubernetes cluster into running replicas of the engine, and keeps it so. Several may run:
+one acts, the others stand by."""
+
+_EPILOG = """\
+examples:
+  quire-operator                                        in a cluster, as its pod's service account
+  quire-operator --kubeconfig ~/.kube/config --watch-namespace chat --namespace chat
+
+Each flag can also be set in the environment, e.g. QUIRE_OPERATOR_ENGINE_IMAGE=registry.example/engine:1
+(several namespaces separated by commas)."""
+
+_IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,511}")
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    kubeconfig: str | None
+    """None: the pod's own service account."""
+    namespace: str | None
+    """Where the Lease is; None: the pod's own namespace."""
+    watch_namespaces: tuple[str, ...]
+    """Empty: all."""
+    images: Images
+    lease_name: str
+    identity: str
+    """Unique among those that run at once."""
+    host: str
+    port: int
+    workers: int
+    resync_seconds: float
+    cluster_domain: str
+    log_level: str
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsProblem([message])
+
+
+def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """The settings, or ``SettingsProblem`` with all that is wrong. ``--help`` and ``--version`` exit."""
+    reader = _Reader(_parser().parse_args(argv), environ)
+    image = f"ghcr.io/quire/{{}}:{__version__}"
+    settings = Settings(
+        kubeconfig=reader.read("kubeconfig", str, None, "a file"),
+        namespace=reader.read("namespace", _name, None, "a namespace"),
+        watch_namespaces=reader.read("watch_namespace", _names, (), "namespaces"),
+        images=Images(
+            engine=reader.read("engine_image", _image, image.format("engine"), "an image reference"),
+            operator=reader.read("operator_image", _image, image.format("operator"), "an image reference"),
+            hub_endpoint=reader.read("hub_endpoint", _url, None, "an http or https URL"),
+        ),
+        lease_name=reader.read("lease_name", _name, "quire-operator", "the name of a Lease"),
+        identity=reader.read("identity", _identity, _own_identity(), "1 to 128 letters, digits, '-', '_', '.'"),
+        host=reader.read("host", str, "0.0.0.0", "an address"),
+        port=reader.read("port", _between(0, 65535), 8080, "a port, 0 to 65535"),
+        workers=reader.read("workers", _between(1, 1024), 32, "a number from 1 to 1024"),
+        resync_seconds=reader.read("resync", _duration(10.0), 600.0, 'a duration of at least 10s, such as "10m"'),
+        cluster_domain=reader.read("cluster_domain", _name, "cluster.local", "a DNS domain"),
+        log_level=reader.read("log_level", _level, "info", f"one of {', '.join(_LEVELS)}"),
+    )
+    if reader.problems:
+        raise SettingsProblem(reader.problems)
+    return settings
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="quire-operator",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"quire-operator {__version__}")
+    cluster = parser.add_argument_group("the cluster")
+    cluster.add_argument("--kubeconfig", metavar="FILE", help="instead of the pod's service account")
+    cluster.add_argument("--namespace", metavar="NAME", help="where the Lease is (default the pod's own, else default)")
+    cluster.add_argument(
+        "--watch-namespace", metavar="NAME", nargs="+", action="extend", help="act only in these (default all)"
+    )
+    cluster.add_argument("--cluster-domain", metavar="DOMAIN", help="of Service names (default cluster.local)")
+    pods = parser.add_argument_group("what pods are made of")
+    pods.add_argument("--engine-image", metavar="IMAGE", help="where spec.engine.image is not set")
+    pods.add_argument("--operator-image", metavar="IMAGE", help="downloads models: has the quire command")
+    pods.add_argument("--hub-endpoint", metavar="URL", help="a mirror of the model hub (default the hub itself)")
+    election = parser.add_argument_group("several operators")
+    election.add_argument("--lease-name", metavar="NAME", help="they share this Lease (default quire-operator)")
+    election.add_argument("--identity", metavar="TEXT", help="unique among them (default host name and a random id)")
+    work = parser.add_argument_group("work")
+    work.add_argument("--workers", metavar="N", help="LLMDeployments reconciled at once (default 32)")
+    work.add_argument("--resync", metavar="DURATION", help="how often everything is looked at again (default 10m)")
+    serving = parser.add_argument_group("serving /healthz, /readyz and /metrics")
+    serving.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 0.0.0.0)")
+    serving.add_argument("--port", metavar="N", help="port to listen on; 0 takes a free one (default 8080)")
+    serving.add_argument("--log-level", metavar="LEVEL", help=f"{', '.join(_LEVELS)} (default info)")
+    return parser
+
+
+class _Reader:
+    """Reads one option after the other, from the flag or the environment, and collects what is wrong."""
+
+    def __init__(self, args: argparse.Namespace, environ: Mapping[str, str]) -> None:
+        self._args, self._environ = args, environ
+        self.problems: list[str] = []
+
+    def read(self, name: str, convert: Callable[[str], T], default: T, what: str) -> T:
+        """The option, or its default; what can't be read is noted."""
+        where, text = self._text(name)
+        if text is None:
+            return default
+        try:
+            return convert(text)
+        except ValueError as error:
+            reason = f" ({error})" if str(error) else ""
+            self.problems.append(f"{where}: must be {what}, got {text!r}{reason}")
+            return default
+
+    def _text(self, name: str) -> tuple[str, str | None]:
+        flag, variable = f"--{name.replace('_', '-')}", f"QUIRE_OPERATOR_{name.upper()}"
+        given = getattr(self._args, name)
+        if given is None:
+            return variable, self._environ.get(variable)
+        return flag, ",".join(given) if isinstance(given, list) else str(given)
+
+
+def _own_identity() -> str:
+    return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+
+
+def _name(text: str) -> str:
+    if object_name_problem(text) is not None:
+        raise ValueError
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(_name(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _image(text: str) -> str:
+    if _IMAGE.fullmatch(text) is None:
+        raise ValueError
+    return text
+
+
+def _url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
+        raise ValueError
+    return text
+
+
+def _identity(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", text):
+        raise ValueError
+    return text
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        value = int(text) if text.isdecimal() else -1
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return convert
+
+
+def _duration(least: float) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        value = parse_duration_seconds(text)
+        if value is None or value < least:
+            raise ValueError
+        return value
+
+    return convert
+
+
+def _level(text: str) -> str:
+    if text not in _LEVELS:
+        raise ValueError
+    return text

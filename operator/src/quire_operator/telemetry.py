@@ -1,0 +1,110 @@
+"""What the operator tells of itself: its metrics, and whether it is alive.
+
+Fed by ``app``; served at /metrics, /healthz and /readyz by ``serve``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+_BLIND_SECONDS = 30.0
+_STARTING_SECONDS = 60.0
+
+
+class Telemetry:
+    """The metrics, each under the name it is scraped by."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.reconciles = Histogram(
+            "quire_operator_reconcile_seconds",
+            "Time of one pass over one LLMDeployment.",
+            buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "quire_operator_reconcile_errors", "Passes that failed, by reason.", ["reason"], registry=self.registry
+        )
+        self.writes = Counter(
+            "quire_operator_writes", "Mutating requests that succeeded.", ["verb", "kind"], registry=self.registry
+        )
+        self.decisions = Counter(
+            "quire_operator_decisions", "What the autoscaler decided, by reason.", ["reason"], registry=self.registry
+        )
+        self.queue = Gauge("quire_operator_queue_depth", "LLMDeployments that wait for a pass.", registry=self.registry)
+        self.leading = Gauge("quire_operator_leading", "1 while this process may write.", registry=self.registry)
+
+    def written(self, verb: str, kind: str) -> None:
+        self.writes.labels(verb=verb, kind=kind).inc()
+
+
+@dataclass(slots=True)
+class Canary:
+    """Whether the watches still show what happens: our own Lease changes every 2 s, and a watch has to show it.
+
+    While the API server is away nothing changes, and nothing is wrong with us.
+    """
+
+    started: float
+    """Monotonic."""
+    called: datetime | None = None
+    """The newest renewal that our own calls have seen."""
+    watched: datetime | None = None
+    """The newest one that a watch has shown."""
+
+    def problem(self, now: float) -> str | None:
+        """Why this process is blind, or None."""
+        if self.called is None:
+            return None
+        if self.watched is None:
+            starting = now - self.started < _STARTING_SECONDS
+            return None if starting else "the watches have not shown our Lease since the start"
+        behind = (self.called - self.watched).total_seconds()
+        return f"the watches are {behind:.0f} s behind" if behind > _BLIND_SECONDS else None
+
+
+class Server:
+    """/healthz, /readyz, /metrics."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        *,
+        problem: Callable[[], str | None],
+        ready: Callable[[], bool],
+        refresh: Callable[[], None],
+    ) -> None:
+        """``refresh`` sets the gauges before a scrape."""
+        self._telemetry, self._problem, self._ready, self._refresh = telemetry, problem, ready, refresh
+        app = web.Application()
+        app.add_routes(
+            [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, host: str, port: int) -> int:
+        """The port it listens on. Raises ``OSError`` if that is taken."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        address: tuple[str, int] = self._runner.addresses[0]
+        return address[1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        problem = self._problem()
+        return web.Response(text=problem or "ok", status=200 if problem is None else 503)
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        ready = self._ready()
+        return web.Response(text="ok" if ready else "the watches have not begun", status=200 if ready else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self._refresh()
+        return web.Response(body=generate_latest(self._telemetry.registry), content_type="text/plain")

@@ -1,0 +1,51 @@
+"""The operator, as a process of its own, on a real API server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+
+from quire_cluster.control_plane import ControlPlane
+
+CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
+
+
+@pytest.fixture(scope="session")
+def crd_installed(api_server: ControlPlane) -> ControlPlane:
+    """The API server, serving LLMDeployments."""
+    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    api_server.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.quire.dev", "--timeout=20s")
+    return api_server
+
+
+@pytest.fixture(scope="session")
+def operators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operators]:
+    started = Operators(tmp_path_factory.mktemp("operators"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def space(crd_installed: ControlPlane, namespace: str) -> Namespace:
+    """A namespace of this test's own."""
+    return Namespace(crd_installed, namespace)
+
+
+@pytest.fixture(scope="session")
+def shared_space(crd_installed: ControlPlane) -> Iterator[Namespace]:
+    """A namespace with one operator, for tests that do it no harm; each uses names of its own."""
+    created = crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "shared"}})
+    assert created.ok, created.body
+    yield Namespace(crd_installed, "shared")
+    crd_installed.client().delete("/api/v1/namespaces/shared")
+
+
+@pytest.fixture(scope="session")
+def operator(operators: Operators, shared_space: Namespace) -> Iterator[OperatorProcess]:
+    """The operator of the shared namespace, leading; it looks at everything again each ten seconds."""
+    process = operators.start(*shared_space.flags(), "--resync", "10s", identity="shared-operator")
+    shared_space.wait_holder(process.identity)
+    yield process
+    process.terminate()
+    until(lambda: not process.is_alive)

@@ -1,0 +1,219 @@
+"""Operators as processes that tests start, kill, pause and watch; and looking at the cluster until something is so."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from quire_cluster.client import ApiClient
+from quire_cluster.control_plane import ControlPlane
+
+T = TypeVar("T")
+POLL_SECONDS: Final = 0.05
+ZYGOTE: Final = Path(__file__).parent / "zygote.py"
+
+
+def until(look: Callable[[], T], *, within: float = 20.0, why: Callable[[], object] = lambda: "") -> T:
+    """What `look` gives as soon as it is true; fails with `why` when that takes too long."""
+    deadline = time.monotonic() + within
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not so after {within:g} s; last seen {found!r}; {why()}"
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorProcess:
+    """One operator. `identity` is what it calls itself in the Lease and in its User-Agent."""
+
+    pid: int
+    identity: str
+    log: Path
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        until(lambda: not self.is_alive)
+
+    def terminate(self) -> None:
+        self.send(signal.SIGTERM)
+
+    def pause(self) -> None:
+        self.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.send(signal.SIGCONT)
+
+    def send(self, number: signal.Signals) -> None:
+        if self.is_alive:
+            os.kill(self.pid, number)
+
+    @property
+    def resident_megabytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it logged."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def writes(self) -> list[str]:
+        """The writes it was about to make, in order."""
+        return [f"{line['verb']} {line['kind']}" for line in self.lines() if "write" in line]
+
+
+class Operators:
+    """Forks operators off one zygote."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._zygote = subprocess.Popen(
+            [sys.executable, str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._zygote.stdout is not None and self._zygote.stdout.readline().strip() == "ready"
+        self._started = 0
+
+    def start(self, *argv: str, identity: str | None = None, die_before_write: int | None = None) -> OperatorProcess:
+        """One with these flags, on a free port."""
+        self._started += 1
+        identity = identity or f"operator-{self._started}"
+        log = self._folder / f"{self._started}-{identity}.log"
+        flags = [*argv, "--identity", identity, "--host", "127.0.0.1", "--port", "0"]
+        order = {"argv": flags, "log": str(log), "die_before_write": die_before_write}
+        assert self._zygote.stdin is not None and self._zygote.stdout is not None
+        self._zygote.stdin.write(json.dumps(order) + "\n")
+        self._zygote.stdin.flush()
+        return OperatorProcess(pid=int(self._zygote.stdout.readline()), identity=identity, log=log)
+
+    def stop(self) -> None:
+        with self._zygote:  # closes its input, which ends it and its children
+            pass
+
+
+class Namespace:
+    """A namespace of the API server, as a test looks at it."""
+
+    def __init__(self, server: ControlPlane, name: str) -> None:
+        self.server, self.name = server, name
+        self._client: ApiClient = server.client()
+
+    def flags(self, kubeconfig: Path | None = None) -> tuple[str, ...]:
+        """For an operator that acts here alone."""
+        config = str(kubeconfig or self.server.admin_kubeconfig)
+        return ("--kubeconfig", config, "--namespace", self.name, "--watch-namespace", self.name)
+
+    def path(self, kind: str, name: str = "") -> str:
+        prefix = {
+            "deployments": "/apis/apps/v1",
+            "replicasets": "/apis/apps/v1",
+            "poddisruptionbudgets": "/apis/policy/v1",
+            "llmdeployments": "/apis/quire.dev/v1alpha1",
+            "leases": "/apis/coordination.k8s.io/v1",
+        }.get(kind, "/api/v1")
+        return f"{prefix}/namespaces/{self.name}/{kind}" + (f"/{name}" if name else "")
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        answer = self._client.get(self.path(kind, name))
+        assert answer.status in (200, 404), answer.body
+        return answer.body if answer.ok else None
+
+    def names(self, kind: str) -> list[str]:
+        answer = self._client.get(self.path(kind))
+        assert answer.ok, answer.body
+        return sorted(item["metadata"]["name"] for item in answer.body["items"])
+
+    def items(self, kind: str) -> list[dict[str, Any]]:
+        answer = self._client.get(self.path(kind))
+        assert answer.ok, answer.body
+        return list(answer.body["items"])
+
+    def create(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self._client.post(self.path(kind), body)
+        assert answer.ok, answer.body
+        return dict(answer.body)
+
+    def patch(self, kind: str, name: str, body: Any, *, manager: str = "somebody") -> dict[str, Any]:
+        """A strategic merge patch (a merge patch for our own kind), as another field manager."""
+        flavour = "merge" if kind.startswith("llmdeployments") else "strategic-merge"
+        path, _, subresource = name.partition("/")
+        where = self.path(kind, path) + (f"/{subresource}" if subresource else "")
+        answer = self._client.request(
+            "PATCH", f"{where}?fieldManager={manager}", body, content_type=f"application/{flavour}-patch+json"
+        )
+        assert answer.ok, answer.body
+        return dict(answer.body)
+
+    def delete(self, kind: str, name: str) -> None:
+        answer = self._client.delete(self.path(kind, name))
+        assert answer.ok, answer.body
+
+    def apply(self, name: str = "chat", **spec: Any) -> None:
+        """An LLMDeployment, as kubectl would."""
+        body = {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": name, "namespace": self.name},
+            "spec": {"model": {"source": "file:///models/demo"}} | spec,
+        }
+        answer = self._client.request(
+            "PATCH",
+            f"{self.path('llmdeployments', name)}?fieldManager=kubectl&force=true",
+            body,
+            content_type="application/apply-patch+yaml",
+        )
+        assert answer.ok, answer.body
+
+    def touch(self, name: str, value: str) -> None:
+        """A change that asks for nothing, so that the operator looks again."""
+        self.patch("llmdeployments", name, {"metadata": {"labels": {"touched": value}}})
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        """Empty while it is not there."""
+        resource = self.get("llmdeployments", name) or {}
+        conditions = resource.get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def wait_reason(self, name: str, kind: str, reason: str, *, within: float = 20.0) -> dict[str, Any]:
+        def found() -> dict[str, Any] | None:
+            condition = self.condition(name, kind)
+            return condition if condition.get("reason") == reason else None
+
+        return until(found, within=within, why=lambda: self.condition(name, kind))
+
+    def wait_settled(self, name: str, *, within: float = 20.0) -> None:
+        """Until the children are there, their controller has looked at them, and status says so."""
+
+        def settled() -> bool:
+            resource, deployment = self.get("llmdeployments", name), self.get("deployments", name)
+            if resource is None or deployment is None:
+                return False
+            status = resource.get("status", {})
+            asked = deployment["spec"]["replicas"]
+            return bool(
+                status.get("observedGeneration") == resource["metadata"]["generation"]
+                and deployment["status"].get("observedGeneration") == deployment["metadata"]["generation"]
+                and status.get("replicas", 0) == asked == status.get("desiredReplicas")
+            )
+
+        until(settled, within=within, why=lambda: self.get("llmdeployments", name))
+
+    def holder(self) -> str:
+        lease = self.get("leases", "quire-operator")
+        return "" if lease is None else lease["spec"].get("holderIdentity") or ""
+
+    def wait_holder(self, identity: str, *, within: float = 20.0) -> None:
+        until(lambda: self.holder() == identity, within=within, why=self.holder)

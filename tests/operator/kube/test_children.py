@@ -1,0 +1,72 @@
+"""What the operator makes of an LLMDeployment on a real API server, and that it then leaves it alone."""
+
+import time
+from pathlib import Path
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, until
+
+DEMO = Path(__file__).parents[3] / "examples" / "demo.yaml"
+CHILDREN = {
+    "deployments": ["chat"],
+    "services": ["chat", "chat-headless"],
+    "poddisruptionbudgets": ["chat"],
+    "serviceaccounts": ["chat"],
+}
+QUIET_SECONDS = 15.0
+
+
+@pytest.fixture(scope="session")
+def demo(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
+    shared_space.server.kubectl("apply", "-n", shared_space.name, "-f", str(DEMO))
+    shared_space.wait_settled("chat")
+    return shared_space
+
+
+def test_applying_the_demo_makes_its_children_and_they_are_owned(demo: Namespace) -> None:
+    resource = demo.get("llmdeployments", "chat")
+    assert resource is not None
+    for kind, names in CHILDREN.items():
+        assert [name for name in demo.names(kind) if name.startswith("chat")] == names
+        for name in names:
+            child = demo.get(kind, name)
+            assert child is not None
+            (owner,) = child["metadata"]["ownerReferences"]
+            assert (owner["uid"], owner["controller"]) == (resource["metadata"]["uid"], True)
+
+
+def test_status_tells_of_the_replica_that_does_not_run_here(demo: Namespace) -> None:
+    resource = demo.get("llmdeployments", "chat")
+    assert resource is not None
+    status = resource["status"]
+    assert status["endpoint"] == f"http://chat.{demo.name}.svc.cluster.local:8000/v1"
+    assert (status["replicas"], status["readyReplicas"], status["desiredReplicas"]) == (1, 0, 1)
+    assert status["autoscaling"]["desiredReplicas"] == 1
+    types = [condition["type"] for condition in status["conditions"]]
+    assert types == ["Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"]
+    assert {c["observedGeneration"] for c in status["conditions"]} == {resource["metadata"]["generation"]}
+
+
+def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator: OperatorProcess) -> None:
+    """Across another reconcile that asks for nothing, and across a resync."""
+    audit = demo.server.audit
+    demo.touch("chat", "once")
+    start = audit.position()
+    time.sleep(QUIET_SECONDS)  # the thing measured is that nothing happens
+    asked = audit.requests(start, user_agent=operator.identity)
+    assert [str(request) for request in asked if request.is_mutating and request.resource != "leases"] == []
+    assert sum(request.resource == "leases" for request in asked) >= 5, "it was alive and leading all the while"
+    assert any(request.resource == "deployments" for request in asked), "the resync looked at everything"
+
+
+def test_deletion_leaves_nothing(shared_space: Namespace, operator: OperatorProcess) -> None:
+    shared_space.apply("gone", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
+    shared_space.wait_settled("gone")
+    assert "gone-models" in shared_space.names("persistentvolumeclaims")
+    shared_space.delete("llmdeployments", "gone")
+
+    def left() -> list[str]:
+        kinds = (*CHILDREN, "replicasets", "pods", "persistentvolumeclaims")
+        return [f"{kind}/{name}" for kind in kinds for name in shared_space.names(kind) if name.startswith("gone")]
+
+    until(lambda: not left() or None, why=left)

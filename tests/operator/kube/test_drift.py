@@ -1,0 +1,121 @@
+"""What others change in the children: what is ours is set back, what breaks a replica is removed, the rest is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, until
+
+IMAGE = "registry.example/engine:edited"
+
+
+@pytest.fixture(scope="module")
+def drift(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
+    shared_space.apply("drift", replicas=2)
+    shared_space.wait_settled("drift")
+    return shared_space
+
+
+def pod_spec(space: Namespace) -> dict[str, Any]:
+    deployment = space.get("deployments", "drift")
+    assert deployment is not None
+    return dict(deployment["spec"]["template"]["spec"])
+
+
+def in_pod(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"template": {"spec": fields}}}
+
+
+def in_engine(**fields: Any) -> dict[str, Any]:
+    return in_pod(containers=[{"name": "engine"} | fields])
+
+
+def label(child: dict[str, Any]) -> object:
+    return child["metadata"]["labels"]["quire.dev/llmdeployment"]
+
+
+def engine(child: dict[str, Any]) -> Any:
+    return child["spec"]["template"]["spec"]["containers"][0]
+
+
+RELABELLED = {"metadata": {"labels": {"quire.dev/llmdeployment": "other"}}}
+UNNAMED = {"metadata": {"annotations": {"quire.dev/served-name": None}}}
+RESELECTED = {"spec": {"selector": {"quire.dev/llmdeployment": "other"}}}
+EDITS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], object], object]] = [
+    ("deployments", in_engine(image=IMAGE), lambda d: engine(d)["image"] == IMAGE, False),
+    ("deployments", {"spec": {"replicas": 7}}, lambda d: d["spec"]["replicas"], 2),
+    ("deployments", RELABELLED, label, "drift"),
+    ("deployments", in_engine(readinessProbe=None), lambda d: "readinessProbe" in engine(d), True),
+    ("services", UNNAMED, lambda s: s["metadata"]["annotations"].get("quire.dev/served-name"), "drift"),
+    ("services", RESELECTED, lambda s: s["spec"]["selector"]["quire.dev/llmdeployment"], "drift"),
+    ("poddisruptionbudgets", {"spec": {"maxUnavailable": 2}}, lambda p: p["spec"]["maxUnavailable"], 1),
+    ("serviceaccounts", {"automountServiceAccountToken": True}, lambda s: s["automountServiceAccountToken"], False),
+]
+
+
+def test_edits_of_fields_that_are_ours_are_set_back(drift: Namespace) -> None:
+    for kind, patch, _, _ in EDITS:
+        drift.patch(kind, "drift", patch, manager="kubectl-edit")
+
+    def broken() -> list[object]:
+        children = {kind: drift.get(kind, "drift") or {} for kind, *_ in EDITS}
+        return [patch for kind, patch, look, wanted in EDITS if look(children[kind]) != wanted]
+
+    until(lambda: not broken(), why=broken, within=8)
+
+
+def test_a_repair_is_told_in_an_event(drift: Namespace) -> None:
+    drift.patch("deployments", "drift", {"spec": {"minReadySeconds": 1, "revisionHistoryLimit": 9}}, manager="meddler")
+
+    def told() -> list[str]:
+        events = [e for e in drift.items("events") if e["involvedObject"]["name"] == "drift"]
+        return [e["message"] for e in events if e["reason"] == "DriftRepaired" and "meddler" in e["message"]]
+
+    (message,) = until(told)
+    assert "Deployment drift" in message and "spec.revisionHistoryLimit" in message
+    drift.patch("deployments", "drift", {"spec": {"minReadySeconds": None}}, manager="meddler")
+
+
+def test_deleted_children_are_made_anew(drift: Namespace) -> None:
+    kinds = ("deployments", "services", "poddisruptionbudgets", "serviceaccounts")
+    before = {kind: (drift.get(kind, "drift") or {})["metadata"]["uid"] for kind in kinds}
+    for kind in kinds:
+        drift.delete(kind, "drift")
+
+    def anew() -> bool:
+        now = {kind: (drift.get(kind, "drift") or {}).get("metadata", {}).get("uid") for kind in kinds}
+        return all(now[kind] and now[kind] != before[kind] for kind in kinds)
+
+    until(anew)
+
+
+def test_additions_that_break_a_replica_are_removed(drift: Namespace) -> None:
+    drift.patch("deployments", "drift", in_pod(hostPID=True, containers=[{"name": "miner", "image": "x"}]))
+    drift.patch("deployments", "drift", in_engine(ports=[{"containerPort": 9999}], securityContext={"runAsUser": 7}))
+
+    def clean() -> bool:
+        spec = pod_spec(drift)
+        (engine, *others) = spec["containers"]
+        return not (
+            others or spec.get("hostPID") or len(engine["ports"]) > 1 or "runAsUser" in engine["securityContext"]
+        )
+
+    until(clean, why=lambda: pod_spec(drift))
+
+
+def test_other_additions_stay_and_are_named(drift: Namespace) -> None:
+    restarted = {"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}}
+    drift.patch("deployments", "drift", restarted, manager="kubectl-rollout")
+    drift.patch("deployments", "drift", in_pod(nodeSelector={"disk": "fast"}), manager="meddler")
+    degraded = drift.wait_reason("drift", "Degraded", "ForeignFields")
+    assert degraded["message"].endswith("spec.template.spec.nodeSelector (set by meddler)"), (
+        "and nothing of the restart"
+    )
+    deployment = drift.get("deployments", "drift")
+    assert deployment is not None
+    template = deployment["spec"]["template"]
+    assert template["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] == "now"
+
+    drift.patch("deployments", "drift", in_pod(nodeSelector=None), manager="meddler")
+    drift.wait_reason("drift", "Degraded", "AsExpected")
