@@ -70,6 +70,11 @@ class TetheredProcess:
         self._signal_session(signal.SIGKILL)
         return code
 
+    def close_tether(self) -> None:
+        """What our own end would do to it, where the tether is a pipe."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def terminate(self) -> None:
         """Ask the command itself to end; what it started is its own affair."""
         with suppress(ProcessLookupError):
