@@ -91,9 +91,10 @@ class LocalCluster:
         self._gateway = self._keep(launch)
 
     def add(self, deployment: LocalDeployment, *, replicas: int) -> None:
-        """Start a deployment."""
+        """Start a deployment; with no replica, the gateway at least knows its name."""
         self._deployments[deployment.name] = deployment
         self._replicas[deployment.name] = {}
+        self.write_endpoints()
         self.scale(deployment.name, replicas=replicas)
 
     def scale(self, name: str, *, replicas: int, victims: Sequence[str] = ()) -> None:
