@@ -1,0 +1,83 @@
+"""Every series that the autoscaler and the gateway read is one that the engine serves, and reads as it was meant."""
+
+from dataclasses import fields
+
+import pytest
+from prometheus_client import generate_latest
+
+from quire_engine.config import CacheOptions
+from quire_engine.ipc.messages import Ready, Stats
+from quire_engine.server.exposition import registry_of
+from quire_engine.server.metrics import Metrics, RequestTimes
+from quire_gateway.scrape import parse_page
+from quire_operator.adapters.scrape import points
+from quire_operator.domain.engine_metrics import NAMES, sample_of
+from quire_operator.domain.observation import is_sane
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """What an engine says after it has served a request."""
+    metrics = Metrics("chat", 4096)
+    metrics.engine_ready(
+        Ready(
+            pid=1,
+            model_bytes=1,
+            kv_cache_bytes=1,
+            num_blocks=100,
+            block_size=16,
+            max_model_len=4096,
+            dtype="float32",
+            weights="float32",
+            phase_seconds={"weights": 1.0},
+        )
+    )
+    metrics.arrived(prompt_tokens=40)
+    metrics.engine_stats(
+        Stats(
+            time=1.0,
+            last_step_time=1.0,
+            num_running=3,
+            num_waiting=2,
+            queued_tokens=77,
+            blocks_total=100,
+            blocks_used=25,
+            blocks_cached=5,
+            kv_usage=0.25,
+            kv_slots_wasted=4,
+            steps=400,
+            prompt_tokens=1000,
+            generation_tokens=500,
+            scheduled_tokens=1400,
+            discarded_tokens=0,
+            prefix_cache_queries=1000,
+            prefix_cache_hits=100,
+            preemptions={},
+            step_seconds={"run": 9.5, "sample": 0.5},
+        )
+    )
+    times = RequestTimes(arrived=0.0, first_scheduled=0.7)
+    metrics.first_token(times, 0.9)
+    metrics.request_finished(times, "stop", prompt_tokens=40, tokens=1, now=0.9)
+    return generate_latest(registry_of(metrics, CacheOptions(), lambda: 1.0)).decode()
+
+
+def test_engine_serves_every_series_that_the_autoscaler_reads(page):
+    assert NAMES - {point.name for point in points(page, NAMES)} == set()
+
+
+def test_sample_is_what_the_engine_meant(page):
+    sample = sample_of(points(page, NAMES), time=5.0)
+    assert is_sane(sample)
+    assert [field.name for field in fields(sample) if getattr(sample, field.name) is None] == []
+    assert (sample.running, sample.waiting, sample.queued_prompt_tokens) == (3, 2, 77)
+    assert (sample.kv_tokens_capacity, sample.kv_tokens_used) == (1600, 400)
+    assert (sample.prompt_tokens, sample.cached_prompt_tokens, sample.generation_tokens) == (1000, 100, 500)
+    assert (sample.steps, sample.busy_seconds) == (400, 10.0)
+    assert (sample.arrived_requests, sample.arrived_prompt_tokens, sample.finished_requests) == (1, 40, 1)
+    assert sample.first_token_waits.total == 1
+
+
+def test_gateway_reads_the_same_figures(page):
+    told = parse_page(page)
+    assert (told.running, told.waiting, told.kv_usage, told.finished) == (3, 2, 0.25, 1)

@@ -1,0 +1,184 @@
+"""One tick over all LLMDeployments: asked together, persisted before acting, tried again where it failed."""
+
+import pytest
+
+from quire_operator.autoscale import Autoscaler, Subject
+from quire_operator.domain.history import ScalingRecord
+from quire_operator.domain.observation import ReplicaPhase
+from quire_operator.domain.scaling_reasons import Reason
+from quire_operator.domain.spec import AutoscalingMode
+from quire_operator.ports import ReplicaAddress, ScalingNotDone
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.time = 1_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class ToldMetrics:
+    """Says of each replica what a test put in, as of now."""
+
+    def __init__(self, clock: SetClock, kit) -> None:
+        self.clock, self.kit = clock, kit
+        self.figures: dict[str, dict[str, float]] = {}
+        self.held: dict[str, int] | None = {}
+        self.asked: list[list[str]] = []
+
+    async def samples(self, replicas):
+        self.asked.append([replica.name for replica in replicas])
+        told = {
+            name: self.kit.ready(name, **figures).observed(self.clock.now()) for name, figures in self.figures.items()
+        }
+        return {name: observation.sample for name, observation in told.items()}
+
+    async def held_requests(self):
+        return self.held
+
+
+class Ledger:
+    """A scale target that writes down what it was asked, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.failing: set[str] = set()
+        self.records: dict[str, ScalingRecord] = {}
+
+    async def persist(self, key, record):
+        self._fail("persist")
+        self.records[key] = record
+        self.calls.append(("persist", key, record.desired_replicas))
+
+    async def scale(self, key, *, replicas, victims):
+        self._fail("scale")
+        self.calls.append(("scale", key, replicas, tuple(victims)))
+
+    def _fail(self, what: str) -> None:
+        if what in self.failing:
+            raise ScalingNotDone("the API server is away")
+
+
+class Bench:
+    def __init__(self, kit) -> None:
+        self.kit, self.clock, self.ledger = kit, SetClock(), Ledger()
+        self.metrics = ToldMetrics(self.clock, kit)
+        self.autoscaler = Autoscaler(metrics=self.metrics, target=self.ledger, clock=self.clock)
+        self.targets: dict[str, int] = {}
+
+    def subject(self, key: str = "ns/chat", *names: str, record: ScalingRecord | None = None, **rules) -> Subject:
+        names = names or (f"{key}-0",)
+        addresses = tuple(
+            ReplicaAddress(name=name, phase=ReplicaPhase.READY, metrics_url=f"http://{name}/metrics") for name in names
+        )
+        return Subject(
+            key=key,
+            model=key.rpartition("/")[2],
+            policy=self.kit.policy(**rules),
+            replicas=addresses,
+            target=self.targets.get(key, len(names)),
+            record=record,
+        )
+
+    async def tick(self, *subjects: Subject):
+        self.clock.time += 15
+        return await self.autoscaler.tick(subjects)
+
+
+@pytest.fixture
+def bench(kit):
+    return Bench(kit)
+
+
+async def test_decision_is_persisted_before_it_is_acted_on(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
+    decisions = await bench.tick(bench.subject())
+    assert decisions["ns/chat"].desired == 2
+    assert bench.ledger.calls == [("persist", "ns/chat", 2), ("scale", "ns/chat", 2, ())]
+
+
+async def test_quiet_ticks_write_nothing(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 1.0}
+    for _ in range(20):
+        await bench.tick(bench.subject())
+    assert bench.ledger.calls == [("persist", "ns/chat", 1)]
+
+
+async def test_record_that_says_the_same_is_not_written_after_a_restart(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 1.0}
+    await bench.tick(bench.subject(record=ScalingRecord(desired_replicas=1)))
+    assert bench.ledger.calls == []
+
+
+@pytest.mark.parametrize("failing", ["persist", "scale"])
+async def test_what_failed_is_tried_again_at_the_next_tick(bench, failing):
+    bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
+    bench.ledger.failing = {failing}
+    await bench.tick(bench.subject())
+    assert [call for call in bench.ledger.calls if call[0] == "scale"] == []
+
+    bench.ledger.failing = set()
+    await bench.tick(bench.subject())
+
+    assert bench.ledger.calls[-1] == ("scale", "ns/chat", 2, ())
+    assert len(bench.ledger.records["ns/chat"].changes) == 1
+
+
+async def test_failed_scale_up_does_not_use_up_the_step_limit(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 500.0}
+    bench.ledger.failing = {"scale"}
+    await bench.tick(bench.subject(max_replicas=5))
+    bench.ledger.failing = set()
+    bench.clock.time -= 14
+    decision = (await bench.tick(bench.subject(max_replicas=5)))["ns/chat"]
+    assert (decision.desired, decision.reason) == (5, Reason.CONCURRENCY)
+
+
+async def test_one_deployment_that_fails_does_not_hold_up_the_others(bench, caplog):
+    for key in ("ns/a", "ns/b"):
+        bench.metrics.figures[f"{key}-0"] = {"running": 10.0, "waiting": 5.0}
+
+    class HalfBroken(Ledger):
+        async def persist(self, key, record):
+            if key == "ns/a":
+                raise ScalingNotDone("quota")
+            await super().persist(key, record)
+
+    ledger = HalfBroken()
+    autoscaler = Autoscaler(metrics=bench.metrics, target=ledger, clock=bench.clock)
+    bench.clock.time += 15
+    await autoscaler.tick([bench.subject("ns/a"), bench.subject("ns/b")])
+    assert ledger.calls[-1] == ("scale", "ns/b", 2, ())
+    assert "ns/a: 1 → 2" in caplog.text and "quota" in caplog.text
+
+
+async def test_recommendation_is_persisted_but_not_acted_on(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
+    decision = (await bench.tick(bench.subject(mode=AutoscalingMode.RECOMMEND)))["ns/chat"]
+    assert (decision.desired, decision.enforced) == (2, False)
+    assert bench.ledger.calls == [("persist", "ns/chat", 2)]
+
+
+async def test_all_replicas_of_all_deployments_are_asked_in_one_call(bench):
+    await bench.tick(bench.subject("ns/a", "x", "y"), bench.subject("ns/b", "z"))
+    assert bench.metrics.asked == [["x", "y", "z"]]
+
+
+async def test_held_requests_are_those_of_the_served_name(bench):
+    bench.targets = {"ns/a": 0, "ns/b": 0}
+    bench.metrics.held = {"a": 3}
+    subjects = [bench.subject(key, min_replicas=0) for key in ("ns/a", "ns/b")]
+    subjects = [Subject(key=s.key, model=s.model, policy=s.policy, replicas=(), target=0) for s in subjects]
+    decisions = await bench.tick(*subjects)
+    assert {key: d.desired for key, d in decisions.items()} == {"ns/a": 1, "ns/b": 0}
+
+
+async def test_deployment_that_left_is_forgotten(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 0.0}
+    for _ in range(30):
+        await bench.tick(bench.subject("ns/chat", "ns/chat-0", "ns/chat-1"))
+    await bench.tick()
+    decision = (await bench.tick(bench.subject("ns/chat", "ns/chat-0")))["ns/chat"]
+    # A new one of that name begins without memory.
+    assert len(decision.history.needs) == 1
