@@ -13,6 +13,7 @@
         ├── Forbidden           403
         ├── NotFound            404
         ├── MethodNotAllowed    405
+        ├── RequestTimeout      408: the client sends its request too slowly
         ├── BodyTooLarge        413
         ├── UnsupportedMedia    415
         ├── Overloaded          429, with Retry-After
@@ -110,6 +111,11 @@ class NotFound(RequestError):
 
 class MethodNotAllowed(RequestError):
     status = 405
+    type = "invalid_request_error"
+
+
+class RequestTimeout(RequestError):
+    status = 408
     type = "invalid_request_error"
 
 

@@ -25,7 +25,8 @@ class Admission:
 
     def __init__(self, *, max_requests: int, max_tokens: int) -> None:
         self._max_requests = max_requests
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
+        """Set anew once the size of the KV cache is known."""
         self._left: deque[_Left] = deque()
         self.requests = 0
         self.tokens = 0
@@ -42,12 +43,12 @@ class Admission:
                 "send them in several requests"
             )
         over_requests = self.requests + requests - self._max_requests
-        over_tokens = self.tokens + tokens - self._max_tokens if self.requests else 0
+        over_tokens = self.tokens + tokens - self.max_tokens if self.requests else 0
         if over_requests > 0 or over_tokens > 0:
             seconds = self._seconds_until_room(over_requests, over_tokens, now)
             raise Overloaded(
                 f"{self.requests} sequences with {self.tokens} prompt tokens wait already "
-                f"(limits: {self._max_requests} and {self._max_tokens}); try again in {seconds} s",
+                f"(limits: {self._max_requests} and {self.max_tokens}); try again in {seconds} s",
                 retry_after_seconds=seconds,
             )
         self.requests += requests

@@ -3,6 +3,7 @@
 Strict: a field we do not know is a reason. ``--lenient`` leaves such fields out and logs them instead.
 """
 
+import asyncio
 import logging
 import re
 from collections.abc import Sequence
@@ -14,20 +15,25 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from quire_engine.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
+from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMedia
 from quire_engine.server.problems import joined_reasons, shortened
 
 _log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_READ_SECONDS = 60.0
 _SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary) (?=should)")
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in the body. Raises RequestError; ClientDisconnect where the client went away."""
     _check_media(request)
-    body = await _read(request, max_bytes)
+    try:
+        async with asyncio.timeout(_READ_SECONDS):
+            body = await _read(request, max_bytes)
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {_READ_SECONDS:g} s") from None
     try:
         content = msgspec.json.decode(body)
     except UnicodeDecodeError:

@@ -5,8 +5,7 @@ one has, and ``give_up`` ends what is left.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 
 from quire_engine.errors import RequestError, Unavailable
@@ -39,14 +38,15 @@ class Lifecycle:
                 retry_after_seconds=DRAIN_RETRY_SECONDS,
             )
 
-    @contextmanager
-    def tracked(self, request: InFlight) -> Iterator[None]:
+    def track(self, request: InFlight) -> Callable[[], None]:
+        """Count it as being answered, until the function returned is called."""
         self._in_flight.add(request)
-        try:
-            yield
-        finally:
+
+        def untrack() -> None:
             self._in_flight.discard(request)
             self._changed.set()
+
+        return untrack
 
     def begin_drain(self) -> None:
         self.draining = True

@@ -35,7 +35,7 @@ def completion_logprobs(tokenizer: Tokenizer, drawn: Sequence[Logprobs], top: in
         raw = tokenizer.token_bytes(one.token_ids[0])
         tokens.append(_name(raw))
         offsets.append(offset)
-        offset += len(raw.decode("utf-8", "ignore"))
+        offset += _length(raw)
         # The drawn token is told even where it is not among the likeliest.
         pairs = zip(one.token_ids[: top + 1], one.logprobs[: top + 1], strict=True)
         alternatives.append({_name(tokenizer.token_bytes(token_id)): max(value, _LOWEST) for token_id, value in pairs})
@@ -45,6 +45,15 @@ def completion_logprobs(tokenizer: Tokenizer, drawn: Sequence[Logprobs], top: in
         "top_logprobs": alternatives if top else None,
         "text_offset": offsets,
     }
+
+
+def text_length(tokenizer: Tokenizer, drawn: Sequence[Logprobs]) -> int:
+    """Characters of the tokens' own texts."""
+    return sum(_length(tokenizer.token_bytes(one.token_ids[0])) for one in drawn)
+
+
+def _length(raw: bytes) -> int:
+    return len(raw.decode("utf-8", "ignore"))
 
 
 def _name(raw: bytes) -> str:

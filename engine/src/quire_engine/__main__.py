@@ -1,0 +1,46 @@
+"""``quire-engine``: reads flags and environment, then serves. A person's mistake is one screen, never a traceback."""
+
+import json
+import os
+import shutil
+import sys
+
+from quire_engine import __version__, flags
+from quire_engine.errors import FlagsError, StartError
+from quire_engine.flag_help import help_text
+from quire_engine.flag_table import schema
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if "--help" in argv or "-h" in argv:
+        print(help_text(shutil.get_terminal_size((100, 24)).columns), end="")
+        return 0
+    if "--version" in argv:
+        print(f"quire-engine {__version__}")
+        return 0
+    if "--flag-schema" in argv:
+        print(json.dumps(schema(), indent=2))
+        return 0
+    try:
+        config = flags.parse(argv, os.environ)
+        # One request's text is encoded on one core: threads for it would fight the engine's.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from quire_engine.server.serve import serve  # only now: a wrong flag is told at once
+
+        return serve(config)
+    except FlagsError as error:
+        print(_problems(error), file=sys.stderr)
+        return error.exit_code
+    except StartError as error:
+        print(f"quire-engine: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _problems(error: FlagsError) -> str:
+    lines = "\n".join(f"  {problem}" for problem in error.problems)
+    return f"quire-engine cannot start:\n{lines}\n\nquire-engine --help lists every flag."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The ASGI application: routes, error answers, and the edge every request passes first."""
+
+import logging
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from quire_engine import __version__
+from quire_engine.errors import InternalError, InvalidRequest, MethodNotAllowed, NotFound, RequestError
+from quire_engine.server import health, tokenize
+from quire_engine.server.access import Access
+from quire_engine.server.context import Context
+from quire_engine.server.edge import Edge
+from quire_engine.server.openai import chat, completions, models
+from quire_engine.server.problems import error_response, shortened
+from quire_engine.server.streaming import CLIENT_CLOSED_REQUEST
+
+_log = logging.getLogger(__name__)
+
+_DESCRIPTION = "An OpenAI-compatible address for one language model, served by quire's engine."
+
+
+def make_app(context: Context, registry: CollectorRegistry, access: Access, *, log_requests: bool) -> ASGIApp:
+    app = FastAPI(title="quire-engine", version=__version__, description=_DESCRIPTION, redoc_url=None)
+    app.state.context = context
+    app.state.registry = registry
+    for router in (chat.router, completions.router, models.router, tokenize.router, health.router):
+        app.include_router(router)
+    app.add_exception_handler(RequestError, _told)
+    app.add_exception_handler(HTTPException, _of_routing)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _ours)
+    return Edge(app, access, log_requests=log_requests)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error)
+
+
+async def _of_routing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = shortened(request.url.path, 200)
+    told: RequestError = InvalidRequest(str(error.detail))
+    if error.status_code == 404:
+        told = NotFound(f"there is no {path}; /docs lists what there is")
+    elif error.status_code == 405:
+        told = MethodNotAllowed(f"{path} does not take {request.method}")
+    response = error_response(told)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    # Starlette logs the traceback after this answer.
+    return error_response(InternalError("the server failed; see its log"))

@@ -1,0 +1,230 @@
+"""One HTTP request's answers: its sequences submitted, followed and ended, whatever happens to client or engine.
+
+``submit`` starts one; the route awaits ``first`` (so that what the engine refuses is still an HTTP status), then reads
+``deltas`` to the end, and calls ``close`` in any case: what still runs is cancelled on the engine. Metrics, admission
+and the drain learn of requests from here.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from quire_engine.errors import RequestError, Unavailable
+from quire_engine.ipc.messages import Sampling
+from quire_engine.server.admission import Admission
+from quire_engine.server.choice import Choice, Delta
+from quire_engine.server.engine_port import Engine, EngineStream, Update
+from quire_engine.server.lifecycle import Lifecycle
+from quire_engine.server.metrics import Metrics, RequestTimes
+
+_QUEUE_RETRY_SECONDS = 5
+
+
+class ClientGone(Exception):
+    """The client closed the connection: there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How the engine treats the request, beside its sampling."""
+
+    arrival_time: float
+    priority: int = 0
+    tenant: str | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What every generation reports to."""
+
+    engine: Engine
+    metrics: Metrics
+    admission: Admission
+    lifecycle: Lifecycle
+    now: Callable[[], float]
+    max_queue_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One sequence under way."""
+
+    choice: Choice
+    stream: EngineStream
+    times: RequestTimes
+    waiting: bool = True
+    ended: bool = False
+
+
+class Generation:
+    """Made by ``submit``. ``fail`` and ``abandon`` may come at any time, from the event loop."""
+
+    def __init__(self, desk: Desk, runs: list[_Run]) -> None:
+        self._desk = desk
+        self._runs = runs
+        self._stop: RequestError | ClientGone | None = None
+        self._iterator = self._deltas()
+        self._pumps: list[asyncio.Task[None]] = []
+        self._untrack = desk.lifecycle.track(self)
+        self._deadline: asyncio.TimerHandle | None = None
+        if desk.max_queue_seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(desk.max_queue_seconds, self._waited_too_long)
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [run.choice for run in self._runs]
+
+    async def first(self) -> list[Delta]:
+        """The first deltas. Raises RequestError, ClientGone."""
+        return await anext(self._iterator, [])
+
+    def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What follows. Raises RequestError where it breaks off, ClientGone."""
+        return self._iterator
+
+    def fail(self, error: RequestError) -> None:
+        self._end_with(error)
+
+    def abandon(self) -> None:
+        self._end_with(ClientGone())
+
+    def _end_with(self, reason: RequestError | ClientGone) -> None:
+        if self._stop is None:
+            self._stop = reason
+            self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for run in self._runs:
+            if not run.ended:
+                run.stream.cancel()
+
+    def _waited_too_long(self) -> None:
+        if any(run.waiting and not run.ended for run in self._runs):
+            self._desk.metrics.rejected["queue_time"] += 1
+            seconds = self._desk.max_queue_seconds
+            self.fail(
+                Unavailable(
+                    f"the request waited {seconds:g} s without a place to run (--max-queue-time)",
+                    code="queue_timeout",
+                    retry_after_seconds=_QUEUE_RETRY_SECONDS,
+                )
+            )
+
+    def close(self) -> None:
+        """After the last delta, or instead of it. May be called again."""
+        self._untrack()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for pump in self._pumps:
+            pump.cancel()
+        self._cancel_all()
+        reason = "error" if isinstance(self._stop, RequestError) else "abort"
+        for run in self._runs:
+            if not run.ended:
+                self._finish(run, reason)
+
+    # --- what the engine says ---
+
+    async def _deltas(self) -> AsyncIterator[list[Delta]]:
+        updates = self._of_one(self._runs[0]) if len(self._runs) == 1 else self._of_many()
+        try:
+            async for batch in updates:
+                deltas = [delta for run, update in batch if (delta := self._take(run, update)) is not None]
+                if deltas:
+                    yield deltas
+                if all(run.ended for run in self._runs):
+                    return
+        except RequestError as error:
+            self._stop = self._stop or error
+            raise
+
+    async def _of_one(self, run: _Run) -> AsyncIterator[list[tuple[_Run, Update]]]:
+        while True:
+            yield [(run, await run.stream.read())]
+
+    async def _of_many(self) -> AsyncIterator[list[tuple[_Run, Update]]]:
+        queue: asyncio.Queue[tuple[_Run, Update] | Exception] = asyncio.Queue()
+        self._pumps = [asyncio.create_task(_pump(run, queue)) for run in self._runs]
+        while True:
+            batch = [await queue.get()]
+            while not queue.empty():
+                batch.append(queue.get_nowait())
+            for item in batch:
+                if isinstance(item, Exception):
+                    raise item
+            yield [item for item in batch if not isinstance(item, Exception)]
+
+    def _take(self, run: _Run, update: Update) -> Delta | None:
+        if self._stop is not None:
+            raise self._stop
+        if run.ended:
+            return None
+        now = self._desk.now()
+        self._note_times(run, update, now)
+        delta = run.choice.take(update.token_ids, update.logprobs, update.finished)
+        if run.choice.finish_reason is not None:
+            if update.finished is None:  # by a stop string, which the engine does not know of
+                run.stream.cancel()
+            self._finish(run, run.choice.finish_reason)
+        elif update.finished is not None:
+            raise Unavailable("the engine gave this request up", code="aborted")
+        return delta
+
+    def _note_times(self, run: _Run, update: Update, now: float) -> None:
+        if update.first_scheduled_time is not None:
+            run.times.first_scheduled = update.first_scheduled_time
+        if run.waiting and (update.first_scheduled_time is not None or update.token_ids):
+            run.waiting = False
+            self._desk.admission.leave(len(run.choice.prompt_token_ids), now, ran=True)
+        if not update.token_ids:
+            return
+        if run.times.first_token is None:
+            self._desk.metrics.first_token(run.times, now)
+        else:
+            self._desk.metrics.next_tokens(run.times, len(update.token_ids), now)
+
+    def _finish(self, run: _Run, reason: str) -> None:
+        run.ended = True
+        now = self._desk.now()
+        prompt = len(run.choice.prompt_token_ids)
+        if run.waiting:
+            run.waiting = False
+            self._desk.admission.leave(prompt, now, ran=False)
+        self._desk.metrics.request_finished(run.times, reason, prompt, run.choice.num_tokens, now)
+
+
+async def _pump(run: _Run, queue: "asyncio.Queue[tuple[_Run, Update] | Exception]") -> None:
+    try:
+        while not run.ended:
+            update = await run.stream.read()
+            queue.put_nowait((run, update))
+            if update.finished is not None:
+                return
+    except Exception as error:  # told to the reader of the queue, who raises it
+        queue.put_nowait(error)
+
+
+def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], routing: Routing) -> Generation:
+    """Send the sequences to the engine. Raises Overloaded, InvalidRequest, Unavailable before any is sent."""
+    desk.lifecycle.check_open()
+    now = desk.now()
+    try:
+        desk.admission.enter([len(choice.prompt_token_ids) for choice in choices], now)
+    except RequestError as error:
+        desk.metrics.rejected["queue_full" if error.status == 429 else "too_many_sequences"] += 1
+        raise
+    runs = []
+    for choice, sampling in zip(choices, params, strict=True):
+        desk.metrics.arrived(len(choice.prompt_token_ids))
+        stream = desk.engine.submit(
+            choice.prompt_token_ids,
+            sampling,
+            arrival_time=routing.arrival_time,
+            priority=routing.priority,
+            tenant=routing.tenant,
+            cache_salt=routing.cache_salt,
+        )
+        runs.append(_Run(choice, stream, RequestTimes(routing.arrival_time)))
+    return Generation(desk, runs)

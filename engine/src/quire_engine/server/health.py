@@ -1,0 +1,72 @@
+"""Probes, metrics, version and the drain: what operators, not clients, call."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire_engine import __version__
+from quire_engine.server.context import Context, context_of
+
+router = APIRouter()
+
+
+@router.get("/livez")
+async def livez(request: Request) -> Response:
+    """200 while this server can still come to answer; 503 asks for it to be restarted."""
+    context = context_of(request)
+    if context.engine.failure is not None:
+        return JSONResponse({"status": "failed", "reason": context.engine.failure}, status_code=503)
+    return JSONResponse({"status": "live"})
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """200 once a token was produced and while requests are taken."""
+    return _readiness(context_of(request))
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """The same as /readyz."""
+    return _readiness(context_of(request))
+
+
+def _readiness(context: Context) -> Response:
+    if context.lifecycle.draining:
+        status: dict[str, Any] = {"status": "draining", "in_flight": context.lifecycle.in_flight}
+        return JSONResponse(status, status_code=503)
+    if context.engine.ready is None:
+        return JSONResponse({"status": context.engine.state}, status_code=503)
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format, or OpenMetrics where it is asked for."""
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(request.app.state.registry), headers={"content-type": content_type})
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    return {"version": __version__}
+
+
+@router.post("/admin/drain")
+async def drain(request: Request) -> dict[str, Any]:
+    """Take no new requests; what runs may finish. The process stays until it is told to end."""
+    lifecycle = context_of(request).lifecycle
+    lifecycle.begin_drain()
+    return {"status": "draining", "in_flight": lifecycle.in_flight}
+
+
+@router.post("/admin/cache/reset")
+async def reset_cache(request: Request) -> dict[str, str]:
+    """Forget every cached prefix that no running request uses."""
+    context = context_of(request)
+    context.ready()
+    context.engine.reset_prefix_cache()
+    return {"status": "reset"}

@@ -1,0 +1,146 @@
+"""POST /v1/chat/completions: messages through the model's chat template, answers as OpenAI writes them."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire_engine.server import sse
+from quire_engine.server.body import read_object, validated
+from quire_engine.server.choice import Choice, Delta, new_choice
+from quire_engine.server.context import Context, context_of
+from quire_engine.server.generation import Routing, submit
+from quire_engine.server.openai.docs import body_schema
+from quire_engine.server.openai.later import take_out_later
+from quire_engine.server.openai.logprobs import chat_logprobs
+from quire_engine.server.openai.prompts import chat_prompt_text
+from quire_engine.server.openai.sampling import (
+    check_against_model,
+    checked_prompt,
+    of_nth,
+    sampling_of,
+    stop_rules,
+    token_limit,
+)
+from quire_engine.server.openai.schemas import ChatCompletionRequest
+from quire_engine.server.openai.usage import usage_of
+from quire_engine.server.streaming import answer
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, streamed or in one piece."""
+    context = context_of(request)
+    arrived = context.now()
+    context.lifecycle.check_open()
+    content = await read_object(request, context.options.max_body_bytes)
+    body = validated(ChatCompletionRequest, content, lenient=context.options.lenient, reasons=take_out_later(content))
+    context.check_model(body.model)
+    limits = context.limits()
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    check_against_model(body, logprobs, limits)
+    text = chat_prompt_text(
+        context.chat_template,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
+    )
+    (prompt,) = await context.encode([text], add_special_tokens=body.add_special_tokens)
+    prompt = checked_prompt(prompt, body, limits)
+    asked = body.max_completion_tokens or body.max_tokens
+    (max_tokens,) = token_limit([prompt], asked, context.sampling_defaults.max_new_tokens, limits)
+    sampling = sampling_of(body, max_tokens=max_tokens, logprobs=logprobs, defaults=context.sampling_defaults)
+    n = body.n or 1
+    choices = [new_choice(context.tokenizer, i, prompt, stop_rules(body), sampling.stop_token_ids) for i in range(n)]
+    routing = Routing(
+        arrival_time=arrived,
+        priority=body.priority,
+        tenant=request.state.tenant,
+        cache_salt=body.cache_salt,
+    )
+    generation = submit(context.desk, choices, [of_nth(sampling, i) for i in range(n)], routing)
+    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", choices)
+    return await answer(request, generation, writer, stream=body.stream or False)
+
+
+class ChatWriter:
+    def __init__(self, context: Context, body: ChatCompletionRequest, id: str, choices: Sequence[Choice]) -> None:
+        self._tokenizer = context.tokenizer
+        self._body = body
+        self._choices = choices
+        self._head = {"id": id, "created": int(time.time()), "model": body.model}
+        options = body.stream_options
+        self._usage_at_end = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._begun: set[int] = set()
+
+    def chunk(self, delta: Delta) -> bytes:
+        opening = b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            first: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
+            if self._body.return_token_ids:
+                first["prompt_token_ids"] = list(self._choices[delta.index].prompt_token_ids)
+            opening = self._event(delta.index, first, None)
+        choice: dict[str, Any] = {"delta": {"content": delta.text} if delta.text else {}}
+        if delta.logprobs:
+            choice["logprobs"] = self._logprobs(delta)
+        if self._body.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        if delta.stop_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        return opening + self._event(delta.index, choice, delta.finish_reason)
+
+    def _event(self, index: int, choice: dict[str, Any], finish_reason: str | None) -> bytes:
+        whole = {"index": index, "logprobs": None, "finish_reason": finish_reason, **choice}
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [whole]}
+        if self._usage_always:
+            chunk["usage"] = usage_of(self._choices, self._body.n or 1)
+        elif self._usage_at_end:
+            chunk["usage"] = None
+        return sse.event(chunk)
+
+    def last(self, choices: list[Choice]) -> bytes:
+        if not self._usage_at_end:
+            return sse.DONE
+        usage = usage_of(choices, self._body.n or 1)
+        return sse.event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}) + sse.DONE
+
+    def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
+        answers = [
+            self._answer(choice, [delta for delta in deltas if delta.index == choice.index]) for choice in choices
+        ]
+        return msgspec.json.encode(
+            {
+                **self._head,
+                "object": "chat.completion",
+                "choices": answers,
+                "usage": usage_of(choices, self._body.n or 1),
+            }
+        )
+
+    def _answer(self, choice: Choice, deltas: list[Delta]) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": "".join([delta.text for delta in deltas]), "refusal": None},
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": deltas[-1].stop_reason,
+        }
+        if self._body.logprobs:
+            drawn = [one for delta in deltas for one in delta.logprobs]
+            made["logprobs"] = chat_logprobs(self._tokenizer, drawn, self._body.top_logprobs or 0)
+        if self._body.return_token_ids:
+            made["prompt_token_ids"] = list(choice.prompt_token_ids)
+            made["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
+        return made
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        return chat_logprobs(self._tokenizer, delta.logprobs, self._body.top_logprobs or 0)

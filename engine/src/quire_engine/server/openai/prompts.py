@@ -1,0 +1,47 @@
+"""From messages to the text of a prompt, through the model's chat template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quire_engine.errors import InvalidRequest
+from quire_engine.server.openai.schemas import Message
+from quire_engine.text.chat_template import ChatTemplate
+
+
+def chat_prompt_text(
+    template: ChatTemplate | None,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    variables: Mapping[str, Any] | None,
+) -> str:
+    """Raises InvalidRequest."""
+    if template is None:
+        raise InvalidRequest(
+            "this model has no chat template; use /v1/completions, or start the server with --chat-template",
+            code="no_chat_template",
+        )
+    return template.render(
+        [_for_template(message, template) for message in messages],
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        variables=variables,
+    )
+
+
+def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True, exclude={"refusal"})
+    if message.role == "developer" and not template.mentions("developer"):
+        plain["role"] = "system"  # OpenAI's newer name for the same
+    if message.content is None:
+        plain["content"] = message.refusal or ""
+    for call in plain.get("tool_calls", []):
+        # OpenAI carries arguments as JSON in a string; templates expect the object.
+        try:
+            call["function"]["arguments"] = msgspec.json.decode(call["function"]["arguments"])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return plain

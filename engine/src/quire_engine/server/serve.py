@@ -1,0 +1,200 @@
+"""Runs one engine: checks what can be checked at once, listens, starts the engine process, serves, drains, ends.
+
+The imperative shell of the API process: here are the sockets, the signals and the order of things. Raises StartError
+for whatever a person can put right.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import uvicorn
+import uvloop
+
+from quire_engine.config import EngineConfig
+from quire_engine.errors import Unavailable
+from quire_engine.ipc.client import EngineClient
+from quire_engine.ipc.messages import Ready
+from quire_engine.model_folder import ModelFolder, inspect_model_folder
+from quire_engine.server import logs
+from quire_engine.server.access import Access
+from quire_engine.server.admission import Admission
+from quire_engine.server.app import make_app
+from quire_engine.server.context import Context
+from quire_engine.server.exposition import registry_of
+from quire_engine.server.generation import Desk
+from quire_engine.server.http_protocol import BoundedHttpProtocol
+from quire_engine.server.lifecycle import Lifecycle
+from quire_engine.server.listen import listen
+from quire_engine.server.metrics import Metrics
+from quire_engine.text.chat_template import ChatTemplate, load_chat_template
+from quire_engine.text.generation_config import SamplingDefaults, load_sampling_defaults
+from quire_engine.text.tokenizer import Tokenizer, load_tokenizer
+
+_log = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 75
+"""Longer than the gateway keeps an idle connection, so that it never writes to one that is being closed."""
+_LAST_WORDS_SECONDS = 5
+"""After the drain: for error events to go out and connections to close."""
+_KV_FULLS_QUEUED = 8
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """What the model folder says about text."""
+
+    folder: ModelFolder
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    sampling_defaults: SamplingDefaults
+
+
+def serve(config: EngineConfig) -> int:
+    """Until told to end; the exit status."""
+    logs.set_up(config.log)
+    folder = inspect_model_folder(config.model.path, weights=config.model.load_format != "dummy")
+    listener = listen(config.server.host, config.server.port)
+    with listener:
+        access = Access(config.server.access, time.monotonic)
+        text = _load_text(config, folder)
+        return uvloop.run(_Server(config, text, access, listener).run())
+
+
+def _load_text(config: EngineConfig, folder: ModelFolder) -> Text:
+    tokenizer = load_tokenizer(folder.path)
+    template = load_chat_template(folder.path, config.text.chat_template, tokenizer.named_tokens)
+    ignored = config.text.generation_config == "none"
+    defaults = SamplingDefaults() if ignored else load_sampling_defaults(folder.path)
+    return Text(folder=folder, tokenizer=tokenizer, chat_template=template, sampling_defaults=defaults)
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its signal handlers: a signal here begins a drain, during which it must go on answering."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+class _Server:
+    def __init__(self, config: EngineConfig, text: Text, access: Access, listener: socket.socket) -> None:
+        self._config = config
+        self._listener = listener
+        self._stop = asyncio.Event()
+        self._interrupted = asyncio.Event()
+        names = config.server.served_model_names or (text.folder.name,)
+        limit = config.model.max_model_len or text.folder.max_position_embeddings or 2**17
+        self._metrics = Metrics(names[0], limit)
+        self._engine = EngineClient(config, observer=self._metrics)
+        self._lifecycle = Lifecycle()
+        options = config.server.admission
+        self._admission = Admission(
+            max_requests=options.max_queued_requests, max_tokens=options.max_queued_tokens or limit
+        )
+        desk = Desk(
+            engine=self._engine,
+            metrics=self._metrics,
+            admission=self._admission,
+            lifecycle=self._lifecycle,
+            now=time.monotonic,
+            max_queue_seconds=options.max_queue_seconds,
+        )
+        context = Context(
+            options=config.server,
+            model_names=names,
+            created=int(time.time()),
+            tokenizer=text.tokenizer,
+            chat_template=text.chat_template,
+            sampling_defaults=text.sampling_defaults,
+            vocab_size=text.folder.vocab_size or text.tokenizer.vocab_size,
+            priorities=config.scheduler.policy == "priority",
+            desk=desk,
+            metrics=self._metrics,
+        )
+        registry = registry_of(self._metrics, config.cache, time.monotonic)
+        app = make_app(context, registry, access, log_requests=config.log.requests)
+        self._http = _Http(
+            uvicorn.Config(
+                app,
+                http=BoundedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+            )
+        )
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        _log.info("listening on %s; the engine is starting", self._address())
+        http = asyncio.create_task(self._http.serve([self._listener]), name="http")
+        starting = asyncio.create_task(self._start_engine(), name="engine start")
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            await asyncio.wait({http, starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()  # raises EngineStartError where there will be no engine
+                await asyncio.wait({http, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return await self._drain()
+        finally:
+            self._http.should_exit = True
+            self._http.force_exit = self._interrupted.is_set()
+            for task in (starting, stop):
+                task.cancel()
+            await asyncio.wait({http}, timeout=2 * _LAST_WORDS_SECONDS)
+            await self._engine.close()
+
+    def _address(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def _start_engine(self) -> None:
+        ready = await self._engine.start()
+        if self._config.server.admission.max_queued_tokens is None:
+            self._admission.max_tokens = _KV_FULLS_QUEUED * ready.num_blocks * ready.block_size
+        _log.info("ready: %s", _summary(self._metrics.model_name, ready))
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT and self._stop.is_set():
+            self._interrupted.set()
+            return
+        if not self._stop.is_set():
+            _log.info("%s: draining, %d requests under way", number.name, self._lifecycle.in_flight)
+        self._lifecycle.begin_drain()
+        self._stop.set()
+
+    async def _drain(self) -> int:
+        """Let what runs finish within its time; tell what is left, and end."""
+        self._lifecycle.begin_drain()
+        drained = asyncio.create_task(self._lifecycle.drained())
+        interrupted = asyncio.create_task(self._interrupted.wait())
+        timeout = self._config.server.drain_timeout_seconds
+        await asyncio.wait({drained, interrupted}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            _log.warning("ending %d requests that are still under way", self._lifecycle.in_flight)
+            why = "it was interrupted" if interrupted.done() else f"its drain timeout of {timeout:g} s is over"
+            self._lifecycle.give_up(Unavailable(f"the server is stopping: {why}", code="shutting_down"))
+            await asyncio.wait({drained}, timeout=1.0 if interrupted.done() else _LAST_WORDS_SECONDS)
+        status = INTERRUPTED if interrupted.done() else 0
+        for task in (drained, interrupted):
+            task.cancel()
+        return status
+
+
+def _summary(name: str, ready: Ready) -> str:
+    phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in ready.phase_seconds.items())
+    return (
+        f"{name} in {ready.dtype}; weights {ready.weights}, {ready.model_bytes / 2**20:.1f} MiB; "
+        f"KV cache {ready.num_blocks} blocks of {ready.block_size} tokens, {ready.kv_cache_bytes / 2**20:.1f} MiB; "
+        f"at most {ready.max_model_len} tokens a request; {phases}"
+    )

@@ -1,0 +1,97 @@
+"""The HTTP answer that streams a generation, and the one that waits for its end.
+
+A stream that breaks off ends in an SSE error event without ``[DONE]``, and the connection is closed before the body's
+end: no client can take it for a whole answer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire_engine.errors import InternalError, RequestError
+from quire_engine.server import sse
+from quire_engine.server.choice import Choice, Delta
+from quire_engine.server.disconnect import DisconnectWatch
+from quire_engine.server.generation import ClientGone, Generation
+
+_log = logging.getLogger(__name__)
+
+_SEND_TIMEOUT_SECONDS = 60.0
+"""A client that takes nothing for so long is gone for us. Until then its tokens wait as numbers, not as text."""
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+class Writer(Protocol):
+    """How one route writes answers."""
+
+    def chunk(self, delta: Delta) -> bytes:
+        """The events of one delta."""
+
+    def last(self, choices: list[Choice]) -> bytes:
+        """The events after the last delta of a success."""
+
+    def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
+        """The body of an answer in one piece."""
+
+
+async def answer(request: Request, generation: Generation, writer: Writer, *, stream: bool) -> Response:
+    """Raises RequestError as long as nothing was sent."""
+    watch = DisconnectWatch(request, generation.abandon)
+    handed_over = False
+    try:
+        first = await generation.first()
+        if stream:
+            handed_over = True
+            return _EventStream(generation, writer, first, watch)
+        deltas = first
+        async for more in generation.deltas():
+            deltas += more
+        return Response(writer.whole(generation.choices, deltas), media_type="application/json")
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    finally:
+        if not handed_over:
+            watch.stop()
+            generation.close()
+
+
+class _EventStream(Response):
+    def __init__(self, generation: Generation, writer: Writer, first: list[Delta], watch: DisconnectWatch) -> None:
+        super().__init__(headers=sse.HEADERS)
+        del self.headers["content-length"]
+        self._generation = generation
+        self._writer = writer
+        self._first = first
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._send_deltas(send, self._first)
+            async for deltas in self._generation.deltas():
+                await self._send_deltas(send, deltas)
+            await _send(send, self._writer.last(self._generation.choices), more=False)
+        except (ClientGone, TimeoutError):
+            _log.info("the client went away, its request is ended")
+        except RequestError as error:
+            await _send(send, sse.error_event(error), more=True)
+        except Exception:
+            _log.exception("a stream broke off by a fault of ours")
+            await _send(send, sse.error_event(InternalError("the server failed; see its log")), more=True)
+        finally:
+            self._watch.stop()
+            self._generation.close()
+
+    async def _send_deltas(self, send: Send, deltas: list[Delta]) -> None:
+        await _send(send, b"".join([self._writer.chunk(delta) for delta in deltas]), more=True)
+
+
+async def _send(send: Callable[[dict[str, object]], Awaitable[None]] | Send, body: bytes, *, more: bool) -> None:
+    async with asyncio.timeout(_SEND_TIMEOUT_SECONDS):
+        await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,238 @@
+"""A whole server on a loopback port, over an engine that tests direct: real HTTP, real tokenizer, no model."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tokenizers
+import uvicorn
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
+from quire_engine.errors import RequestError
+from quire_engine.ipc.messages import Finished, Logprobs, Ready, Sampling
+from quire_engine.server.access import Access
+from quire_engine.server.admission import Admission
+from quire_engine.server.app import make_app
+from quire_engine.server.context import Context
+from quire_engine.server.engine_port import Update
+from quire_engine.server.exposition import registry_of
+from quire_engine.server.generation import Desk
+from quire_engine.server.lifecycle import Lifecycle
+from quire_engine.server.metrics import Metrics
+from quire_engine.text.chat_template import ChatTemplate
+from quire_engine.text.generation_config import SamplingDefaults
+from quire_engine.text.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'king' %}{{ raise_exception('no kings') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+MAX_MODEL_LEN = 512
+EOS = "<|eos|>"
+
+
+def small_tokenizer() -> Tokenizer:
+    """One token a byte, so that tests can count."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([EOS])
+    return Tokenizer(backend, {"eos_token": EOS})
+
+
+TOKENIZER = small_tokenizer()
+EOS_ID = TOKENIZER.encode(EOS, add_special_tokens=False)[0]
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+class FakeStream:
+    """One sequence; the test says what is drawn."""
+
+    def __init__(self, prompt: list[int], params: Sampling, routing: dict[str, Any]) -> None:
+        self.prompt = prompt
+        self.params = params
+        self.routing = routing
+        self.cancelled = asyncio.Event()
+        self._updates: asyncio.Queue[Update | Exception] = asyncio.Queue()
+
+    async def read(self) -> Update:
+        item = await self._updates.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self._updates.put_nowait(Update([], None, None, Finished(0, "abort", None, 0, 0)))
+
+    def starts(self) -> None:
+        self._updates.put_nowait(Update([], None, time.monotonic()))
+
+    def draw(self, ids: Sequence[int], finish: str | None = None, *, stop_id: int | None = None, cached: int = 0) -> None:
+        wanted = self.params.logprobs
+        logprobs = None
+        if wanted is not None:
+            logprobs = [Logprobs([i, *range(wanted)], [-0.25, *(-1.0 - k for k in range(wanted))], 1) for i in ids]
+        finished = None if finish is None else Finished(0, finish, stop_id, cached, 0)  # type: ignore[arg-type]
+        self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished))
+
+    def breaks(self, error: RequestError) -> None:
+        self._updates.put_nowait(error)
+
+
+@dataclass
+class FakeEngine:
+    """With ``says``, every request is answered so at once, a token an update; without it the test draws."""
+
+    says: str | None = None
+    ready: Ready | None = None
+    state: str = "ready"
+    failure: str | None = None
+    streams: list[FakeStream] = field(default_factory=list)
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
+    resets: int = 0
+
+    def submit(self, prompt_token_ids: Sequence[int], params: Sampling, **routing: Any) -> FakeStream:
+        stream = FakeStream(list(prompt_token_ids), params, routing)
+        self.streams.append(stream)
+        self.submitted.set()
+        if self.says is not None:
+            ids = ids_of(self.says)
+            for token_id in ids[: params.max_tokens - 1]:
+                stream.draw([token_id])
+            if len(ids) < params.max_tokens:
+                stream.draw([EOS_ID], "stop", stop_id=EOS_ID, cached=3)
+            else:
+                stream.draw([ids[params.max_tokens - 1]], "length", cached=3)
+        return stream
+
+    def reset_prefix_cache(self) -> None:
+        self.resets += 1
+
+    async def stream(self, number: int = 0) -> FakeStream:
+        while len(self.streams) <= number:
+            self.submitted.clear()
+            await self.submitted.wait()
+        return self.streams[number]
+
+
+@dataclass
+class Running:
+    engine: FakeEngine
+    context: Context
+    address: str
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+
+    @property
+    def admission(self) -> Admission:
+        return self.context.desk.admission
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": "demo", "prompt": "Hi", **fields})
+
+
+def some_ready() -> Ready:
+    return Ready(
+        pid=1,
+        model_bytes=1,
+        kv_cache_bytes=1,
+        num_blocks=64,
+        block_size=16,
+        max_model_len=MAX_MODEL_LEN,
+        dtype="float32",
+        weights="float32",
+        phase_seconds={"import": 0.5, "weights": 0.1},
+    )
+
+
+@asynccontextmanager
+async def running(
+    engine: FakeEngine,
+    *,
+    template: str | None = TEMPLATE,
+    defaults: SamplingDefaults | None = None,
+    admission: AdmissionOptions | None = None,
+    access: AccessOptions | None = None,
+    priorities: bool = False,
+    log_requests: bool = False,
+    **options: Any,
+) -> AsyncIterator[Running]:
+    metrics = Metrics("demo", MAX_MODEL_LEN)
+    admission = admission or AdmissionOptions()
+    desk = Desk(
+        engine=engine,
+        metrics=metrics,
+        admission=Admission(
+            max_requests=admission.max_queued_requests, max_tokens=admission.max_queued_tokens or 10**6
+        ),
+        lifecycle=Lifecycle(),
+        now=time.monotonic,
+        max_queue_seconds=admission.max_queue_seconds,
+    )
+    context = Context(
+        options=replace(ServerOptions(), **options),
+        model_names=("demo", "alias"),
+        created=1_700_000_000,
+        tokenizer=TOKENIZER,
+        chat_template=None if template is None else ChatTemplate(template, {"eos_token": EOS}),
+        sampling_defaults=defaults or SamplingDefaults(),
+        vocab_size=TOKENIZER.vocab_size,
+        priorities=priorities,
+        desk=desk,
+        metrics=metrics,
+    )
+    registry = registry_of(metrics, CacheOptions(), time.monotonic)
+    app = make_app(context, registry, Access(access or AccessOptions(), time.monotonic), log_requests=log_requests)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = QuietServer(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
+        task = asyncio.create_task(server.serve([listener]))
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        while not server.started:
+            await asyncio.sleep(0.005)
+        async with (
+            httpx.AsyncClient(base_url=address, timeout=20) as http,
+            openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any-key-1", max_retries=0, timeout=20) as client,
+        ):
+            yield Running(engine, context, address, http, client)
+        server.should_exit = True
+        await task
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers: pytest has its own."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@pytest.fixture
+def serving() -> Callable[..., Any]:
+    """``async with serving(says="Hello") as server``"""
+
+    def start(says: str | None = None, *, ready: bool = True, **options: Any) -> Any:
+        return running(FakeEngine(says=says, ready=some_ready() if ready else None), **options)
+
+    return start
+
+
+@pytest.fixture
+def token_ids() -> Callable[[str], list[int]]:
+    return ids_of
