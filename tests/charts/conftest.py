@@ -11,10 +11,10 @@ from quire_cluster.helm import Helm
 CHART = Path(__file__).parents[2] / "charts" / "quire"
 
 
-@pytest.fixture
-def helm(cluster_binaries: Mapping[str, Path], tmp_path: Path) -> Helm:
+@pytest.fixture(scope="session")
+def helm(cluster_binaries: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Without a cluster: rendering and linting need none."""
-    return Helm(cluster_binaries["helm"], CHART, tmp_path)
+    return Helm(cluster_binaries["helm"], CHART, tmp_path_factory.mktemp("helm"))
 
 
 @pytest.fixture

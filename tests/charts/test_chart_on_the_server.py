@@ -1,9 +1,8 @@
 """The chart on a real API server: dry run, install, upgrade, uninstall, and who may do what afterwards."""
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import HelmFailed, KubectlFailed
 from quire_cluster.helm import Helm
+from quire_cluster.waiting import eventually
 
 CHART = Path(__file__).parents[2] / "charts" / "quire"
 CRD = "llmdeployments.quire.dev"
@@ -25,15 +25,6 @@ LLMDEPLOYMENT = json.dumps(
         "spec": {"model": {"source": "file:///models/demo"}},
     }
 )
-
-
-def eventually(condition: Callable[[], bool], *, seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Release:

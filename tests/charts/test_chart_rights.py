@@ -6,11 +6,10 @@ They are run here as the chart's containers are told to, as the ServiceAccounts 
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,9 @@ from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.helm import Helm
 from quire_cluster.ports import free_ports
+from quire_cluster.waiting import eventually
 
 CHART = Path(__file__).parents[2] / "charts" / "quire"
-
-
-def eventually(condition: Callable[[], bool], *, seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 class Installation:

@@ -1,15 +1,14 @@
 """The real thing: an API server that answers, controllers that work, an audit log that tells, faults that heal."""
 
 import json
-import time
 import uuid
-from collections.abc import Callable
 
 import pytest
 
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
+from quire_cluster.waiting import eventually
 
 DEPLOYMENT = """
 apiVersion: apps/v1
@@ -23,15 +22,6 @@ spec:
     spec:
       containers: [{name: web, image: registry.invalid/web}]
 """
-
-
-def eventually(condition: Callable[[], bool], *, seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_the_server_answers_with_the_version_asked_for(api_server: ControlPlane) -> None:

@@ -19,6 +19,7 @@ from quire_cluster.binaries import Binaries
 from quire_cluster.certificates import Authority, KeyPair
 from quire_cluster.client import ApiClient
 from quire_cluster.errors import ComponentFailed, KubectlFailed
+from quire_cluster.guard import kill_all
 from quire_cluster.kubeconfig import Server
 from quire_cluster.ports import free_ports
 from quire_cluster.processes import Guard, Process
@@ -103,6 +104,7 @@ class ControlPlane:
         """Kills the processes (the API server would drain for a minute) and removes the state folder."""
         for process in reversed(self.processes):
             process.kill()
+        kill_all(self.state)  # what others added
         if self._guard is not None:
             self._guard.release()
         shutil.rmtree(self.state, ignore_errors=True)

@@ -1,5 +1,6 @@
 """helm as a person runs it, with folders of its own; with a kubeconfig it reaches a cluster."""
 
+import json
 import os
 import subprocess
 from collections.abc import Mapping
@@ -10,6 +11,9 @@ import yaml
 
 from quire_cluster.errors import HelmFailed
 
+# The CRD takes the pure Python loader a third of a second.
+FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 class Helm:
     """One program, one chart."""
@@ -17,6 +21,7 @@ class Helm:
     def __init__(self, program: Path, chart: Path, folder: Path, *, kubeconfig: Path | None = None) -> None:
         self._program, self._chart, self._folder = program, chart, folder
         homes = {f"HELM_{kind}_HOME": str(folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
+        self._rendered: dict[str, str] = {}
         self._environment = os.environ | homes | {"KUBECONFIG": str(kubeconfig or folder / "no-kubeconfig")}
 
     def run(self, *arguments: str) -> str:
@@ -38,6 +43,8 @@ class Helm:
     def template(
         self, values: Mapping[str, Any] | None = None, *, release: str = "quire", namespace: str = "llm"
     ) -> list[dict[str, Any]]:
-        """The rendered objects."""
-        rendered = self.on_chart("template", release, f"--namespace={namespace}", values=values)
-        return [document for document in yaml.safe_load_all(rendered) if document]
+        """The rendered objects; the same again for the same values."""
+        asked = json.dumps([values, release, namespace])
+        if asked not in self._rendered:
+            self._rendered[asked] = self.on_chart("template", release, f"--namespace={namespace}", values=values)
+        return [document for document in yaml.load_all(self._rendered[asked], FastLoader) if document]

@@ -14,12 +14,13 @@ from typing import Final
 
 import pytest
 
+from quire_cluster import fake_nodes as fake
 from quire_cluster.binaries import HELM, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.errors import ClusterError
 from quire_cluster.progress import Progress
 
-FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "crd_server", "namespace"})
+FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "crd_server", "fake_nodes", "namespace"})
 CRD: Final = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 
@@ -27,17 +28,23 @@ OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if FIXTURES & set(getattr(item, "fixturenames", ())):
+        if _fixtures(item):
             item.add_marker("cluster")
 
 
+def _fixtures(item: pytest.Item) -> frozenset[str]:
+    """Those of ours that it asks for."""
+    return FIXTURES & set(getattr(item, "fixturenames", ()))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    wanted = any(item.get_closest_marker("cluster") for item in session.items)
+    wanted = {name for item in session.items if item.get_closest_marker("cluster") for name in _fixtures(item)}
     if not wanted or session.config.option.collectonly:
         return
+    programs = (*PROGRAMS, *HELM.programs, *(fake.PROGRAMS if "fake_nodes" in wanted else ()))
     with _uncaptured(session.config):
         try:
-            session.config.stash[OUTCOME] = ensure((*PROGRAMS, *HELM.programs), Progress(sys.stdout))
+            session.config.stash[OUTCOME] = ensure(programs, Progress(sys.stdout))
         except ClusterError as error:
             session.config.stash[OUTCOME] = error
 
@@ -78,6 +85,17 @@ def crd_server(api_server: ControlPlane) -> ControlPlane:
     api_server.kubectl("apply", "--server-side", "-f", str(CRD))
     api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD))
     return api_server
+
+
+@pytest.fixture(scope="module")
+def fake_nodes(api_server: ControlPlane) -> Iterator[fake.FakeNodes]:
+    """Two nodes with eight GPUs each, on which pods become Ready and nothing runs."""
+    nodes = fake.FakeNodes(api_server)
+    try:
+        nodes.start(2)
+        yield nodes
+    finally:
+        nodes.stop()
 
 
 @pytest.fixture

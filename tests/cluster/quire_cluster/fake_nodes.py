@@ -1,0 +1,85 @@
+"""Nodes that only pretend, by kwok: pods are scheduled, become Ready and end, and nothing runs.
+
+For what needs many pods, or GPUs, or a scheduler with an opinion. Adds processes to a control plane's state folder;
+stopping the control plane stops them too.
+"""
+
+from typing import Any, Final
+
+from quire_cluster.control_plane import READY_SECONDS, ControlPlane
+from quire_cluster.processes import Process
+
+PROGRAMS: Final = ("kube-scheduler", "kwok")
+# An address for each pod: on loopback, so that whoever tries one reaches nobody else's machine.
+POD_ADDRESSES: Final = "127.64.0.0/16"
+FAKE: Final = "kwok.x-k8s.io/node"
+
+
+class FakeNodes:
+    """A scheduler, and as many nodes as asked for."""
+
+    def __init__(self, control_plane: ControlPlane) -> None:
+        self._control_plane = control_plane
+        binaries, kubeconfig = control_plane.binaries, control_plane.admin_kubeconfig
+        self.scheduler = Process(
+            "kube-scheduler",
+            lambda: [
+                str(binaries["kube-scheduler"]),
+                f"--kubeconfig={kubeconfig}",
+                "--leader-elect=false",
+                "--bind-address=127.0.0.1",
+                "--secure-port=0",
+                "--kube-api-qps=500",
+                "--kube-api-burst=1000",
+            ],
+            control_plane.state,
+        )
+        # With the default limits heartbeats of nodes starve under many pods, and those are evicted.
+        self.kwok = Process(
+            "kwok",
+            lambda: [
+                str(binaries["kwok"]),
+                f"--kubeconfig={kubeconfig}",
+                f"--manage-nodes-with-annotation-selector={FAKE}=fake",
+                "--node-lease-duration-seconds=120",
+                f"--cidr={POD_ADDRESSES}",
+                "--server-address=127.0.0.1:0",
+            ],
+            control_plane.state,
+        )
+
+    def start(self, count: int, *, gpus: int = 8) -> None:
+        """Returns when `count` nodes with so many GPUs each are Ready."""
+        for process in (self.scheduler, self.kwok):
+            process.start()
+        for number in range(count):
+            self._control_plane.client().post("/api/v1/nodes", _node(f"fake-{number}", gpus=gpus))
+        self.kwok.wait_until(lambda: self._ready() == count, timeout_seconds=READY_SECONDS)
+
+    def stop(self) -> None:
+        """Its processes and its nodes; pods on them are collected by the controllers."""
+        for process in (self.kwok, self.scheduler):
+            process.kill()
+        self._control_plane.kubectl("delete", "nodes", "--all", "--wait=false")
+
+    def _ready(self) -> int:
+        nodes = self._control_plane.client().get("/api/v1/nodes").body["items"]
+        return sum(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for node in nodes
+            for condition in node["status"].get("conditions", ())
+        )
+
+
+def _node(name: str, *, gpus: int) -> dict[str, Any]:
+    resources = {"cpu": "64", "memory": "512Gi", "pods": "1000", "nvidia.com/gpu": str(gpus)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {FAKE: "fake"},
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"},
+        },
+        "status": {"capacity": resources, "allocatable": resources},
+    }

@@ -1,0 +1,41 @@
+"""Nodes that only pretend: pods are placed by a real scheduler and become Ready."""
+
+import json
+
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.fake_nodes import FakeNodes
+from quire_cluster.waiting import eventually
+
+
+def deployment(*, replicas: int, gpus: int) -> str:
+    container = {
+        "name": "engine",
+        "image": "registry.invalid/engine",
+        "resources": {"limits": {"nvidia.com/gpu": gpus}},
+    }
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "engine"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": "engine"}},
+            "template": {"metadata": {"labels": {"app": "engine"}}, "spec": {"containers": [container]}},
+        },
+    }
+    return json.dumps(body)
+
+
+def test_pods_become_ready_where_there_are_gpus(
+    api_server: ControlPlane, fake_nodes: FakeNodes, namespace: str
+) -> None:
+    api_server.kubectl("apply", "-n", namespace, "-f", "-", stdin=deployment(replicas=4, gpus=4))
+    ready = ("get", "deployment", "engine", "-n", namespace, "-o", "jsonpath={.status.readyReplicas}")
+    assert eventually(lambda: api_server.kubectl(*ready) == "4")
+
+
+def test_a_pod_that_fits_nowhere_says_why(api_server: ControlPlane, fake_nodes: FakeNodes, namespace: str) -> None:
+    api_server.kubectl("apply", "-n", namespace, "-f", "-", stdin=deployment(replicas=1, gpus=9))
+    message = 'jsonpath={.items[*].status.conditions[?(@.type=="PodScheduled")].message}'
+    why = ("get", "pods", "-n", namespace, "-o", message)
+    assert eventually(lambda: "2 Insufficient nvidia.com/gpu" in api_server.kubectl(*why))
