@@ -39,6 +39,8 @@ class SchedulerOptions:
     max_num_batched_tokens: int = 2048
     policy: Literal["fcfs", "priority"] = "fcfs"
     """``priority`` runs the request with the smallest number first, and those of one number in order of arrival."""
+    check_integrity: bool = False
+    """Count blocks, rows and queues after every step, and end the engine process where they do not add up: slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

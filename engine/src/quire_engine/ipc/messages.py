@@ -4,11 +4,12 @@ A request is known by an integer ``key`` that the API process counts up; the cli
 are ``time.monotonic()`` seconds: both processes are on one host, so they read one clock.
 """
 
-from typing import Literal
+from dataclasses import asdict
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort"]
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.stopping import FinishReason
 
 
 class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -29,6 +30,13 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     min_tokens: int = 0
     logprobs: int | None = None
 
+    def to_params(self) -> SamplingParams:
+        return SamplingParams(**msgspec.structs.asdict(self))
+
+
+def to_sampling(params: SamplingParams) -> Sampling:
+    return Sampling(**asdict(params))
+
 
 # --- API process -> engine process ---
 
@@ -46,6 +54,10 @@ class Submit(msgspec.Struct, array_like=True, tag="submit", frozen=True, kw_only
 
 class Cancel(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
     keys: list[int]
+
+
+class ResetPrefixCache(msgspec.Struct, array_like=True, tag="reset_prefix_cache", frozen=True):
+    """Let no prefix computed so far be found any more; what runs goes on."""
 
 
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
@@ -147,5 +159,5 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     message: str
 
 
-ToEngine = Submit | Cancel | Shutdown
+ToEngine = Submit | Cancel | ResetPrefixCache | Shutdown
 FromEngine = Ready | Outputs | Refused | Stats | Failed

@@ -1,0 +1,206 @@
+"""The engine as the API process sees it: requests go in, their tokens come out, whatever happens to the process behind.
+
+Imports neither torch nor the engine. Used from one event loop.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from itertools import count
+from time import monotonic
+from typing import Protocol
+
+from quire_engine.config import EngineConfig
+from quire_engine.errors import InvalidRequest, Unavailable
+from quire_engine.ipc.messages import (
+    Cancel,
+    FromEngine,
+    Outputs,
+    Ready,
+    Refused,
+    ResetPrefixCache,
+    Sampling,
+    Stats,
+    Submit,
+)
+from quire_engine.ipc.start_up import RunnerFactory
+from quire_engine.ipc.stream import Stream, Update
+from quire_engine.ipc.supervision import State, SupervisionOptions, Supervisor
+
+_RETRY_AFTER_SECONDS = 5
+
+
+class Observer(Protocol):
+    """Who wants to know of every report, e.g. metrics."""
+
+    def engine_ready(self, ready: Ready) -> None: ...
+
+    def engine_stats(self, stats: Stats) -> None: ...
+
+
+class EngineClient:
+    """``start`` it, ``submit`` to it, ``close`` it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        factory: RunnerFactory | None = None,
+        supervision: SupervisionOptions | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._supervisor = Supervisor(config, factory or RunnerFactory(), supervision or SupervisionOptions(), self)
+        self._observer = observer
+        self._streams: dict[int, Stream] = {}
+        self._keys = count(1)
+        self.stats: Stats | None = None
+        """The last report of the running engine process."""
+
+    async def start(self) -> Ready:
+        """Returns when the engine is ready; raises EngineStartError, in the engine's words, where it will not be."""
+        return await self._supervisor.start()
+
+    async def close(self) -> None:
+        """End the engine process. What is under way gets Unavailable: drain before, if it should not."""
+        await self._supervisor.close()
+        self._fail_all("the server is stopping")
+
+    # --- how it stands ---
+
+    @property
+    def state(self) -> State:
+        return self._supervisor.state
+
+    @property
+    def ready(self) -> Ready | None:
+        """None while the engine process starts, or is being replaced."""
+        return self._supervisor.ready
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    @property
+    def failure(self) -> str | None:
+        """Why there will be no engine any more; None while there may."""
+        return self._supervisor.failure
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._streams)
+
+    # --- requests ---
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: Sampling,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        adapter_id: int | None = None,
+    ) -> Stream:
+        """Hand a request to the engine. Raises Unavailable while there is none."""
+        if self.state != "ready":
+            raise self._unavailable()
+        key = next(self._keys)
+        self._supervisor.send(
+            Submit(
+                key=key,
+                prompt_token_ids=list(prompt_token_ids),
+                params=params,
+                arrival_time=monotonic() if arrival_time is None else arrival_time,
+                priority=priority,
+                tenant=tenant,
+                cache_salt=cache_salt,
+                adapter_id=adapter_id,
+            )
+        )
+        stream = self._streams[key] = Stream(key, give_up=self._cancel)
+        return stream
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: Sampling, *, priority: int = 0, cache_salt: str | None = None
+    ) -> AsyncGenerator[Update, None]:
+        """The same as an iterator of updates; closing it cancels the request."""
+        stream = self.submit(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
+        try:
+            while True:
+                update = await stream.read()
+                yield update
+                if update.finished is not None:
+                    return
+        finally:
+            stream.cancel()
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed so far is found by its prefix any more. Raises Unavailable while there is no engine."""
+        if self.state != "ready":
+            raise self._unavailable()
+        self._supervisor.send(ResetPrefixCache())
+
+    def _cancel(self, key: int) -> None:
+        if self._streams.pop(key, None) is not None and self.state == "ready":
+            self._supervisor.send(Cancel([key]))
+
+    def _unavailable(self) -> Unavailable:
+        messages: dict[State, str] = {
+            "starting": "the engine is starting",
+            "restarting": "the engine is being restarted",
+            "failed": "the engine has failed",
+            "stopped": "the server is stopping",
+        }
+        return Unavailable(
+            messages.get(self.state, "the engine is not ready"),
+            code=f"engine_{self.state}",
+            retry_after_seconds=_RETRY_AFTER_SECONDS,
+        )
+
+    # --- what the supervisor hands on ---
+
+    def has_work(self) -> bool:
+        return bool(self._streams)
+
+    def receive(self, message: FromEngine) -> None:
+        match message:
+            case Outputs():
+                self._take(message)
+            case Stats():
+                self.stats = message
+                if self._observer is not None:
+                    self._observer.engine_stats(message)
+            case Refused(key, text):
+                if (stream := self._streams.pop(key, None)) is not None:
+                    stream.fail(InvalidRequest(text))
+            case Ready():
+                if self._observer is not None:
+                    self._observer.engine_ready(message)
+
+    def _take(self, outputs: Outputs) -> None:
+        """Hand each stream what it got. A key without a stream was cancelled while the step ran."""
+        streams = self._streams
+        for key in outputs.first_scheduled_keys:
+            if (stream := streams.get(key)) is not None:
+                stream.first_scheduled(outputs.first_scheduled_time)
+        logprobs = outputs.logprobs
+        for index, (key, token_id) in enumerate(zip(outputs.keys, outputs.token_ids, strict=True)):
+            if (stream := streams.get(key)) is not None:
+                stream.take(token_id, None if logprobs is None else logprobs[index])
+        for finished in outputs.finished:
+            if (stream := streams.pop(finished.key, None)) is not None:
+                stream.finish(finished)
+
+    def engine_down(self, reason: str) -> None:
+        self.stats = None
+        self._fail_all(reason)
+
+    def _fail_all(self, reason: str) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(
+                Unavailable(
+                    f"the engine stopped while this request was under way: {reason}",
+                    code="engine_stopped",
+                    retry_after_seconds=_RETRY_AFTER_SECONDS,
+                )
+            )

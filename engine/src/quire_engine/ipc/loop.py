@@ -1,0 +1,300 @@
+"""The engine process: takes requests in, steps the engine, sends out what it drew.
+
+Started by ``ipc.supervision`` as ``python -m quire_engine.ipc.loop``. The model, and torch with it, is loaded here and
+nowhere else. It ends when it is told to, when the API process is gone, or when a step fails: a fault in the middle of a
+step leaves rows and blocks in doubt, so the process says what happened and the supervisor starts another.
+"""
+
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from secrets import randbits
+from time import monotonic
+from typing import BinaryIO, cast
+
+import msgspec
+import zmq
+
+from quire_engine.config import EngineConfig, LogOptions
+from quire_engine.core.batch import TokenLogprobs
+from quire_engine.core.ports import LoadedModel
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine, Step, make_engine
+from quire_engine.errors import EngineError
+from quire_engine.ipc import start_up
+from quire_engine.ipc.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    FromEngine,
+    Logprobs,
+    Outputs,
+    Ready,
+    Refused,
+    ResetPrefixCache,
+    Shutdown,
+    Stats,
+    Submit,
+    ToEngine,
+)
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_SECONDS = 0.02
+LAST_WORDS_MILLISECONDS = 2000
+
+
+class Channel:
+    """The socket to the API process. Sending never waits: what the other side has not read yet is kept in memory."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.LINGER, LAST_WORDS_MILLISECONDS)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+    def wait(self) -> None:
+        """Until there is something to receive."""
+        self._socket.poll(None)
+
+    def receive(self) -> ToEngine | None:
+        try:
+            frame = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        message: ToEngine = self._decoder.decode(frame)
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class EngineLoop:
+    def __init__(self, engine: Engine, channel: Channel, *, check_integrity: bool = False) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._check_integrity = check_integrity
+        self._stats_due = 0.0
+        self._changed = True
+
+    def run(self) -> None:
+        """Until told to shut down."""
+        while self._take_in():
+            if self._engine.has_work:
+                self._step()
+            elif self._changed:
+                self._send_stats()
+                self._changed = False
+            else:
+                self._channel.wait()
+
+    def _take_in(self) -> bool:
+        """Everything that has arrived; False on a shutdown."""
+        while (message := self._channel.receive()) is not None:
+            self._changed = True
+            match message:
+                case Submit():
+                    self._submit(message)
+                case Cancel(keys):
+                    for key in keys:
+                        self._engine.cancel(key)
+                case ResetPrefixCache():
+                    self._engine.forget_prefixes()
+                case Shutdown():
+                    return False
+        return True
+
+    def _submit(self, message: Submit) -> None:
+        params = message.params.to_params()
+        refusal = self._engine.add(
+            Request(
+                key=message.key,
+                prompt_token_ids=message.prompt_token_ids,
+                params=params,
+                seed=randbits(63) if params.seed is None else params.seed,
+                arrival_time=message.arrival_time,
+                priority=message.priority,
+                tenant=message.tenant,
+                cache_salt=message.cache_salt,
+                adapter_id=message.adapter_id,
+            )
+        )
+        if refusal is not None:
+            self._channel.send(Refused(message.key, refusal.message))
+
+    def _step(self) -> None:
+        self._changed = True
+        step = self._engine.step()
+        if step is not None:
+            began = monotonic()
+            if step.output.keys or step.output.first_scheduled_keys:
+                self._channel.send(_outputs(step))
+            if began >= self._stats_due:
+                self._send_stats()
+                self._stats_due = began + STATS_INTERVAL_SECONDS
+            self._engine.seconds.output += monotonic() - began
+        if self._check_integrity:
+            self._engine.check_integrity()
+
+    def _send_stats(self) -> None:
+        self._channel.send(_stats(self._engine))
+
+
+def _outputs(step: Step) -> Outputs:
+    output = step.output
+    return Outputs(
+        keys=output.keys,
+        token_ids=output.token_ids,
+        time=step.ended,
+        finished=[
+            Finished(ended.key, ended.reason, ended.stop_token_id, ended.num_cached_tokens, ended.num_preemptions)
+            for ended in output.finished
+        ],
+        logprobs=None if output.logprobs is None else [_logprobs(entry) for entry in output.logprobs],
+        first_scheduled_keys=output.first_scheduled_keys,
+        first_scheduled_time=step.began,
+    )
+
+
+def _logprobs(entry: TokenLogprobs | None) -> Logprobs | None:
+    return None if entry is None else Logprobs(entry.token_ids, entry.logprobs, entry.rank)
+
+
+def _stats(engine: Engine) -> Stats:
+    gauges, counters = engine.gauges(), engine.counters
+    return Stats(
+        time=monotonic(),
+        last_step_time=engine.last_step_time,
+        num_running=gauges.num_running,
+        num_waiting=gauges.num_waiting,
+        queued_tokens=gauges.queued_tokens,
+        blocks_total=gauges.blocks_total,
+        blocks_used=gauges.blocks_used,
+        blocks_cached=gauges.blocks_cached,
+        kv_usage=gauges.kv_usage,
+        kv_slots_wasted=gauges.kv_slots_wasted,
+        steps=counters.steps,
+        prompt_tokens=counters.prompt_tokens,
+        generation_tokens=counters.generation_tokens,
+        scheduled_tokens=counters.scheduled_tokens,
+        discarded_tokens=counters.discarded_tokens,
+        prefix_cache_queries=counters.prefix_cache_queries,
+        prefix_cache_hits=counters.prefix_cache_hits,
+        preemptions=dict(counters.preemptions),
+        step_seconds=asdict(engine.seconds),
+    )
+
+
+# --- the process ---
+
+
+def _outlive_nobody(lifeline: BinaryIO) -> None:
+    """End with the API process, however it ends and whatever this process is doing then."""
+
+    def watch() -> None:
+        while lifeline.read(1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    if sys.platform == "linux":
+        # The thread above cannot run while the process is stopped; the kernel can kill it even then.
+        parent_death_signal = 1
+        ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL)
+
+
+def _load(factory: start_up.RunnerFactory, config: EngineConfig) -> LoadedModel:
+    module, _, name = factory.function.partition(":")
+    function = cast("Callable[..., LoadedModel]", getattr(importlib.import_module(module), name))
+    return function(config, **factory.options)
+
+
+def _log_to_stderr(options: LogOptions) -> None:
+    class Formatter(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            if options.format == "text":
+                return super().format(record)
+            entry = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
+            entry["message"] = record.getMessage()
+            if record.exc_info is not None:
+                entry["exception"] = self.formatException(record.exc_info)
+            return json.dumps(entry, ensure_ascii=False)
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter("%(asctime)s %(levelname)-7s engine: %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=options.level.upper(), handlers=[handler])
+
+
+def serve(wanted: start_up.StartUp) -> int:
+    """Load, say so, and step until told to stop; the exit status."""
+    channel = Channel(wanted.address)
+    doing = "loading the model"
+    try:
+        model = _load(wanted.factory, wanted.config)
+        engine = make_engine(model, scheduler=wanted.config.scheduler, cache=wanted.config.cache)
+        channel.send(_ready(model))
+        # What was made while loading stays: the collector need not look through it again between steps.
+        gc.collect()
+        gc.freeze()
+        doing = "running a step"
+        EngineLoop(engine, channel, check_integrity=wanted.config.scheduler.check_integrity).run()
+        engine.close()
+        return 0
+    except EngineError as error:
+        channel.send(Failed(str(error)))
+    except Exception as error:
+        logger.exception("the engine process failed while %s", doing)
+        channel.send(Failed(f"the engine process failed while {doing}: {type(error).__name__}: {error}"))
+    finally:
+        channel.close()
+    return 1
+
+
+def _ready(model: LoadedModel) -> Ready:
+    return Ready(
+        pid=os.getpid(),
+        model_bytes=model.model_bytes,
+        kv_cache_bytes=model.kv_cache_bytes,
+        num_blocks=sum(group.num_blocks for group in model.layout.groups),
+        block_size=model.layout.block_size,
+        max_model_len=model.max_model_len,
+        dtype=model.dtype,
+        weights=model.weights,
+        phase_seconds=model.phase_seconds,
+    )
+
+
+def main() -> int:
+    # Ctrl-C and a stop of the whole group reach this process too; the API process drains first and then ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Unbuffered: what the lifeline thread reads must not be held by a lock when the process ends.
+    lifeline = os.fdopen(0, "rb", buffering=0, closefd=False)
+    line = lifeline.readline()
+    if not line.strip():
+        print("this is the engine process of quire-engine, which starts it itself; run quire-engine", file=sys.stderr)
+        return 2
+    wanted = start_up.decode(line)
+    _outlive_nobody(cast("BinaryIO", lifeline))
+    _log_to_stderr(wanted.config.log)
+    return serve(wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""One sequence under way, as the API process follows it.
+
+The engine's steps do not wait for whoever reads: what arrives in the meantime is kept together, and one ``read`` takes
+all of it. Used from the event loop only.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire_engine.errors import RequestError
+from quire_engine.ipc.messages import Finished, Logprobs
+
+
+@dataclass(slots=True)
+class Update:
+    """All that happened to one sequence since it was read last."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
+    """As many as tokens, where they were asked for."""
+    first_scheduled_time: float | None = None
+    """When its first step began: told once."""
+    finished: Finished | None = None
+
+
+class Stream:
+    """Made by ``EngineClient.submit``. ``give_up`` tells the engine that nobody waits for it any more."""
+
+    __slots__ = ("_ended", "_error", "_give_up", "_news", "_update", "_waiter", "key")
+
+    def __init__(self, key: int, *, give_up: Callable[[int], None]) -> None:
+        self.key = key
+        self._give_up = give_up
+        self._update = Update()
+        self._news = False
+        self._ended = False
+        self._error: RequestError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def read(self) -> Update:
+        """Waits for news; the last update has ``finished`` set.
+
+        Raises InvalidRequest where the engine refuses the request, Unavailable where the engine ended.
+        """
+        assert self._waiter is None, "one reader at a time"
+        while not self._news:
+            if self._error is not None:
+                raise self._error
+            assert not self._ended, "read after the end"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        update, self._update, self._news = self._update, Update(), False
+        return update
+
+    def cancel(self) -> None:
+        """Stop it; a read under way ends with a finish for the reason ``abort``. No effect after the end."""
+        if not self._ended:
+            self._give_up(self.key)
+            self.finish(Finished(self.key, "abort", None, 0, 0))
+
+    # --- what the client hands on ---
+
+    def take(self, token_id: int, logprobs: Logprobs | None) -> None:
+        update = self._update
+        update.token_ids.append(token_id)
+        if logprobs is not None:
+            if update.logprobs is None:
+                update.logprobs = []
+            update.logprobs.append(logprobs)
+        self._wake()
+
+    def first_scheduled(self, time: float) -> None:
+        self._update.first_scheduled_time = time
+        self._wake()
+
+    def finish(self, finished: Finished) -> None:
+        self._ended = True
+        self._update.finished = finished
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """What was drawn before can still be read; then the error is raised."""
+        self._ended = True
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

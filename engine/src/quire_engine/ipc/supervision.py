@@ -1,0 +1,216 @@
+"""Keeps an engine process alive: starts it, notices when it is dead or hangs, and puts another in its place.
+
+The decisions (``RestartBudget``, ``SilenceWatch``) are plain values without a clock; ``Supervisor`` acts on them in the
+API process's event loop. It does not know requests: ``Owner`` does.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Literal, Protocol
+
+import zmq.asyncio
+
+from quire_engine.config import EngineConfig
+from quire_engine.errors import EngineStartError
+from quire_engine.ipc.messages import Failed, FromEngine, Ready, Shutdown, ToEngine
+from quire_engine.ipc.process import EngineProcess, start_process
+from quire_engine.ipc.start_up import RunnerFactory
+
+logger = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "restarting", "failed", "stopped"]
+
+_LAST_WORDS_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionOptions:
+    start_timeout_seconds: float = 900.0
+    """From start to ready."""
+    hang_timeout_seconds: float = 60.0
+    """Without a step, while a request is under way."""
+    restart_delays_seconds: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 30.0)
+    """Before the first, second, … restart within ``restart_window_seconds``; there are no more than that."""
+    restart_window_seconds: float = 600.0
+    close_timeout_seconds: float = 5.0
+
+
+@dataclass(slots=True)
+class RestartBudget:
+    """How often an engine may be restarted before the pod's own restart is the better cure."""
+
+    delays: tuple[float, ...]
+    window: float
+    _past: deque[float] = field(default_factory=deque)
+
+    def next_delay(self, now: float) -> float | None:
+        """Seconds to wait before the restart that is due now; None where there were too many."""
+        while self._past and self._past[0] <= now - self.window:
+            self._past.popleft()
+        if len(self._past) == len(self.delays):
+            return None
+        self._past.append(now)
+        return self.delays[len(self._past) - 1]
+
+
+@dataclass(slots=True)
+class SilenceWatch:
+    """Counts looks rather than seconds: when this process itself was stopped for long, only one look is missed."""
+
+    LOOKS = 10
+    _silent: int = 0
+
+    def look(self, *, heard: bool, expected: bool) -> bool:
+        """Whether nothing was heard over that many looks while something was expected."""
+        self._silent = self._silent + 1 if expected and not heard else 0
+        return self._silent >= self.LOOKS
+
+
+class Owner(Protocol):
+    """Who uses the engine."""
+
+    def has_work(self) -> bool:
+        """Whether the engine owes an answer."""
+
+    def receive(self, message: FromEngine) -> None: ...
+
+    def engine_down(self, reason: str) -> None:
+        """Whatever was under way is lost."""
+
+
+class Supervisor:
+    def __init__(self, config: EngineConfig, factory: RunnerFactory, options: SupervisionOptions, owner: Owner) -> None:
+        self._config = config
+        self._factory = factory
+        self._options = options
+        self._owner = owner
+        self._budget = RestartBudget(options.restart_delays_seconds, options.restart_window_seconds)
+        self._context: zmq.asyncio.Context | None = None
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[Ready] | None = None
+        self._heard = False
+        self.state: State = "starting"
+        self.ready: Ready | None = None
+        self.restarts = 0
+        self.failure: str | None = None
+        """Why the state is ``failed``."""
+
+    async def start(self) -> Ready:
+        """Returns when the engine is ready the first time; raises EngineStartError where it will not be."""
+        assert self._task is None, "started twice"
+        self._context = zmq.asyncio.Context()
+        self._started = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(self._started), name="engine supervisor")
+        return await asyncio.shield(self._started)
+
+    def send(self, message: ToEngine) -> None:
+        assert self._process is not None and self.ready is not None
+        self._process.send(message)
+
+    async def close(self) -> None:
+        """End the engine process, at once but in order, and everything that belongs to it."""
+        was_ready = self.state == "ready"
+        self.state = "stopped"
+        if self._task is not None:
+            if was_ready:
+                self.send(Shutdown())
+                await asyncio.wait({self._task}, timeout=self._options.close_timeout_seconds)
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineStartError("stopped before the engine was ready"))
+            self._started.exception()  # whoever waits for it is told; nobody has to
+        if self._context is not None:
+            self._context.destroy(linger=0)
+
+    # --- from start to end, again and again ---
+
+    async def _run(self, started: "asyncio.Future[Ready]") -> None:
+        while True:
+            reason = await self._live(started)
+            if self._stopped():
+                return
+            self.ready = None
+            if not started.done():
+                self._fail(reason)
+                started.set_exception(EngineStartError(reason))
+                started.exception()
+                return
+            self.state = "restarting"
+            self._owner.engine_down(reason)
+            delay = self._budget.next_delay(monotonic())
+            if delay is None:
+                count, window = len(self._options.restart_delays_seconds), self._options.restart_window_seconds
+                self._fail(f"{reason}; it was restarted {count} times within {window:g} s, which is enough")
+                return
+            self.restarts += 1
+            logger.warning("%s; starting it again%s", reason, f" in {delay:g} s" if delay else "")
+            await asyncio.sleep(delay)
+
+    def _stopped(self) -> bool:
+        return self.state == "stopped"
+
+    def _fail(self, reason: str) -> None:
+        self.state = "failed"
+        self.failure = reason
+        logger.error("%s", reason)
+
+    async def _live(self, started: "asyncio.Future[Ready]") -> str:
+        """One engine process from its start to its end; why it ended."""
+        assert self._context is not None
+        process = self._process = await start_process(self._context, self._config, self._factory)
+        ready = asyncio.Event()
+        listening = asyncio.create_task(self._listen(process, started, ready))
+        ending = asyncio.create_task(process.ended())
+        watching = asyncio.create_task(self._watch(ready))
+        tasks = {listening, ending, watching}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if done == {ending}:
+                # It may have said why just before it ended.
+                await asyncio.wait({listening}, timeout=_LAST_WORDS_SECONDS)
+            return next(task for task in (listening, watching, ending) if task.done()).result()
+        except Exception:
+            logger.exception("following the engine process failed")
+            return "following the engine process failed"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await process.end()
+
+    async def _listen(self, process: EngineProcess, started: "asyncio.Future[Ready]", ready: asyncio.Event) -> str:
+        """Hand on what the engine says, until it says that it cannot go on."""
+        while True:
+            message = await process.receive()
+            self._heard = True
+            if isinstance(message, Failed):
+                return message.message
+            if isinstance(message, Ready):
+                process.unlink()
+                ready.set()
+                if not self._stopped():
+                    self.ready, self.state = message, "ready"
+                if not started.done():
+                    started.set_result(message)
+            self._owner.receive(message)
+
+    async def _watch(self, ready: asyncio.Event) -> str:
+        """Returns when the engine has been silent for too long."""
+        limit = self._options.start_timeout_seconds
+        try:
+            await asyncio.wait_for(ready.wait(), timeout=limit)
+        except TimeoutError:
+            return f"the engine process did not get ready within {limit:g} s"
+        limit = self._options.hang_timeout_seconds
+        watch = SilenceWatch()
+        while not watch.look(heard=self._heard, expected=self._owner.has_work()):
+            self._heard = False
+            await asyncio.sleep(limit / SilenceWatch.LOOKS)
+        return f"the engine process made no step for {limit:g} s while requests were under way"

@@ -1,0 +1,120 @@
+"""An engine process over the fake runner, and what it reports."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_engine.config import (
+    CacheOptions,
+    EngineConfig,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from quire_engine.ipc.client import EngineClient
+from quire_engine.ipc.messages import Ready, Stats
+from quire_engine.ipc.start_up import RunnerFactory
+from quire_engine.ipc.supervision import SupervisionOptions
+
+FAKE = "quire_engine.core.fake_runner:load_fake_model"
+
+
+def make_config(**scheduler: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelOptions(path=Path("/nowhere/model")),
+        cache=CacheOptions(),
+        scheduler=SchedulerOptions(check_integrity=True, **scheduler),
+        parallel=ParallelOptions(),
+        server=ServerOptions(),
+        threads=1,
+    )
+
+
+class Reports:
+    """What the engine said of itself; ``until`` waits for a report like that."""
+
+    def __init__(self) -> None:
+        self.ready: list[Ready] = []
+        self.stats: list[Stats] = []
+        self._changed = asyncio.Event()
+
+    def engine_ready(self, ready: Ready) -> None:
+        self.ready.append(ready)
+        self._changed.set()
+
+    def engine_stats(self, stats: Stats) -> None:
+        self.stats.append(stats)
+        self._changed.set()
+
+    async def until(self, condition: Callable[["Reports"], object]) -> None:
+        async with asyncio.timeout(30):
+            while not condition(self):
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_idle(self) -> None:
+        """Until the engine reports that it has nothing to do, and all blocks back."""
+
+        def idle(reports: "Reports") -> bool:
+            last = reports.stats[-1] if reports.stats else None
+            return last is not None and (last.num_running, last.num_waiting, last.blocks_used) == (0, 0, 0)
+
+        await self.until(idle)
+
+
+MakeClient = Callable[..., EngineClient]
+
+
+@pytest.fixture
+async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
+    """Clients over the fake runner, closed at the end. They are started by the test."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    clients: list[EngineClient] = []
+
+    def make(
+        *,
+        function: str = FAKE,
+        observer: Reports | None = None,
+        supervision: SupervisionOptions | None = None,
+        scheduler: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> EngineClient:
+        if function == FAKE:
+            options.setdefault("num_blocks", 300)  # few: they are counted after every step
+        clients.append(
+            EngineClient(
+                make_config(**(scheduler or {})),
+                factory=RunnerFactory(function=function, options=options),
+                observer=observer,
+                supervision=supervision,
+            )
+        )
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.close()
+
+
+@pytest.fixture
+def reports() -> Reports:
+    return Reports()
+
+
+@pytest.fixture
+async def started(make_client: MakeClient, reports: Reports) -> Callable[..., Awaitable[EngineClient]]:
+    async def start(**options: Any) -> EngineClient:
+        client = make_client(observer=reports, **options)
+        await client.start()
+        return client
+
+    return start
+
+
+@pytest.fixture(scope="session", name="make_config")
+def make_config_fixture() -> Callable[..., EngineConfig]:
+    return make_config

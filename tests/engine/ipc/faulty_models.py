@@ -1,0 +1,41 @@
+"""Models that go wrong, for the engine process to load by ``RunnerFactory``."""
+
+import os
+import time
+from dataclasses import replace
+
+from quire_engine.config import EngineConfig
+from quire_engine.core.batch import Batch
+from quire_engine.core.fake_runner import FakePending, FakeRunner, load_fake_model
+from quire_engine.core.ports import LoadedModel
+from quire_engine.errors import ModelFolderError
+
+
+def load_missing(config: EngineConfig) -> LoadedModel:
+    raise ModelFolderError(f"no model folder at {config.model.path}")
+
+
+def load_broken(config: EngineConfig) -> LoadedModel:
+    raise RuntimeError("wires crossed")
+
+
+def load_vanishing(config: EngineConfig) -> LoadedModel:
+    os._exit(3)
+
+
+def load_forever(config: EngineConfig) -> LoadedModel:
+    while True:
+        time.sleep(60)
+
+
+class FailingRunner(FakeRunner):
+    def execute(self, batch: Batch) -> FakePending:
+        if self.steps == 3:
+            raise RuntimeError("the third step was too much")
+        return super().execute(batch)
+
+
+def load_failing_later(config: EngineConfig) -> LoadedModel:
+    """Its fourth step fails."""
+    model = load_fake_model(config)
+    return replace(model, runner=FailingRunner(layout=model.layout, vocab_size=model.vocab_size))

@@ -1,0 +1,309 @@
+"""A real engine process over the fake runner: it answers, it is watched, it is replaced, and it never stays behind."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_engine.core.fake_runner import draw, next_digest
+from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
+from quire_engine.ipc.client import EngineClient
+from quire_engine.ipc.messages import Sampling
+from quire_engine.ipc.stream import Stream
+from quire_engine.ipc.supervision import SupervisionOptions
+
+Started = Callable[..., Awaitable[EngineClient]]
+MakeClient = Callable[..., EngineClient]
+Reports = Any
+
+
+def sampling(max_tokens: int) -> Sampling:
+    return Sampling(max_tokens=max_tokens, ignore_eos=True)
+
+
+def expected(prompt: list[int], count: int) -> list[int]:
+    digest = 0
+    for token_id in prompt:
+        digest = next_digest(digest, token_id)
+    answer: list[int] = []
+    for _ in range(count):
+        answer.append(draw(digest, 512))
+        digest = next_digest(digest, answer[-1])
+    return answer
+
+
+async def read_all(stream: Stream) -> list[int]:
+    token_ids: list[int] = []
+    while True:
+        update = await stream.read()
+        token_ids += update.token_ids
+        if update.finished is not None:
+            assert update.finished.reason == "length"
+            return token_ids
+
+
+def process_ends(pid: int, timeout: float) -> bool:
+    """Waits for the end of any process, a child or not."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout)[0])
+    finally:
+        os.close(descriptor)
+
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes by pidfd, which is Linux's")
+
+# --- answers ---
+
+
+async def test_tokens_arrive_step_by_step(started: Started, reports: Reports) -> None:
+    client = await started(step_seconds=0.002)
+    updates = [update async for update in client.generate([1, 2, 3], sampling(20))]
+    assert [token_id for update in updates for token_id in update.token_ids] == expected([1, 2, 3], 20)
+    assert len(updates) > 5
+    assert updates[0].first_scheduled_time is not None
+    assert [update.finished is not None for update in updates] == [False] * (len(updates) - 1) + [True]
+    await reports.until_idle()
+
+
+async def test_two_hundred_at_once_each_get_their_own(started: Started, reports: Reports) -> None:
+    client = await started(scheduler={"max_num_seqs": 64, "max_num_batched_tokens": 256})
+    prompts = [[1 + number % 7] * (1 + number % 40) for number in range(200)]
+    streams = [client.submit(prompt, sampling(5 + number % 30)) for number, prompt in enumerate(prompts)]
+    answers = await asyncio.gather(*map(read_all, streams))
+    assert answers == [expected(prompt, 5 + number % 30) for number, prompt in enumerate(prompts)]
+    await reports.until_idle()
+    assert client.num_in_flight == 0
+    assert reports.stats[-1].generation_tokens == sum(map(len, answers))
+
+
+async def test_closing_an_iterator_frees_its_blocks(started: Started, reports: Reports) -> None:
+    client = await started(step_seconds=0.002)
+    updates = client.generate([1] * 100, sampling(3000))
+    await anext(updates)
+    assert client.num_in_flight == 1
+    await updates.aclose()
+    assert client.num_in_flight == 0
+    await reports.until_idle()
+    assert reports.stats[-1].generation_tokens < 3000
+
+
+async def test_reader_that_does_not_read_holds_nobody_up(started: Started, reports: Reports) -> None:
+    client = await started()
+    idle_reader = client.submit([1], sampling(2000))
+    assert await read_all(client.submit([2], sampling(50))) == expected([2], 50)
+    await reports.until_idle()
+    update = await idle_reader.read()
+    assert update.token_ids == expected([1], 2000) and update.finished is not None
+
+
+async def test_request_that_cannot_fit_is_the_clients_mistake(started: Started) -> None:
+    client = await started(max_model_len=100)
+    with pytest.raises(InvalidRequest, match="at most 99"):
+        await client.submit([1] * 100, sampling(1)).read()
+    assert await read_all(client.submit([1], sampling(2))) == expected([1], 2)
+
+
+async def test_asynchronous_runner_is_driven_one_step_ahead(started: Started) -> None:
+    client = await started(asynchronous=True, verify=True)
+    answers = await asyncio.gather(*(read_all(client.submit([key], sampling(30))) for key in range(1, 9)))
+    assert answers == [expected([key], 30) for key in range(1, 9)]
+
+
+async def test_prefix_cache_can_be_reset(started: Started, reports: Reports) -> None:
+    client = await started()
+    hits = []
+    for reset in (False, False, True):
+        if reset:
+            client.reset_prefix_cache()
+        async for update in client.generate([5] * 50, sampling(2)):
+            if update.finished is not None:
+                hits.append(update.finished.num_cached_tokens)
+    assert hits == [0, 48, 0]
+
+
+# --- faults ---
+
+
+async def test_killed_engine_fails_what_was_under_way_and_is_replaced(started: Started, reports: Reports) -> None:
+    client = await started(step_seconds=0.005)
+    streams = [client.submit([key], sampling(3000)) for key in range(1, 6)]
+    for stream in streams:
+        await stream.read()
+    assert client.ready is not None
+    os.kill(client.ready.pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(Unavailable, match="SIGKILL") as raised:
+            await read_all(stream)
+        assert raised.value.retry_after_seconds is not None
+    assert client.state == "restarting" and client.ready is None
+    with pytest.raises(Unavailable, match="restarted"):
+        client.submit([1], sampling(1))
+    await reports.until(lambda reports: len(reports.ready) == 2)
+    assert client.state == "ready" and client.restarts == 1
+    assert await read_all(client.submit([9], sampling(3))) == expected([9], 3)
+
+
+async def test_stopped_engine_is_noticed_and_replaced(started: Started, reports: Reports) -> None:
+    client = await started(step_seconds=0.005, supervision=SupervisionOptions(hang_timeout_seconds=1.0))
+    stream = client.submit([1], sampling(3000))
+    await stream.read()
+    assert client.ready is not None
+    hung = client.ready.pid
+    os.kill(hung, signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="no step for 1 s"):
+        await read_all(stream)
+    await reports.until(lambda reports: len(reports.ready) == 2)
+    assert process_ends(hung, 0)
+    assert await read_all(client.submit([9], sampling(3))) == expected([9], 3)
+
+
+async def test_idle_engine_is_not_taken_for_a_hung_one(started: Started) -> None:
+    client = await started(supervision=SupervisionOptions(hang_timeout_seconds=0.1))
+    await asyncio.sleep(0.5)
+    assert client.state == "ready" and client.restarts == 0
+
+
+async def test_failed_step_is_told_in_one_line(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
+    client = await started(function="faulty_models:load_failing_later")
+    with pytest.raises(Unavailable, match="failed while running a step: RuntimeError: the third step was too much"):
+        await read_all(client.submit([1], sampling(10)))
+    assert "Traceback" in capfd.readouterr().err  # our bug: the log has it all
+
+
+async def test_engine_that_keeps_dying_is_given_up(make_client: MakeClient, reports: Reports) -> None:
+    supervision = SupervisionOptions(restart_delays_seconds=(0.0,))
+    client = make_client(function="faulty_models:load_failing_later", observer=reports, supervision=supervision)
+    await client.start()
+    for life in (1, 2):
+        await reports.until(lambda reports, life=life: len(reports.ready) == life)
+        with pytest.raises(Unavailable):
+            await read_all(client.submit([1], sampling(10)))
+    assert client.state == "failed"
+    assert client.failure is not None and "restarted 1 times" in client.failure
+    with pytest.raises(Unavailable, match="has failed"):
+        client.submit([1], sampling(1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signal_to_the_group_leaves_draining_to_the_api_process(started: Started, number: signal.Signals) -> None:
+    client = await started(step_seconds=0.001)
+    stream = client.submit([1], sampling(100))
+    begun = (await stream.read()).token_ids
+    assert client.ready is not None
+    os.kill(client.ready.pid, number)
+    assert begun + await read_all(stream) == expected([1], 100)
+    assert client.restarts == 0
+
+
+# --- starting ---
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "traceback"),
+    [
+        pytest.param("load_missing", r"^no model folder at /nowhere/model$", False, id="the user's mistake"),
+        pytest.param("load_broken", "while loading the model: RuntimeError: wires crossed", True, id="our bug"),
+        pytest.param("load_vanishing", "exit status 3", False, id="no last words"),
+    ],
+)
+async def test_engine_that_cannot_start_says_why(
+    make_client: MakeClient, capfd: pytest.CaptureFixture[str], function: str, message: str, traceback: bool
+) -> None:
+    client = make_client(function=f"faulty_models:{function}")
+    with pytest.raises(EngineStartError, match=message):
+        await client.start()
+    assert client.state == "failed"
+    assert ("Traceback" in capfd.readouterr().err) == traceback
+
+
+async def test_engine_that_does_not_get_ready_is_given_up(make_client: MakeClient) -> None:
+    client = make_client(
+        function="faulty_models:load_forever", supervision=SupervisionOptions(start_timeout_seconds=1.0)
+    )
+    with pytest.raises(EngineStartError, match="not get ready within 1 s"):
+        await client.start()
+
+
+async def test_closing_while_it_starts_ends_the_start(make_client: MakeClient) -> None:
+    client = make_client(function="faulty_models:load_forever")
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0.1)
+    with pytest.raises(Unavailable, match="starting"):
+        client.submit([1], sampling(1))
+    await client.close()
+    with pytest.raises(EngineStartError, match="stopped before"):
+        await starting
+    assert client.state == "stopped"
+
+
+# --- ending ---
+
+
+async def test_close_ends_the_process_and_what_was_under_way(started: Started) -> None:
+    client = await started(step_seconds=0.005)
+    stream = client.submit([1], sampling(3000))
+    await stream.read()
+    assert client.ready is not None
+    pid = client.ready.pid
+    await client.close()
+    assert process_ends(pid, 0)
+    with pytest.raises(Unavailable, match="stopping"):
+        await read_all(stream)
+
+
+PARENT = """
+import asyncio
+from pathlib import Path
+from quire_engine.config import *
+from quire_engine.ipc.client import EngineClient
+from quire_engine.ipc.start_up import RunnerFactory
+
+async def main():
+    config = EngineConfig(model=ModelOptions(path=Path("m")), cache=CacheOptions(), scheduler=SchedulerOptions(),
+                          parallel=ParallelOptions(), server=ServerOptions(), threads=1)
+    client = EngineClient(config, factory=RunnerFactory(function="quire_engine.core.fake_runner:load_fake_model"))
+    print((await client.start()).pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_engine_process_ends_with_a_killed_parent(stopped: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine = int(parent.stdout.readline())
+        if stopped:
+            os.kill(engine, signal.SIGSTOP)
+        parent.kill()
+        assert process_ends(engine, 10)
+
+
+def test_engine_process_started_by_hand_says_what_it_is() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "quire_engine.ipc.loop"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "quire-engine" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_api_side_loads_no_tensors(tmp_path: Path) -> None:
+    check = (
+        "import sys, quire_engine.ipc.client\n"
+        "heavy = {'torch', 'numpy', 'numba', 'transformers', 'quire_kernels', 'quire_engine.engine'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -1,0 +1,149 @@
+"""The loop of the engine process, over a channel in memory."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_engine.config import EngineConfig
+from quire_engine.core.fake_runner import load_fake_model
+from quire_engine.engine import Engine, make_engine
+from quire_engine.ipc.loop import EngineLoop
+from quire_engine.ipc.messages import (
+    Cancel,
+    FromEngine,
+    Outputs,
+    Refused,
+    ResetPrefixCache,
+    Sampling,
+    Shutdown,
+    Stats,
+    Submit,
+    ToEngine,
+)
+
+
+class Script:
+    """Says one message each time the loop asks, and ``Shutdown`` when it would wait for more."""
+
+    def __init__(self, *messages: ToEngine | None) -> None:
+        self.inbox = deque(messages)
+        self.sent: list[FromEngine] = []
+
+    def receive(self) -> ToEngine | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def wait(self) -> None:
+        self.inbox.append(Shutdown())
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+def submit(key: int, *, length: int = 20, max_tokens: int = 4, **params: Any) -> Submit:
+    sampling = Sampling(max_tokens=max_tokens, ignore_eos=True, **params)
+    return Submit(key=key, prompt_token_ids=[1 + key] * length, params=sampling, arrival_time=0.0)
+
+
+@pytest.fixture
+def run(make_config: Callable[..., EngineConfig]) -> Callable[..., tuple[Script, Engine]]:
+    def play(*messages: ToEngine | None, **options: Any) -> tuple[Script, Engine]:
+        config = make_config()
+        engine = make_engine(load_fake_model(config, **options), scheduler=config.scheduler, cache=config.cache)
+        script = Script(*messages)
+        EngineLoop(engine, script, check_integrity=True).run()  # type: ignore[arg-type]
+        return script, engine
+
+    return play
+
+
+Run = Callable[..., tuple[Script, Engine]]
+
+
+def test_each_step_sends_its_columns(run: Run) -> None:
+    script, _ = run(submit(1), submit(2, max_tokens=2))
+    outputs = script.of(Outputs)
+    assert [message.keys for message in outputs] == [[1, 2], [1, 2], [1], [1]]
+    assert [[ended.key for ended in message.finished] for message in outputs] == [[], [2], [], [1]]
+    assert [message.first_scheduled_keys for message in outputs] == [[1, 2], [], [], []]
+    assert outputs[0].first_scheduled_time <= outputs[0].time
+
+
+def test_request_that_arrives_while_others_run_joins_the_next_step(run: Run) -> None:
+    script, _ = run(submit(1), None, submit(2), None)
+    assert [message.keys for message in script.of(Outputs)][:2] == [[1], [1, 2]]
+
+
+def test_last_report_before_waiting_shows_an_idle_engine(run: Run) -> None:
+    script, _ = run(submit(1))
+    last = script.sent[-1]
+    assert isinstance(last, Stats)
+    assert (last.num_running, last.blocks_used, last.generation_tokens, last.prompt_tokens) == (0, 0, 4, 20)
+    assert set(last.step_seconds) == {"schedule", "prepare", "run", "sample", "output"}
+
+
+def test_idle_engine_waits_and_repeats_nothing(run: Run) -> None:
+    script, _ = run()
+    assert len(script.sent) == 1
+
+
+def test_reports_are_at_least_twenty_milliseconds_apart(run: Run) -> None:
+    script, _ = run(submit(1, max_tokens=300))
+    times = [report.time for report in script.of(Stats)][:-1]
+    assert all(later - earlier >= 0.0199 for earlier, later in zip(times, times[1:], strict=False))
+    assert len(times) < 300
+
+
+def test_request_that_cannot_fit_is_refused(run: Run) -> None:
+    script, _ = run(submit(1, length=5000), submit(2))
+    [refused] = script.of(Refused)
+    assert refused.key == 1 and "at most 4095" in refused.message
+    assert {key for message in script.of(Outputs) for key in message.keys} == {2}
+
+
+def test_cancelled_request_says_no_more(run: Run) -> None:
+    script, engine = run(submit(1, max_tokens=100), None, None, Cancel([1, 99]))
+    assert sum(len(message.keys) for message in script.of(Outputs)) == 2
+    assert not engine.has_work
+
+
+def test_prefixes_can_be_forgotten(run: Run) -> None:
+    again = submit(3)
+    again = Submit(key=3, prompt_token_ids=[2] * 20, params=again.params, arrival_time=0.0)
+    hits = [
+        script.sent[-1].prefix_cache_hits
+        for script, _ in (
+            run(submit(1), *[None] * 5, again),
+            run(submit(1), *[None] * 5, ResetPrefixCache(), again),
+        )
+    ]
+    assert hits == [16, 0]
+
+
+def test_shutdown_ends_it_in_the_middle(run: Run) -> None:
+    script, engine = run(submit(1, max_tokens=100), None, Shutdown())
+    assert engine.has_work
+    assert len(script.of(Outputs)) == 1
+
+
+def test_request_without_a_seed_gets_one_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+    add = Engine.add
+    monkeypatch.setattr(Engine, "add", lambda self, request: (seeds.append(request.seed), add(self, request))[1])
+    run(submit(1), submit(2), submit(3, seed=5))
+    assert seeds[2] == 5 and seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_logprobs_stand_beside_their_tokens(run: Run, asynchronous: bool) -> None:
+    script, _ = run(submit(1, logprobs=2), submit(2), asynchronous=asynchronous)
+    for message in script.of(Outputs):
+        if 1 in message.keys:
+            assert message.logprobs is not None and len(message.logprobs) == len(message.keys)
+            place = message.keys.index(1)
+            assert message.logprobs[place].token_ids[0] == message.token_ids[place]
+            assert all(entry is None for index, entry in enumerate(message.logprobs) if index != place)

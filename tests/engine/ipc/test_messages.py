@@ -1,0 +1,118 @@
+"""What crosses between the processes arrives as it was sent."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from quire_engine.config import EngineConfig, ModelOptions
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.ipc import start_up
+from quire_engine.ipc.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    FromEngine,
+    Logprobs,
+    Outputs,
+    Ready,
+    Refused,
+    ResetPrefixCache,
+    Sampling,
+    Shutdown,
+    Submit,
+    ToEngine,
+    to_sampling,
+)
+
+ODD = SamplingParams(
+    max_tokens=5,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=7,
+    min_p=0.1,
+    seed=2**62,
+    presence_penalty=0.1,
+    frequency_penalty=0.2,
+    repetition_penalty=1.3,
+    logit_bias=((3, -1.5), (4, 2.0)),
+    stop_token_ids=(1, 2),
+    ignore_eos=True,
+    min_tokens=2,
+    logprobs=3,
+)
+
+
+def test_wire_form_of_sampling_has_the_fields_of_the_core() -> None:
+    wire = [(field.name, field.default) for field in msgspec.structs.fields(Sampling)]
+    core = [(field.name, field.default) for field in fields(SamplingParams)]
+    assert [name for name, _ in wire] == [name for name, _ in core]
+    assert wire[1:] == core[1:]
+
+
+def test_no_field_is_lost_on_the_way() -> None:
+    defaults = SamplingParams(max_tokens=0)
+    assert all(getattr(ODD, field.name) != getattr(defaults, field.name) for field in fields(SamplingParams))
+    sent = msgspec.msgpack.encode(to_sampling(ODD))
+    assert msgspec.msgpack.decode(sent, type=Sampling).to_params() == ODD
+
+
+@pytest.mark.parametrize(
+    ("message", "way"),
+    [
+        (Submit(key=1, prompt_token_ids=[1, 2], params=to_sampling(ODD), arrival_time=1.5, tenant="t"), ToEngine),
+        (Cancel([1, 2]), ToEngine),
+        (ResetPrefixCache(), ToEngine),
+        (Shutdown(), ToEngine),
+        (
+            Outputs(
+                keys=[1, 2],
+                token_ids=[3, 4],
+                time=1.0,
+                finished=[Finished(1, "stop", 3, 0, 1)],
+                logprobs=[None, Logprobs([4, 5], [-0.1, -2.0], 1)],
+                first_scheduled_keys=[2],
+                first_scheduled_time=0.5,
+            ),
+            FromEngine,
+        ),
+        (Refused(1, "too long"), FromEngine),
+        (Failed("no model"), FromEngine),
+        (
+            Ready(
+                pid=1,
+                model_bytes=2,
+                kv_cache_bytes=3,
+                num_blocks=4,
+                block_size=5,
+                max_model_len=6,
+                dtype="float32",
+                weights="fp16",
+                phase_seconds={"weights": 0.5},
+            ),
+            FromEngine,
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_message_arrives_as_it_was_sent(message: Any, way: Any) -> None:
+    assert type(message) in get_args(way)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=way) == message
+
+
+def test_configuration_reaches_the_engine_process_whole(make_config: Callable[..., EngineConfig]) -> None:
+    config = make_config(policy="priority")
+    wanted = start_up.StartUp(
+        address="ipc:///tmp/x", config=config, factory=start_up.RunnerFactory(options={"num_blocks": 3})
+    )
+    line = start_up.encode(wanted)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert start_up.decode(line) == wanted
+    assert start_up.decode(line).config.model == ModelOptions(path=Path("/nowhere/model"))
+
+
+def test_a_configuration_leads_to_the_real_runner_unless_a_test_says_otherwise() -> None:
+    assert start_up.RunnerFactory().function == "quire_engine.runner:load_model"

@@ -1,0 +1,79 @@
+"""A stream keeps what arrives until it is read, and ends once."""
+
+import asyncio
+
+import pytest
+
+from quire_engine.errors import Unavailable
+from quire_engine.ipc.messages import Finished, Logprobs
+from quire_engine.ipc.stream import Stream, Update
+
+END = Finished(7, "length", None, 0, 0)
+
+
+@pytest.fixture
+def given_up() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def stream(given_up: list[int]) -> Stream:
+    return Stream(7, give_up=given_up.append)
+
+
+async def test_slow_reader_gets_all_of_it_in_one_update(stream: Stream) -> None:
+    stream.first_scheduled(1.5)
+    for token_id in (4, 5, 6):
+        stream.take(token_id, Logprobs([token_id], [-1.0], 1))
+    stream.finish(END)
+    update = await stream.read()
+    assert update.token_ids == [4, 5, 6] and update.first_scheduled_time == 1.5 and update.finished == END
+    assert [entry.token_ids for entry in update.logprobs or []] == [[4], [5], [6]]
+
+
+async def test_nothing_is_told_twice(stream: Stream) -> None:
+    stream.first_scheduled(1.5)
+    stream.take(4, None)
+    assert await stream.read() == Update(token_ids=[4], first_scheduled_time=1.5)
+    stream.take(5, None)
+    assert await stream.read() == Update(token_ids=[5])
+
+
+async def test_reader_waits_for_news(stream: Stream) -> None:
+    reading = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    stream.take(4, None)
+    assert (await reading).token_ids == [4]
+
+
+async def test_cancel_ends_a_read_under_way_and_tells_the_engine_once(stream: Stream, given_up: list[int]) -> None:
+    reading = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    stream.cancel()
+    stream.cancel()
+    finished = (await reading).finished
+    assert finished is not None and finished.reason == "abort"
+    assert given_up == [7]
+
+
+async def test_cancel_after_the_end_tells_nobody(stream: Stream, given_up: list[int]) -> None:
+    stream.finish(END)
+    stream.cancel()
+    assert (await stream.read()).finished == END and given_up == []
+
+
+async def test_what_was_drawn_before_a_failure_can_be_read(stream: Stream) -> None:
+    stream.take(4, None)
+    stream.fail(Unavailable("gone"))
+    assert (await stream.read()).token_ids == [4]
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="gone"):
+            await stream.read()
+
+
+async def test_reader_that_was_cancelled_may_read_again(stream: Stream) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.read(), timeout=0.01)
+    stream.take(4, None)
+    assert (await stream.read()).token_ids == [4]

@@ -1,0 +1,42 @@
+"""When an engine counts as hung, and how often another is started."""
+
+import pytest
+
+from quire_engine.ipc.process import compute_environment
+from quire_engine.ipc.supervision import RestartBudget, SilenceWatch
+
+
+@pytest.mark.parametrize(
+    ("times", "delays"),
+    [
+        pytest.param([0, 1, 2, 3], [0.0, 1.0, 5.0, None], id="later each time, then no more"),
+        pytest.param([0, 100, 200, 300], [0.0, 0.0, 0.0, 0.0], id="far apart they do not add up"),
+        pytest.param([0, 1, 2, 101, 101, 101], [0.0, 1.0, 5.0, 1.0, 5.0, None], id="the window slides"),
+    ],
+)
+def test_restart_budget(times: list[float], delays: list[float | None]) -> None:
+    budget = RestartBudget((0.0, 1.0, 5.0), 99.5)
+    assert [budget.next_delay(now) for now in times] == delays
+
+
+@pytest.mark.parametrize(
+    ("looks", "hung"),
+    [
+        pytest.param("." * 9, False, id="not silent for long enough"),
+        pytest.param("." * 10, True, id="silent"),
+        pytest.param("." * 9 + "h" + "." * 9, False, id="one word starts anew"),
+        pytest.param("i" * 30, False, id="idle: nothing is expected"),
+        pytest.param("." * 9 + "i" + "." * 9, False, id="idle in between"),
+    ],
+)
+def test_silence(looks: str, hung: bool) -> None:
+    watch = SilenceWatch()
+    assert [watch.look(heard=look == "h", expected=look != "i") for look in looks][-1] == hung
+
+
+def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idle() -> None:
+    environment = compute_environment(3, {"PATH": "/bin", "OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "ACTIVE"})
+    assert environment["PATH"] == "/bin"
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    assert {environment[pool] for pool in pools} == {"3"}
