@@ -8,6 +8,7 @@ PORT ?= 8000
 # A smaller or other torch, e.g. TORCH_SPEC=/path/to/torch-2.13.0+cpu-….whl (README, "A smaller torch").
 TORCH_SPEC ?=
 DISTRIBUTIONS := kernels engine gateway operator
+ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
@@ -60,6 +61,9 @@ charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefi
 
 cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, helm and kwok for the tests (first time: about 10 minutes)
 	@$(BIN)/python tests/cluster/cluster.py binaries
+
+engine-flags: $(VENV)/.runtime ## Renew the operator's copy of the engine's flags
+	@$(BIN)/quire-engine --flag-schema > $(ENGINE_FLAGS).new && mv $(ENGINE_FLAGS).new $(ENGINE_FLAGS)
 
 lock: $(BIN)/uv ## Resolve requirements/*.in into the hash-locked *.lock
 	BIN=$(BIN) requirements/lock.sh

@@ -145,7 +145,9 @@ class Size:
         return value
 
     def schema(self) -> dict[str, Any]:
-        return {"type": ["integer", "string"], "minimum": 1, "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*[a-zA-Z]*\s*$"}
+        unit = "([kKmMgGtT]([iI][bB]?|[bB])|[bB])?"
+        pattern = rf"^\s*(?=[0-9.]*[1-9])[0-9]{{1,18}}(\.[0-9]{{1,9}})?\s*{unit}\s*$"
+        return {"type": ["integer", "string"], "minimum": 1, "pattern": pattern}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ class Duration:
         return float(match[1]) * _DURATION_UNITS[match[2]]
 
     def schema(self) -> dict[str, Any]:
-        return {"type": ["number", "string"], "minimum": 0, "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)?\s*$"}
+        pattern = r"^\s*[0-9]{1,12}(\.[0-9]{1,9})?\s*(ms|s|m|h)?\s*$"
+        return {"type": ["number", "string"], "minimum": 0, "pattern": pattern}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

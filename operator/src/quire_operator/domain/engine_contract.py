@@ -1,7 +1,7 @@
-"""What the operator and the engine have agreed on: addresses, probe paths, metric names, command line.
+"""What the operator and the engine have agreed on: addresses, probe paths, command line, exit code.
 
-The two distributions don't import each other; tests/contract holds this file to what the engine really serves. Used by
-``desired`` (pods) and by ``adapters.processes`` (local replicas).
+The two distributions don't import each other; tests/contract holds this file to what the engine really serves. Metrics
+are in ``engine_metrics``. Used by ``desired`` (pods) and by ``local.up`` (replicas on this machine).
 """
 
 from quire_operator.domain.spec import KVCacheShare, KVCacheSize, PrefixCaching, Spec
@@ -16,12 +16,6 @@ METRICS_PATH = "/metrics"
 
 CONFIG_ERROR_EXIT_CODE = 2
 """The engine's exit code for what no restart mends: a wrong flag, a model that can't be served."""
-
-METRIC_RUNNING = "vllm:num_requests_running"
-METRIC_WAITING = "vllm:num_requests_waiting"
-METRIC_KV_USAGE = "vllm:kv_cache_usage_perc"
-METRIC_PROMPT_TOKENS = "vllm:prompt_tokens_total"
-METRIC_GENERATION_TOKENS = "vllm:generation_tokens_total"
 
 _SIGKILL_MARGIN_SECONDS = 10.0
 

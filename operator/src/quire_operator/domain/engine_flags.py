@@ -27,6 +27,8 @@ OWNED_FLAGS: Mapping[str, str] = {
     "tensor-parallel-size": "spec.parallelism.tensor",
     "pipeline-parallel-size": "spec.parallelism.pipeline",
     "drain-timeout": "spec.drain.timeout",
+    "enable-prefix-caching": "spec.engine.prefixCaching",
+    "no-enable-prefix-caching": "spec.engine.prefixCaching",
 }
 """Flags that a field of the LLMDeployment sets."""
 RESERVED_FLAGS = frozenset({"host", "port", "flag-schema", "help", "version"})
