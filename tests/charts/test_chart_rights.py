@@ -45,23 +45,33 @@ class Installation:
     def account(self, component: str) -> str:
         return f"system:serviceaccount:{self.namespace}:{self.name}-{component}"
 
-    def run(self, component: str, *more: str) -> str:
-        """Starts the component; where it listens."""
+    def container(self, component: str) -> dict[str, Any]:
         documents = self.helm.template(self.values, release=self.name, namespace=self.namespace)
         name = f"{self.name}-{component}"
         (deployment,) = [d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == name]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert isinstance(container, dict)
+        return container
+
+    def run(self, component: str) -> str:
+        """Starts the component; where it listens."""
         (port,) = free_ports(1)
-        kubeconfig = self.server.service_account_kubeconfig(self.namespace, name)
+        kubeconfig = self.server.service_account_kubeconfig(self.namespace, f"{self.name}-{component}")
         command = [
             *(sys.executable, "-m", f"quire_{component}"),
-            *deployment["spec"]["template"]["spec"]["containers"][0]["args"],
-            *("--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", str(port), *more),
+            *self.container(component)["args"],
+            *("--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", str(port)),
         ]
         log = self._running.enter_context((self._logs / f"{component}.log").open("w"))
         process = subprocess.Popen(command, stdout=log, stderr=log)
         self._running.callback(process.wait)
         self._running.callback(process.kill)
         return f"http://127.0.0.1:{port}"
+
+    def probes_pass(self, component: str, address: str) -> bool:
+        probes = [value for key, value in self.container(component).items() if key.endswith("Probe")]
+        assert len(probes) == 3
+        return all(get(address + probe["httpGet"]["path"]) is not None for probe in probes)
 
     def log(self, component: str) -> str:
         return (self._logs / f"{component}.log").read_text()
@@ -70,6 +80,16 @@ class Installation:
         asked = self.server.audit.requests(since, user=self.account(component))
         assert asked
         return [str(request) for request in asked if request.status == 403]
+
+
+def get(url: str) -> bytes | None:
+    """None for whatever is not 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            content: bytes = answer.read()
+            return content
+    except (urllib.error.URLError, ConnectionError):
+        return None
 
 
 @pytest.fixture(params=["all namespaces", "some namespaces"])
@@ -110,7 +130,7 @@ def test_the_operator_is_refused_nothing(installation: Installation, namespace: 
         return server.kubectl("get", "llmd", "chat", "-n", namespace, "-o", f"jsonpath={{{path}}}")
 
     before = server.audit.position()
-    installation.run("operator")
+    address = installation.run("operator")
     apply(server, namespace, "chat", replicas=2)
     kinds = "deployments,services,serviceaccounts,persistentvolumeclaims,poddisruptionbudgets"
     assert eventually(lambda: len(names(kinds)) == 6), installation.log("operator")
@@ -125,6 +145,7 @@ def test_the_operator_is_refused_nothing(installation: Installation, namespace: 
     assert eventually(lambda: not names("persistentvolumeclaims")), installation.log("operator")
     assert eventually(lambda: field(".status.observedGeneration") == "2")
     assert server.kubectl("get", "events", "-n", namespace, "--field-selector", "involvedObject.kind=LLMDeployment")
+    assert installation.probes_pass("operator", address)
     assert installation.refused("operator", before) == []
 
 
@@ -145,11 +166,9 @@ def test_the_gateway_is_refused_nothing(installation: Installation, namespace: s
     server.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(service))
 
     def models() -> list[str]:
-        try:
-            with urllib.request.urlopen(f"{address}/v1/models", timeout=5) as answer:
-                return [model["id"] for model in json.load(answer)["data"]]
-        except (urllib.error.URLError, ConnectionError):
-            return []
+        content = get(f"{address}/v1/models")
+        return [] if content is None else [model["id"] for model in json.loads(content)["data"]]
 
     assert eventually(lambda: "chat" in models()), installation.log("gateway")
+    assert installation.probes_pass("gateway", address)
     assert installation.refused("gateway", before) == []

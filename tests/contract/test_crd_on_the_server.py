@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
@@ -108,6 +109,17 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 def test_what_the_design_allows_is_accepted(crd_server: ControlPlane, spec: dict[str, Any]) -> None:
     accepted = try_out(crd_server, llmdeployment(**spec))
     assert accepted.status == 201, accepted.body
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_the_examples_are_accepted(crd_server: ControlPlane, example: Path) -> None:
+    """By the server, and by the parser of this version."""
+    told = crd_server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(example))
+    assert "created (server dry run)" in told
+    assert isinstance(Spec.parse(yaml.safe_load(example.read_text())), Spec)
 
 
 def autoscaling(**more: Any) -> dict[str, Any]:

@@ -13,6 +13,9 @@ import pytest
 import yaml
 
 from quire_operator.domain import names
+from quire_operator.domain.history import Change, ScalingRecord
+from quire_operator.domain.rates import Rates
+from quire_operator.domain.scaling_status import scaling_sections
 from quire_operator.domain.spec import (
     AutoscalingMode,
     DType,
@@ -239,3 +242,35 @@ def test_there_are_scale_and_status_and_the_columns_of_the_design() -> None:
     }
     shown = [column["name"] for column in VERSION["additionalPrinterColumns"] if not column.get("priority")]
     assert shown == ["Ready", "Replicas", "Desired", "Model", "Age"]
+
+
+def paths(value: object, path: str) -> Iterator[str]:
+    """The fields that are set in a document, in the words of ``Node.path``; entries of maps and lists as one."""
+    yield path
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            yield from paths(child, f"{path}.{key}")
+    if isinstance(value, list):
+        for child in value:
+            yield from paths(child, f"{path}[0]")
+
+
+def test_what_the_autoscaler_keeps_has_its_place_in_status() -> None:
+    """A field the schema does not know would be dropped without a word, and forgotten by a restart."""
+    rates = Rates(
+        step_seconds=0.0074,
+        prefill_seconds_per_token=0.0001,
+        decode_seconds_per_token=0.00003,
+        mean_prompt_tokens=800.0,
+        mean_output_tokens=120.0,
+        kv_tokens=65536.0,
+    )
+    change = Change(time=1.0, from_replicas=1, to_replicas=2, reason="Arrivals", message="two", inputs={"need": 1.5})
+    record = ScalingRecord(rates=rates, rates_time=1.0).with_change(change)
+    spec = Spec.parse(document("spec.autoscaling.maxReplicas", 3))
+    assert isinstance(spec, Spec)
+    known = {node.path for node in ALL_NODES}
+    maps = tuple(f"{node.path.removesuffix('*')}" for node in ALL_NODES if node.path.endswith(".*"))
+    written = set(paths(scaling_sections(record, spec), "status"))
+    assert {path for path in written - known if not path.startswith(maps)} == set()
+    assert {node.path for node in nodes("status.capacity", STATUS["properties"]["capacity"])} <= written
