@@ -13,6 +13,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
     Cancel,
+    Connected,
     Failed,
     Finished,
     FromEngine,
@@ -79,6 +80,7 @@ def test_no_field_is_lost_on_the_way() -> None:
             ),
             FromEngine,
         ),
+        (Connected(), FromEngine),
         (Refused(1, "too long"), FromEngine),
         (Failed("no model"), FromEngine),
         (

@@ -105,15 +105,14 @@ class KVManager:
     def extend(self, sequence: Sequence, end: int) -> bool:
         """Make the block tables reach ``end`` tokens, which the caller then schedules in this very step; False, and
         nothing taken, where a group has too few blocks."""
-        if self._caching:
-            self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)))
         for index in self._windowed:
             self._leave_behind(index, sequence)
         missing = -(-(end - sequence.capacity) // self._block_size)
         if missing <= 0:
             return True
-        if any(group.pool.num_free < missing for group in self._groups):
-            return False
+        for group in self._groups:
+            if group.pool.num_free < missing:
+                return False
         place = sequence.capacity // self._block_size
         for index, group in enumerate(self._groups):
             blocks = group.pool.allocate(missing)
@@ -128,6 +127,8 @@ class KVManager:
         group = self._groups[index]
         count = self._first_visible(group, sequence.num_computed) - sequence.first_blocks[index]
         if count > 0:
+            if self._caching:
+                self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)))
             table = sequence.block_tables[index]
             group.pool.release(table[:count])
             del table[:count]

@@ -32,6 +32,7 @@ from quire_engine.errors import EngineError
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
     Cancel,
+    Connected,
     Failed,
     Finished,
     FromEngine,
@@ -244,6 +245,7 @@ def _log_to_stderr(options: LogOptions) -> None:
 def serve(wanted: start_up.StartUp) -> int:
     """Load, say so, and step until told to stop; the exit status."""
     channel = Channel(wanted.address)
+    channel.send(Connected())
     doing = "loading the model"
     try:
         model = _load(wanted.factory, wanted.config)

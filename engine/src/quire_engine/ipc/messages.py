@@ -67,6 +67,10 @@ class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
 # --- engine process -> API process ---
 
 
+class Connected(msgspec.Struct, array_like=True, tag="connected", frozen=True):
+    """Sent first of all, before anything heavy is loaded: the socket's name is not needed any more."""
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=True):
     """Sent once, after one token was produced."""
 
@@ -160,4 +164,4 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
 
 
 ToEngine = Submit | Cancel | ResetPrefixCache | Shutdown
-FromEngine = Ready | Outputs | Refused | Stats | Failed
+FromEngine = Connected | Ready | Outputs | Refused | Stats | Failed

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from quire_engine.config import EngineConfig
 from quire_engine.errors import EngineStartError
-from quire_engine.ipc.messages import Failed, FromEngine, Ready, Shutdown, ToEngine
+from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ready, Shutdown, ToEngine
 from quire_engine.ipc.process import EngineProcess, start_process
 from quire_engine.ipc.start_up import RunnerFactory
 
@@ -192,8 +192,9 @@ class Supervisor:
             self._heard = True
             if isinstance(message, Failed):
                 return message.message
-            if isinstance(message, Ready):
+            if isinstance(message, Connected):
                 process.unlink()
+            if isinstance(message, Ready):
                 ready.set()
                 if not self._stopped():
                     self.ready, self.state = message, "ready"
