@@ -18,8 +18,9 @@ def answering(status: int, **headers: str):
 
 
 async def hang_up(request):
+    # Later than a connection that had been closed while idle would show.
+    await asyncio.sleep(0.06)
     request.transport.abort()
-    await asyncio.sleep(0)
     return web.Response()
 
 
@@ -113,6 +114,42 @@ async def test_connection_that_was_closed_while_idle_costs_no_request(gateway, r
     await chat.start()
 
     assert (await gateway.complete())[0] == 200
+
+
+async def test_replica_that_drops_an_idle_connection_as_it_is_used_again_is_asked_once_more_at_once(start_gateway):
+    gateway = await start_gateway(hold_limit=0)
+    requests: list[int] = []
+
+    class DropsTheSecond(asyncio.Protocol):
+        """Answers one request on each connection, and closes it when another comes."""
+
+        def connection_made(self, transport):
+            self.transport, self.answered = transport, False
+
+        def data_received(self, data):
+            if data.startswith(b"GET"):
+                self.transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                self.transport.close()
+            elif not data.rstrip().endswith(b"}"):
+                pass
+            elif self.answered:
+                self.transport.close()
+            else:
+                self.answered = True
+                requests.append(1)
+                self.transport.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}"
+                )
+
+    server = await asyncio.get_running_loop().create_server(DropsTheSecond, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await gateway.push(chat=[Endpoint(id="chat-0", url=url, ready=True, serving=True, terminating=False)])
+
+    # With no room to be held, anything but an answer at once would be an error.
+    for _ in range(5):
+        assert (await gateway.complete())[0] == 200
+    assert len(requests) == 5
+    server.close()
 
 
 async def test_at_most_so_many_replicas_are_asked(start_gateway, replicas):

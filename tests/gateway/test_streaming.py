@@ -77,7 +77,9 @@ async def test_client_that_leaves_is_dropped_at_the_replica_at_once(gateway, rep
         call = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}))
         await chat.arrived.wait()
         if streaming:
-            await (await call).content.readany()
+            response = await call
+            await response.content.readany()
+            response.close()
         else:
             call.cancel()
             await asyncio.wait([call])

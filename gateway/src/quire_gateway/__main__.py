@@ -29,7 +29,7 @@ from quire_gateway.fleet import Fleet
 from quire_gateway.holding import Holding
 from quire_gateway.logs import set_up_logging
 from quire_gateway.metrics import Metrics
-from quire_gateway.proxy import Proxy
+from quire_gateway.proxy import Proxy, tracing
 from quire_gateway.scrape import Scraper
 
 # Below the five seconds after which uvicorn drops an idle connection, so that a request seldom meets a closed one.
@@ -48,7 +48,7 @@ class Gateway:
         self.fleet = Fleet(on_gone=lambda backend: self.metrics.forget(backend))
         self.metrics = Metrics(self.fleet)
         self.site = Site(fleet=self.fleet, metrics=self.metrics)
-        self._sockets: list[socket.socket] = []
+        self._told: dict[str, int] | None = None
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ``ConfigProblem`` where the address can't be had."""
@@ -103,7 +103,10 @@ class Gateway:
         self.fleet.publish(snapshot, now=int(time.time()))
         self._scraper.hurry()
         ready = {name: sum(b.is_ready for b in pool.backends.values()) for name, pool in self.fleet.pools.items()}
-        _log.info("replicas ready: %s", ", ".join(f"{name} {count}" for name, count in ready.items()) or "no models")
+        if ready != self._told:
+            self._told = ready
+            words = ", ".join(f"{name} {count}" for name, count in ready.items())
+            _log.info("replicas ready: %s", words or "no models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,6 +165,7 @@ def _session() -> aiohttp.ClientSession:
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
         trust_env=False,
+        trace_configs=[tracing()],
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
     )
 

@@ -64,12 +64,13 @@ def build_app(*, site: Site, proxy: Proxy, max_body_bytes: int) -> web.Applicati
     """All routes, under the middleware that turns errors into answers."""
     app = web.Application(client_max_size=max_body_bytes, middlewares=[_errors])
 
-    async def close_while_draining(request: web.Request, response: web.StreamResponse) -> None:
+    async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "quire-gateway"
         if site.draining:
             response.headers["Connection"] = "close"
             response.force_close()
 
-    app.on_response_prepare.append(close_while_draining)
+    app.on_response_prepare.append(finish_headers)
     app.router.add_post(_PROXIED, proxy.handle)
     app.router.add_post("/{path:tokenize|detokenize}", proxy.handle)
     app.router.add_get("/v1/models", site.models)

@@ -3,6 +3,7 @@
     GatewayError               an HTTP status, and the body {"error": {message, type, param, code}}
     ├── BadRequest             400  not JSON, no model named
     ├── BodyTooLarge           413
+    ├── RequestTimeout         408  the body came too slowly
     ├── UnknownModel           404
     ├── NotFound               404  no such path here
     ├── NoReplica              503  none became ready in time, or too many wait already; Retry-After
@@ -52,6 +53,12 @@ class BodyTooLarge(GatewayError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class RequestTimeout(GatewayError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class UnknownModel(GatewayError):

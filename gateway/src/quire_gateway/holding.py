@@ -15,6 +15,8 @@ from quire_gateway.fleet import Fleet, Pool
 from quire_gateway.metrics import Metrics
 
 RETRY_AFTER_SECONDS = 5
+MAX_HELD_BYTES = 256 * 2**20
+"""Of request bodies, all models together."""
 _LOOK_AGAIN_SECONDS = 0.5
 
 
@@ -23,29 +25,33 @@ class Holding:
 
     def __init__(self, fleet: Fleet, options: ProxyOptions, metrics: Metrics) -> None:
         self._fleet, self._options, self._metrics = fleet, options, metrics
+        self._held_bytes = 0
 
     @contextmanager
-    def place(self, pool: Pool) -> Iterator["Place"]:
+    def place(self, pool: Pool, *, size_bytes: int) -> Iterator["Place"]:
         """One request's place; it counts as held only while it waits in it."""
-        place = Place(self, pool, deadline=monotonic() + self._options.hold_timeout_seconds)
+        deadline = monotonic() + self._options.hold_timeout_seconds
+        place = Place(self, pool, deadline=deadline, size_bytes=size_bytes)
         try:
             yield place
         finally:
             place.leave()
 
-    def enter(self, model: str) -> None:
+    def enter(self, model: str, size_bytes: int) -> None:
         """Count one more, or raise ``NoReplica`` where as many wait as may."""
         held = self._metrics.held.get(model, 0)
-        if held >= self._options.hold_limit:
+        if held >= self._options.hold_limit or self._held_bytes + size_bytes > MAX_HELD_BYTES:
             self._metrics.hold_failures.labels(model, "limit").inc()
             raise NoReplica(
                 f"no replica of {model} is ready, and {held} requests wait for one already",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._metrics.held[model] = held + 1
+        self._held_bytes += size_bytes
 
-    def leave(self, model: str) -> None:
+    def leave(self, model: str, size_bytes: int) -> None:
         self._metrics.held[model] -= 1
+        self._held_bytes -= size_bytes
 
     def is_known(self, pool: Pool) -> bool:
         return self._fleet.pools.get(pool.model) is pool
@@ -63,14 +69,14 @@ class Holding:
 class Place:
     """One request's place in the waiting room."""
 
-    def __init__(self, holding: Holding, pool: Pool, *, deadline: float) -> None:
-        self._holding, self._pool, self._deadline = holding, pool, deadline
+    def __init__(self, holding: Holding, pool: Pool, *, deadline: float, size_bytes: int) -> None:
+        self._holding, self._pool, self._deadline, self._size_bytes = holding, pool, deadline, size_bytes
         self._inside = False
 
     async def wait(self, *, cause: str | None) -> None:
         """Until it is worth looking again. Raises when time is up, the room is full, or the model is gone."""
         if not self._inside:
-            self._holding.enter(self._pool.model)
+            self._holding.enter(self._pool.model, self._size_bytes)
             self._inside = True
         left = self._deadline - monotonic()
         if left <= 0:
@@ -88,4 +94,4 @@ class Place:
         """It found a replica, or left."""
         if self._inside:
             self._inside = False
-            self._holding.leave(self._pool.model)
+            self._holding.leave(self._pool.model, self._size_bytes)

@@ -9,6 +9,7 @@ import io
 import logging
 from dataclasses import dataclass
 from time import monotonic
+from types import SimpleNamespace
 
 import aiohttp
 import msgspec
@@ -18,7 +19,15 @@ from yarl import URL
 from quire_gateway import headers, sse
 from quire_gateway.balance import Hold
 from quire_gateway.config import ProxyOptions
-from quire_gateway.errors import BadRequest, BodyTooLarge, GatewayError, ShuttingDown, UnknownModel, UpstreamFailed
+from quire_gateway.errors import (
+    BadRequest,
+    BodyTooLarge,
+    GatewayError,
+    RequestTimeout,
+    ShuttingDown,
+    UnknownModel,
+    UpstreamFailed,
+)
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.holding import Holding, Place
 from quire_gateway.metrics import Metrics
@@ -30,8 +39,32 @@ _MAX_REFUSAL_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
 """Answers of a known length up to this are read whole before the first byte goes out."""
 _LARGE_BODY_BYTES = 2**20
+_READ_SECONDS = 60.0
+_STALE_SECONDS = 0.05
+"""An idle connection that ends this soon after a request was sent had ended before the replica could see it."""
 
 _log = logging.getLogger(__name__)
+
+
+class Connection:
+    """Whether a request went over a connection that had served another before."""
+
+    __slots__ = ("reused",)
+
+    def __init__(self) -> None:
+        self.reused = False
+
+
+def tracing() -> aiohttp.TraceConfig:
+    """For the session: it alone knows which connections are used again."""
+
+    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        if isinstance(context.trace_request_ctx, Connection):
+            context.trace_request_ctx.reused = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(reused)
+    return trace
 
 
 class _Peek(msgspec.Struct):
@@ -84,7 +117,7 @@ class Proxy:
         assert task is not None
         self.running.add(task)
         try:
-            with self._holding.place(pool) as place:
+            with self._holding.place(pool, size_bytes=len(body)) as place:
                 return await self._serve(
                     _Call(request=request, pool=pool, place=place, body=body, id=id_, started=started)
                 )
@@ -100,7 +133,10 @@ class Proxy:
 
     async def _read(self, request: web.Request) -> bytes:
         try:
-            return await request.read()
+            async with asyncio.timeout(_READ_SECONDS):
+                return await request.read()
+        except TimeoutError:
+            raise RequestTimeout(f"the request body did not come within {_READ_SECONDS:.0f} s") from None
         except web.HTTPRequestEntityTooLarge:
             limit = self._options.max_body_bytes
             raise BodyTooLarge(f"the request body is larger than {limit} bytes, the most this gateway takes") from None
@@ -116,7 +152,7 @@ class Proxy:
         """Attempts, one replica after the other, until one answers; holds while none can."""
         tried: set[str] = set()
         refusal: _Refusal | None = None
-        disconnected = False
+        disconnected = stale = False
         while True:
             choice = Hold() if len(tried) >= self._options.max_attempts else call.pool.pick(exclude=tried)
             if isinstance(choice, Hold):
@@ -128,6 +164,9 @@ class Proxy:
             outcome = await self._attempt(call, choice)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
+            if outcome.reason == "stale" and not stale:
+                stale = True
+                continue
             if outcome.reason == "disconnected" and disconnected:
                 raise UpstreamFailed(f"two replicas of {call.pool.model} died while they worked on this request")
             disconnected |= outcome.reason == "disconnected"
@@ -139,17 +178,21 @@ class Proxy:
     async def _attempt(self, call: _Call, backend: Backend) -> web.StreamResponse | _Refusal:
         """Ask one replica."""
         with backend.request():
+            sent, connection = monotonic(), Connection()
             try:
                 upstream = await self._session.post(
                     URL(f"{backend.endpoint.url}{call.request.raw_path}", encoded=True),
                     data=io.BytesIO(call.body) if len(call.body) > _LARGE_BODY_BYTES else call.body,
                     headers=headers.to_replica(call.request.headers, request_id=call.id),
                     allow_redirects=False,
+                    trace_request_ctx=connection,
                 )
             except aiohttp.ClientConnectorError as error:
                 backend.failed(monotonic(), unreachable=True)
                 return _Refusal(reason="unreachable", cause=f"can't be reached: {error.strerror}")
             except (aiohttp.ClientError, TimeoutError) as error:
+                if connection.reused and monotonic() - sent < _STALE_SECONDS:
+                    return _Refusal(reason="stale", cause="closed an idle connection just as it was used again")
                 return _disconnected(backend, error)
             try:
                 return await self._answer(call, backend, upstream)
@@ -214,6 +257,7 @@ class Proxy:
             reason=upstream.reason,
             headers=headers.to_client(upstream.headers, request_id=call.id),
         )
+        response.content_length = upstream.content_length
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
         await response.prepare(call.request)
         is_first = True
