@@ -130,6 +130,8 @@ def render(snapshot: Snapshot) -> RenderableType:
         for replica in view.replicas:
             table.add_row(*_row(replica))
         table.add_section()
+    if snapshot.draining:
+        return table
     return Group(table, *(line for view in snapshot.deployments for line in _remarks(view, snapshot.time)))
 
 
@@ -137,7 +139,8 @@ def _title(snapshot: Snapshot) -> Text:
     up = format_duration(float(int(snapshot.time - snapshot.started)))
     gateway = snapshot.gateway
     state = "draining" if snapshot.draining else "down" if gateway is None else gateway.phase.value.lower()
-    return Text.assemble((snapshot.address, "bold"), f"  {state}  up {up}  Ctrl-C drains", style="not italic")
+    keys = "Ctrl-C ends at once" if snapshot.draining else "Ctrl-C drains"
+    return Text.assemble((snapshot.address, "bold"), f"  {state}  up {up}  {keys}", style="not italic")
 
 
 def _row(replica: ReplicaView) -> tuple[RenderableType, ...]:
