@@ -1,0 +1,124 @@
+"""A model folder's config.json as a frozen ModelConfig: read once at start-up, every problem at once.
+
+Only what decides the arithmetic is here. Which families exist is the registry's business; how a checkpoint's tensors
+are called is the family's. Needs no torch, so a folder can be judged before torch is loaded.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.config_fields import Fields
+from quire_engine.model.rope import RopeConfig, parse_rope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer with grouped-query attention and gated feed-forward layers."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]
+
+
+def load_config(folder: Path, supported: tuple[str, ...]) -> ModelConfig:
+    """Reads a model folder's configuration. Raises ModelFolderError that lists every problem."""
+    if not folder.is_dir():
+        raise ModelFolderError(f"{folder} is not a folder; --model takes a folder in Hugging Face layout")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
+    generation_file = folder / "generation_config.json"
+    generation = _read_object(generation_file) if generation_file.is_file() else {}
+    problems: list[str] = []
+    config = parse_config(_read_object(file), generation, supported, problems)
+    if config is None:
+        raise ModelFolderError("\n  - ".join([f"{file} cannot be served:", *problems]))
+    return config
+
+
+def parse_config(
+    raw: dict[str, Any], generation: dict[str, Any], supported: tuple[str, ...], problems: list[str]
+) -> ModelConfig | None:
+    """The configuration, or None with the reasons in ``problems``."""
+    fields = Fields(raw, problems)
+    architecture = _architecture(raw, supported, problems)
+    hidden, heads = fields.positive_int("hidden_size"), fields.positive_int("num_attention_heads")
+    kv_heads = fields.positive_int("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    head_dim = fields.positive_int("head_dim", default=hidden // heads)
+    if head_dim % 2:
+        problems.append(f"head_dim {head_dim} is odd; rotary position embedding pairs its components")
+    if "head_dim" not in raw and hidden % heads:
+        problems.append(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is not given"
+        )
+    fields.one_of("hidden_act", ("silu",), default="silu")
+    if raw.get("quantization_config") is not None:
+        problems.append("quantization_config is given; only checkpoints in 16 or 32 bits are supported")
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.positive_int("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.positive_int("intermediate_size"),
+        num_layers=fields.positive_int("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=fields.positive_float("rms_norm_eps", default=1e-6),
+        max_position_embeddings=fields.positive_int("max_position_embeddings"),
+        rope=parse_rope(raw, problems),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
+        attention_bias=fields.boolean("attention_bias", default=False),
+        mlp_bias=fields.boolean("mlp_bias", default=False),
+        eos_token_ids=_eos_token_ids(raw, generation, problems),
+    )
+    return None if problems else config
+
+
+def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: list[str]) -> str:
+    named = raw.get("architectures")
+    if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+        problems.append(f"architectures is {named!r}; a list with one of {', '.join(supported)} is needed")
+        return ""
+    known = [name for name in named if name in supported]
+    if not known:
+        problems.append(f"architecture {', '.join(named)} is not supported; supported: {', '.join(supported)}")
+        return ""
+    return known[0]
+
+
+def _eos_token_ids(raw: dict[str, Any], generation: dict[str, Any], problems: list[str]) -> tuple[int, ...]:
+    """Those of generation_config.json go first: there a chat model names the token that ends a turn as well."""
+    name = "eos_token_id"
+    value = generation[name] if generation.get(name) is not None else raw.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        problems.append(f"{name} is {value!r}; a token id or a list of them is needed")
+        return ()
+    return tuple(ids)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
+    return content

@@ -1,0 +1,145 @@
+"""A checkpoint's tensors: found, checked against what the family expects, and read one by one.
+
+safetensors files are mapped into memory, so a tensor's bytes are read from disk when it is first used and the file is
+never held whole. Checked before anything is read: each tensor there, of the right shape, none unexpected.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.config import ModelConfig
+from quire_engine.model.family import Family
+
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_SHOWN_PROBLEMS = 10
+
+
+class TensorSource(Protocol):
+    """Where weights come from."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Safetensors:
+    """A folder's safetensors files: one, or several with an index."""
+
+    folder: Path
+    files: Mapping[str, Any]
+    """By tensor name, the open file that holds it."""
+    _shapes: Mapping[str, tuple[int, ...]]
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self.files[name].get_tensor(name)
+        if not tensor.is_floating_point():
+            raise ModelFolderError(f"{self.folder}: tensor {name} is {tensor.dtype}; a floating-point one is needed")
+        # The extremes are NaN if any element is, and take one pass without a copy.
+        if tensor.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(tensor)):
+            raise ModelFolderError(f"{self.folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWeights:
+    """``--load-format dummy``: right shapes, random values, for benchmarks of a shape."""
+
+    expected: Mapping[str, tuple[int, ...]]
+    generator: torch.Generator
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.expected
+
+    def read(self, name: str) -> Tensor:
+        shape = self.expected[name]
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        return torch.empty(shape).normal_(std=0.02, generator=self.generator)
+
+
+def open_checkpoint(folder: Path) -> Safetensors:
+    """Raises ModelFolderError where there is no whole safetensors checkpoint."""
+    names = _file_names(folder)
+    files: dict[str, Any] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        opened = _open(folder / name)
+        for tensor in opened.keys():  # noqa: SIM118 - safe_open is not a mapping
+            if tensor in files:
+                raise ModelFolderError(f"{folder}: tensor {tensor} is in {name} and in another file as well")
+            files[tensor] = opened
+            shapes[tensor] = tuple(opened.get_slice(tensor).get_shape())
+    return Safetensors(folder, files, shapes)
+
+
+def _file_names(folder: Path) -> list[str]:
+    index = folder / _INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelFolderError(f"{index} is not an index of safetensors files: {error!r}") from error
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise ModelFolderError(f"{folder} lacks {', '.join(absent)}, which {_INDEX} names")
+        return names
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found
+    if found:
+        raise ModelFolderError(f"{folder} has {len(found)} safetensors files but no {_INDEX}")
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise ModelFolderError(
+            f"{folder} has only pickle weights ({', '.join(pickles[:3])}), which can run code when loaded;"
+            " convert them to safetensors (transformers: model.save_pretrained)"
+        )
+    raise ModelFolderError(f"{folder} has no *.safetensors file")
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        size = file.stat().st_size
+        raise ModelFolderError(
+            f"{file} ({size:,} bytes) is not a whole safetensors file: {error}; copy or download it again"
+        ) from error
+
+
+def check_tensors(
+    family: Family, config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str
+) -> Mapping[str, tuple[int, ...]]:
+    """The tensors that will be read. Raises ModelFolderError that names what is missing, misshapen or unexpected."""
+    expected = family.tensor_shapes(config)
+    problems = [f"tensor {name} is missing" for name in expected if name not in found]
+    problems += [
+        f"tensor {name} has shape {list(found[name])}; config.json makes it {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    problems += [
+        f"tensor {name} is unexpected for {config.architecture}"
+        for name in found
+        if name not in expected and not family.is_ignorable(config, name)
+    ]
+    if problems:
+        shown = problems[:_SHOWN_PROBLEMS]
+        if len(problems) > len(shown):
+            shown.append(f"and {len(problems) - len(shown)} more")
+        raise ModelFolderError("\n  - ".join([f"{where} does not fit its config.json:", *shown]))
+    return expected

@@ -1,0 +1,64 @@
+"""How much memory this process may still take: the least of what the machine has and what its cgroups leave.
+
+Reads Linux's /proc and /sys; None where they are not there.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableMemory:
+    size: int
+    """Bytes that can be allocated without swapping or being killed, as far as the system says."""
+    is_own: bool
+    """Whether a cgroup limit sets it, as in a pod: then it is this process's to fill, not shared with the machine."""
+
+
+def available_memory(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> AvailableMemory | None:
+    machine = _machine(proc)
+    own = min((left for left in _cgroups(proc, cgroup_root) if left is not None), default=None)
+    if own is not None and (machine is None or own <= machine):
+        return AvailableMemory(size=max(0, own), is_own=True)
+    return None if machine is None else AvailableMemory(size=machine, is_own=False)
+
+
+def _machine(proc: Path) -> int | None:
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroups(proc: Path, root: Path) -> list[int | None]:
+    """Of this process's cgroup and every one above it: what is left below the limit (version 2, then 1)."""
+    own = next((line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "/")
+    folder = root / own.lstrip("/")
+    folders = [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
+    version_2 = [_left(path / "memory.max", path / "memory.current", path / "memory.stat") for path in folders]
+    memory = root / "memory"
+    version_1 = _left(memory / "memory.limit_in_bytes", memory / "memory.usage_in_bytes", memory / "memory.stat")
+    return [*version_2, version_1]
+
+
+def _left(limit_file: Path, used_file: Path, stat_file: Path) -> int | None:
+    limit, used = _number(limit_file), _number(used_file)
+    if limit is None or used is None:
+        return None
+    # File pages, among them the mapped checkpoint, are counted as used but given back under pressure.
+    reclaimable = sum(
+        int(line.split()[1]) for line in _lines(stat_file) if line.split()[:1] in (["inactive_file"], ["active_file"])
+    )
+    return limit - max(0, used - reclaimable)
+
+
+def _number(file: Path) -> int | None:
+    lines = _lines(file)
+    return int(lines[0]) if lines and lines[0].strip().isdigit() else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,83 @@
+"""Runs the model over one batch after another: ``core.ports.Runner`` on a CPU.
+
+A step: take in what the batch says is new, build the inputs, run the model, draw. It is done when ``execute`` returns.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire_engine.core.batch import Batch, RunnerOutput
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.model.family import CausalLM
+from quire_engine.runner.inputs import RowState, build
+from quire_engine.runner.sampler import Drawn, Sampler
+from quire_kernels.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A ``PendingOutput`` that is done."""
+
+    output: RunnerOutput
+
+    def wait(self) -> RunnerOutput:
+        return self.output
+
+
+class ModelRunner:
+    def __init__(
+        self,
+        *,
+        model: CausalLM,
+        caches: tuple[KVCache, ...],
+        layout: KVCacheLayout,
+        vocab_size: int,
+        max_rows: int,
+        max_model_len: int,
+    ) -> None:
+        self._model = model
+        self._caches = caches
+        self._layout = layout
+        # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
+        max_blocks = -(-max_model_len // layout.block_size) + 1
+        self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
+        self._sampler = Sampler(max_rows=max_rows, vocab_size=vocab_size)
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> FinishedStep:
+        began = time.perf_counter()
+        for row in batch.released_rows:
+            self._sampler.release(row)
+        for admission in batch.admitted:
+            self._sampler.admit(admission)
+        self._rows.apply(batch)
+        inputs = build(batch, self._rows, self._layout)
+        prepared = time.perf_counter()
+        logits = self._model(inputs, self._caches)  # [R, V]
+        ran = time.perf_counter()
+        drawn = self._draw(batch, logits)
+        return FinishedStep(
+            RunnerOutput(
+                token_ids=[] if drawn is None else drawn.token_ids.tolist(),
+                logprobs=None if drawn is None else drawn.logprobs,
+                prepare_seconds=prepared - began,
+                run_seconds=ran - prepared,
+                sample_seconds=time.perf_counter() - ran,
+            )
+        )
+
+    def close(self) -> None:
+        """Nothing outlives the object: the caches and weights go with it."""
+
+    def _draw(self, batch: Batch, logits: torch.Tensor) -> Drawn | None:
+        sampled = np.asarray(batch.samples, dtype=np.bool_)
+        if not sampled.any():
+            return None
+        rows = np.asarray(batch.rows, dtype=np.int64)[sampled]
+        lengths = np.asarray(batch.num_computed, dtype=np.int64) + np.asarray(batch.num_scheduled, dtype=np.int64)
+        drawn = self._sampler.draw(logits, rows, lengths[sampled])
+        self._rows.last_token[rows] = drawn.token_ids
+        return drawn

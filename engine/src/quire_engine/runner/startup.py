@@ -1,0 +1,132 @@
+"""From options to a model that has produced a token: the order of start-up, and how long each phase took.
+
+Imported only where a model is loaded: this is where torch comes in.
+"""
+
+import logging
+import os
+import time
+
+import torch
+
+from quire_engine.config import CacheOptions, EngineConfig, ModelOptions
+from quire_engine.core.ports import LoadedModel
+from quire_engine.errors import FlagsError
+from quire_engine.model.config import ModelConfig, load_config
+from quire_engine.model.linear import choose_linear_backend
+from quire_engine.model.loader import build_model
+from quire_engine.model.registry import SUPPORTED
+from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
+from quire_engine.runner.kv_cache import (
+    CacheDemand,
+    CacheSize,
+    CacheTooSmall,
+    allocate,
+    block_bytes,
+    make_layout,
+    option_problems,
+    size_cache,
+)
+from quire_engine.runner.memory import available_memory
+from quire_engine.runner.model_runner import ModelRunner
+from quire_engine.runner.warm_up import warm_up
+
+_log = logging.getLogger(__name__)
+
+
+def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
+    """See ``runner.load_model``."""
+    options = config.model
+    use_threads(config.threads)
+    model_config = load_config(options.path, SUPPORTED)
+    if problems := _option_problems(config, model_config):
+        raise FlagsError(problems)
+    dtype = resolve_dtype(options.dtype, cpu_features())
+    backend = choose_linear_backend(dtype)
+    with torch.inference_mode():
+        built = build_model(
+            options.path,
+            model_config,
+            load_format=options.load_format,
+            seed=options.seed,
+            dtype=dtype,
+            backend=backend,
+            positions=_model_limit(options, model_config) + 1,
+        )
+    began = time.perf_counter()
+    size = _size_cache(config, model_config, dtype)
+    layout = make_layout(model_config, config.cache.block_size, size.num_blocks)
+    runner = ModelRunner(
+        model=built.model,
+        caches=allocate(layout, model_config, dtype),
+        layout=layout,
+        vocab_size=model_config.vocab_size,
+        max_rows=config.scheduler.max_num_seqs,
+        max_model_len=size.max_model_len,
+    )
+    cached = time.perf_counter()
+    warm_up(runner, layout, size.max_model_len)
+    phases = {
+        "import": import_seconds,
+        "weights": built.seconds,
+        "kv_cache": cached - began,
+        "warm_up": time.perf_counter() - cached,
+    }
+    _log.info("ready: %s", ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items()))
+    return LoadedModel(
+        runner=runner,
+        layout=layout,
+        max_model_len=size.max_model_len,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        model_bytes=built.weight_bytes,
+        kv_cache_bytes=size.num_blocks * block_bytes(model_config, dtype, config.cache.block_size),
+        dtype=dtype_name(dtype),
+        weights=backend.weights,
+        phase_seconds=phases,
+    )
+
+
+def use_threads(threads: int) -> None:
+    """One pool of compute threads, never more than the CPUs this process may run on."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads > allowed:
+        _log.warning("using %d threads instead of %d: this process may run on %d CPUs", allowed, threads, allowed)
+    torch.set_num_threads(min(threads, allowed))
+
+
+def _option_problems(config: EngineConfig, model: ModelConfig) -> list[str]:
+    problems = option_problems(config.cache)
+    asked = config.model.max_model_len
+    if asked is not None and asked > model.max_position_embeddings:
+        problems.append(
+            f"--max-model-len {asked} is more than the model's {model.max_position_embeddings} positions"
+            " (max_position_embeddings in config.json)"
+        )
+    for flag, size in (
+        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
+        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
+    ):
+        if size != 1:
+            problems.append(f"{flag} {size}: this version runs a model on one device; use 1")
+    return problems
+
+
+def _model_limit(options: ModelOptions, model: ModelConfig) -> int:
+    return model.max_position_embeddings if options.max_model_len is None else options.max_model_len
+
+
+def _size_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> CacheSize:
+    options: CacheOptions = config.cache
+    demand = CacheDemand(
+        block_bytes=block_bytes(model, dtype, options.block_size),
+        block_size=options.block_size,
+        model_limit=_model_limit(config.model, model),
+        must_hold_limit=config.model.max_model_len is not None,
+        max_num_seqs=config.scheduler.max_num_seqs,
+    )
+    match size_cache(demand, options, available_memory()):
+        case CacheTooSmall(message=message):
+            raise FlagsError([message])
+        case CacheSize() as size:
+            return size

@@ -1,0 +1,50 @@
+"""Gated activations on a CPU: a row per item."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
+
+from quire_kernels.cpu_runtime import Worker, launch
+from quire_kernels.cpu_runtime.scalars import (
+    as_int64_pointer,
+    exp_float32,
+    fetch_add,
+    storage_pointer,
+    to_float32,
+    to_storage,
+)
+
+# Below this many elements, waking a second thread costs more than it saves.
+_PARALLEL_ELEMENTS = 1 << 15
+
+
+def _silu_and_mul_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 8)
+    items, width, source, row_bytes, target, element_bytes = a[1], a[3], a[4], a[5], a[6], a[7]
+    while True:
+        row = fetch_add(counter, 0)
+        if row >= items:
+            break
+        gate = carray(storage_pointer(block, source + row * row_bytes), width)
+        up = carray(storage_pointer(block, source + row * row_bytes + width * element_bytes), width)
+        out = carray(storage_pointer(block, target + row * width * element_bytes), width)
+        for i in range(width):
+            x = to_float32(gate[i])
+            silu = x / (np.float32(1.0) + exp_float32(-x))
+            out[i] = to_storage(silu * to_float32(up[i]), gate[i])
+
+
+_SILU_AND_MUL = Worker(_silu_and_mul_worker)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    rows, columns = gate_up.shape
+    out = torch.empty((rows, columns // 2), dtype=gate_up.dtype)
+    size = gate_up.element_size()
+    arguments = (columns // 2, gate_up.data_ptr(), gate_up.stride(0) * size, out.data_ptr(), size)
+    launch(_SILU_AND_MUL, gate_up.dtype, rows, arguments, parallel=out.numel() >= _PARALLEL_ELEMENTS)
+    return out

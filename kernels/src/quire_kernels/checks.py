@@ -1,0 +1,46 @@
+"""Argument checks that the ops share. They run on every launch, so they read attributes and compare, nothing more.
+
+Legend: rows are reached by any stride, but the last dimension is dense: ops never copy to make a tensor dense.
+"""
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
+
+STORAGE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def refuse(op: str, argument: str, problem: str) -> NoReturn:
+    raise ArgumentError(f"{op}: {argument} {problem}")
+
+
+def check_storage(op: str, argument: str, tensor: Tensor) -> None:
+    """The dtype is one the ops compute with, and the last dimension is dense."""
+    if tensor.dtype not in STORAGE_DTYPES:
+        refuse(op, argument, f"is {tensor.dtype}; float32, bfloat16 or float16 is needed")
+    if tensor.stride(-1) != 1:
+        refuse(op, argument, f"has strides {tuple(tensor.stride())}; the last dimension must be dense (stride 1)")
+
+
+def check_dense(op: str, argument: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Exactly this dtype and shape, without gaps."""
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        found = f"{tensor.dtype} {tuple(tensor.shape)} with strides {tuple(tensor.stride())}"
+        refuse(op, argument, f"is {found}; a contiguous {dtype} {shape} is needed")
+
+
+def check_like(op: str, argument: str, tensor: Tensor, like: Tensor) -> None:
+    """Same dtype and shape as ``like``, last dimension dense."""
+    if tensor.dtype != like.dtype or tensor.shape != like.shape:
+        found = f"{tensor.dtype} {tuple(tensor.shape)}"
+        refuse(op, argument, f"is {found}; {like.dtype} {tuple(like.shape)} is needed")
+    if tensor.stride(-1) != 1:
+        refuse(op, argument, f"has strides {tuple(tensor.stride())}; the last dimension must be dense (stride 1)")
+
+
+def unsupported(op: str, device_type: str) -> NoReturn:
+    """No silent detour over another device: it would be slow, and nobody would know why."""
+    raise UnsupportedDeviceError(f"{op}: no {device_type.upper()} path yet; run the model on the CPU")

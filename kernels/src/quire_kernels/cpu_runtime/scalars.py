@@ -1,0 +1,170 @@
+"""Scalar building blocks of the numba workers: storage types, bit casts, atomics, a vectorisable exponential.
+
+numba has no bfloat16, and float16 only in part. Storage is therefore reached through integer views of the same bits:
+``float32`` as itself, bfloat16 as ``uint16``, float16 as ``int16`` (the sign tells the two apart). Arithmetic is
+float32.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+# Re-associating sums lets LLVM vectorise them. NaN and infinity keep their meaning: a masked score is -inf.
+FAST: Any = {"reassoc", "contract", "nsz", "arcp"}
+# For loops that look for the largest: only without NaN is that a vector operation.
+FAST_WITHOUT_NAN: Any = FAST | {"nnan"}
+
+_F32 = ir.FloatType()
+_F16 = ir.HalfType()
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+
+
+@intrinsic
+def to_float32(typingctx: Any, stored: Any) -> Any:
+    """The value of one stored element, by the type of its storage."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        (bits,) = args
+        if stored == types.float32:
+            return bits
+        if stored == types.uint16:
+            return builder.bitcast(builder.shl(builder.zext(bits, _I32), ir.Constant(_I32, 16)), _F32)
+        return builder.fpext(builder.bitcast(bits, _F16), _F32)
+
+    return types.float32(stored), codegen
+
+
+@intrinsic
+def to_storage(typingctx: Any, value: Any, like: Any) -> Any:
+    """``value`` rounded to the storage type of ``like``: to nearest, ties to even; NaN stays NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = args[0]
+        if like == types.float32:
+            return number
+        if like == types.int16:
+            return builder.bitcast(builder.fptrunc(number, _F16), _I16)
+        bits = builder.bitcast(number, _I32)
+        odd = builder.and_(builder.lshr(bits, ir.Constant(_I32, 16)), ir.Constant(_I32, 1))
+        rounded = builder.add(bits, builder.add(odd, ir.Constant(_I32, 0x7FFF)))
+        is_nan = builder.fcmp_unordered("uno", number, number)
+        chosen = builder.select(is_nan, ir.Constant(_I32, 0x7FC00000), rounded)
+        return builder.trunc(builder.lshr(chosen, ir.Constant(_I32, 16)), _I16)
+
+    return like(types.float32, like), codegen
+
+
+@intrinsic
+def storage_pointer(typingctx: Any, block: Any, address: Any) -> Any:
+    """A pointer to storage; ``block``, the worker's argument, carries the storage type in its own."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[1], context.get_value_type(block))
+
+    return block(block, types.int64), codegen
+
+
+def _pointer_maker(element: Any) -> Any:
+    @intrinsic
+    def pointer(typingctx: Any, address: Any) -> Any:
+        kind = types.CPointer(element)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(kind))
+
+        return kind(types.int64), codegen
+
+    return pointer
+
+
+float32_pointer = _pointer_maker(types.float32)
+float64_pointer = _pointer_maker(types.float64)
+int32_pointer = _pointer_maker(types.int32)
+int64_pointer = _pointer_maker(types.int64)
+
+
+@intrinsic
+def as_int64_pointer(typingctx: Any, block: Any) -> Any:
+    """The argument block itself: whatever type its pointer carries, it holds ``int64``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.PointerType(_I64))
+
+    return types.CPointer(types.int64)(block), codegen
+
+
+@intrinsic
+def fetch_add(typingctx: Any, pointer: Any, index: Any) -> Any:
+    """Adds one to ``pointer[index]``, as one step for all threads, and returns what it was.
+
+    Acquires and releases: who sees the last count also sees what the others wrote before they counted.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.gep(args[0], [args[1]])
+        return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
+
+    return types.int64(types.CPointer(types.int64), types.int64), codegen
+
+
+@intrinsic
+def float_from_bits(typingctx: Any, bits: Any) -> Any:
+    """The float64 whose bits an ``int64`` of the argument block holds."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+@intrinsic
+def bits_of_float32(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _I32)
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def _float32_of_bits(typingctx: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _F32)
+
+    return types.float32(types.int32), codegen
+
+
+@intrinsic
+def _nearest(typingctx: Any, value: Any) -> Any:
+    """The nearest whole number, as an instruction: a call would keep the loop around it from vectorising."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.rint", [_F32]), args)
+
+    return types.float32(types.float32), codegen
+
+
+@njit(inline="always", fastmath={"contract"})
+def exp_float32(x: Any) -> Any:
+    """e ** x to 2 units in the last place, without a call, so that loops over it vectorise.
+
+    x = n ln 2 + r with \\|r\\| <= ln 2 / 2; e ** r by its Taylor series to degree 6 (error below 2e-8 relative).
+    Below -87.3 (where the result would be subnormal) it is 0; above 88 it stays at e ** 88.
+    """
+    clamped = min(max(x, np.float32(-87.3)), np.float32(88.0))
+    n = _nearest(clamped * np.float32(1.4426950408889634))
+    # ln 2 in two parts, so that n * ln 2 is exact.
+    r = (clamped - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
+    series = np.float32(1.0 / 720.0)
+    series = series * r + np.float32(1.0 / 120.0)
+    series = series * r + np.float32(1.0 / 24.0)
+    series = series * r + np.float32(1.0 / 6.0)
+    series = series * r + np.float32(0.5)
+    series = series * r + np.float32(1.0)
+    series = series * r + np.float32(1.0)
+    power = _float32_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return series * power if x >= np.float32(-87.3) else np.float32(0.0)

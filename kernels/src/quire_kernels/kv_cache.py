@@ -1,0 +1,84 @@
+"""The paged KV cache of one layer: where its bytes lie is the attention implementation's choice, made here per device.
+
+Legend: N blocks, S block size, HK KV heads, D head dim, DV = D rounded up to whole vectors. slot = block * S + offset.
+"""
+
+import contextlib
+import mmap
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from quire_kernels.checks import refuse, unsupported
+
+VECTOR = 16
+"""Elements that the CPU's attention takes at once: tokens of a key block, components of a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCache:
+    """Keys and values of one layer, by block.
+
+    On a CPU a key block is held transposed, so that the scores of a block's tokens are one vector operation per
+    component of the query: keys [N, HK, D, S], values [N, HK, S, DV].
+    """
+
+    keys: Tensor
+    values: Tensor
+    num_blocks: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+
+
+def allocate_kv_cache(
+    *, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> KVCache:
+    """A cache of zeros. On a CPU the pages come from the kernel as they are first written, not now.
+
+    block_size  a multiple of 16
+    """
+    if device.type != "cpu":
+        unsupported("allocate_kv_cache", device.type)
+    if block_size < 1 or block_size % VECTOR:
+        refuse("allocate_kv_cache", "block_size", f"is {block_size}; a multiple of {VECTOR} is needed")
+    return KVCache(
+        keys=_lazy_zeros((num_blocks, kv_heads, head_dim, block_size), dtype),
+        values=_lazy_zeros((num_blocks, kv_heads, block_size, -(-head_dim // VECTOR) * VECTOR), dtype),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+
+
+def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of one sequence's first ``length`` tokens, in order: two new [HK, L, D].
+
+    blocks  [ceil(L / S)] integers: the sequence's block table
+    """
+    count = -(-length // cache.block_size)
+    chosen = blocks[:count].long()
+    keys = cache.keys.index_select(0, chosen).permute(1, 0, 3, 2)  # [HK, M, S, D]
+    values = cache.values.index_select(0, chosen).transpose(0, 1)  # [HK, M, S, D]
+    shape = (cache.kv_heads, count * cache.block_size, -1)
+    return keys.reshape(shape)[:, :length], values.reshape(shape)[:, :length, : cache.head_dim]
+
+
+def write_tokens(cache: KVCache, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Plain torch write of [T, HK, D] keys and values to their slots; ``store_kv`` is the fast one."""
+    blocks, offsets = slots // cache.block_size, slots % cache.block_size  # [T], [T]
+    cache.keys[blocks, :, :, offsets] = keys
+    cache.values[blocks, :, offsets, : cache.head_dim] = values
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    # torch.zeros would write every page. Huge pages, where there are any: blocks lie scattered, and with small pages
+    # each of them costs a walk through the page tables.
+    memory = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

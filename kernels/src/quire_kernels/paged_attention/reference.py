@@ -1,0 +1,38 @@
+"""paged_attention in plain torch, a sequence at a time: what every implementation is compared with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels.kv_cache import KVCache, read_tokens
+
+
+def paged_attention(
+    q: Tensor,
+    cache: KVCache,
+    *,
+    block_tables: Tensor,
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    outputs = []
+    group = q.shape[1] // cache.kv_heads
+    starts = q.split(list(query_lens))  # B x [Q, HQ, D]
+    for queries, blocks, context_len in zip(starts, block_tables, context_lens, strict=True):
+        keys, values = read_tokens(cache, blocks, context_len)  # [HK, L, D] each
+        keys, values = (x.float().repeat_interleave(group, dim=0) for x in (keys, values))  # [HQ, L, D]
+        scores = torch.einsum("qhd,hld->hql", queries.float(), keys) * scale
+        weights = scores.masked_fill(~visible(len(queries), context_len, window), -torch.inf).softmax(dim=-1)
+        outputs.append(torch.einsum("hql,hld->qhd", weights, values).to(q.dtype))
+    return torch.cat(outputs)
+
+
+def visible(query_len: int, context_len: int, window: int | None) -> Tensor:
+    """[Q, L] bool: whether a query (the last Q of L tokens) sees a token."""
+    position = torch.arange(context_len - query_len, context_len).unsqueeze(1)  # [Q, 1]
+    token = torch.arange(context_len).unsqueeze(0)  # [1, L]
+    seen = token <= position
+    return seen if window is None else seen & (token > position - window)

@@ -1,0 +1,39 @@
+"""Root-mean-square norm, with or without adding to the residual stream first.
+
+Legend: T rows, H hidden size.
+"""
+
+import functools
+from types import ModuleType
+
+from torch import Tensor
+
+from quire_kernels.checks import check_dense, check_like, check_storage, refuse, unsupported
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """y = x / sqrt(mean(x ** 2) + eps) * weight, row by row (Zhang and Sennrich, 2019).
+
+    x        [T, H], rows at any stride
+    weight   [H], contiguous, dtype of x
+    residual [T, H]; when given, it becomes x + residual *in place*, and that sum is what is normalised
+    returns  [T, H], new and contiguous, dtype of x
+
+    Computed in float32. Raises ArgumentError on other shapes, strides or dtypes.
+    """
+    check_storage("rms_norm", "x", x)
+    if x.dim() != 2:
+        refuse("rms_norm", "x", f"has shape {tuple(x.shape)}; [rows, hidden size] is needed")
+    check_dense("rms_norm", "weight", weight, x.dtype, (x.shape[1],))
+    if residual is not None:
+        check_like("rms_norm", "residual", residual, x)
+    return _implementation(x.device.type).rms_norm(x, weight, eps, residual)
+
+
+@functools.cache
+def _implementation(device_type: str) -> ModuleType:
+    if device_type != "cpu":
+        unsupported("rms_norm", device_type)
+    from quire_kernels.rms_norm import cpu
+
+    return cpu

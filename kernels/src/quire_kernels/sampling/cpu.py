@@ -1,0 +1,218 @@
+"""Sampling on a CPU: a row per item, no sort.
+
+The last token kept by top-k or top-p is found by radix selection on the bits of the weights (non-negative floats order
+as their bits do): a histogram over the upper bits, then over the next bits of the one bin that holds the boundary.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit
+from torch import Tensor
+
+from quire_kernels.cpu_runtime import Worker, launch
+from quire_kernels.cpu_runtime.scalars import (
+    FAST,
+    as_int64_pointer,
+    bits_of_float32,
+    exp_float32,
+    fetch_add,
+    float32_pointer,
+    int64_pointer,
+    storage_pointer,
+    to_float32,
+)
+
+# Below this many logits, waking a second thread costs more than it saves.
+_PARALLEL_LOGITS = 1 << 15
+_BINS = 1024
+_SUM_LENGTH = 256
+
+
+@njit
+def _uniform(seed: Any, position: Any) -> Any:
+    """See ``reference.uniform``."""
+    mask, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1, c2, c3 = np.uint64(position) & mask, np.uint64(position) >> shift, np.uint64(0), np.uint64(0)
+    k0, k1 = np.uint64(seed) & mask, np.uint64(seed) >> shift
+    for _ in range(10):
+        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (second >> shift) ^ c1 ^ k0, second & mask, (first >> shift) ^ c3 ^ k1, first & mask
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask, (k1 + np.uint64(0xBB67AE85)) & mask
+    return np.float64((c0 << np.uint64(21)) ^ (c1 >> np.uint64(11))) * 2.0**-53
+
+
+@njit
+def _boundary(values: Any, count: Any, target: Any, by_mass: Any, scratch: Any, totals: Any) -> Any:
+    """The smallest of values[:count] that is kept when the largest are kept until they reach ``target``: their sum when
+    ``by_mass``, their number otherwise. ``scratch`` may be ``values`` itself, which is then overwritten."""
+    reached = 0.0
+    prefix = np.uint32(0)
+    for level in range(3):
+        shift = np.uint32(20 - 10 * level)
+        for b in range(_BINS):
+            totals[b] = 0.0
+        for i in range(count):
+            b = (bits_of_float32(values[i]) >> shift) & np.uint32(_BINS - 1)
+            totals[b] += np.float64(values[i]) if by_mass else 1.0
+        chosen = 0
+        for b in range(_BINS - 1, -1, -1):
+            if totals[b] > 0.0:
+                chosen = b
+                if reached + totals[b] >= target:
+                    break
+                reached += totals[b]
+        prefix = prefix | (np.uint32(chosen) << shift)
+        remaining = 0
+        for i in range(count):
+            if (bits_of_float32(values[i]) >> shift) & np.uint32(_BINS - 1) == np.uint32(chosen):
+                scratch[remaining] = values[i]
+                remaining += 1
+        values = scratch
+        count = remaining
+    return values[0]
+
+
+@njit(fastmath=FAST)
+def _weigh(logits: Any, temperature: Any, weights: Any) -> Any:
+    """weights[i] = exp((logits[i] - largest) / temperature); their sum."""
+    largest = np.float32(-np.inf)
+    for i in range(logits.size):
+        largest = max(largest, logits[i])
+    inverse = np.float32(1.0) / temperature
+    total = 0.0
+    for i in range(logits.size):
+        weights[i] = exp_float32((logits[i] - largest) * inverse)
+        total += np.float64(weights[i])
+    return total
+
+
+@njit
+def _threshold(weights: Any, total: Any, top_k: Any, top_p: Any, min_p: Any, kept: Any, totals: Any) -> Any:
+    """The smallest weight that may be drawn. The largest weight is 1."""
+    floor = np.float32(min_p)
+    vocabulary = weights.size
+    if top_k < vocabulary:
+        floor = max(floor, _boundary(weights, vocabulary, np.float64(top_k), False, kept, totals))
+    if top_p >= np.float32(1.0):
+        return floor
+    if floor <= np.float32(0.0):
+        return _boundary(weights, vocabulary, np.float64(top_p) * total, True, kept, totals)
+    count = 0
+    mass = 0.0
+    for i in range(vocabulary):
+        if weights[i] >= floor:
+            kept[count] = weights[i]
+            mass += np.float64(weights[i])
+            count += 1
+    return _boundary(kept, count, np.float64(top_p) * mass, True, kept, totals)
+
+
+@njit
+def _invert(weights: Any, floor: Any, uniform: Any, sums: Any) -> Any:
+    """The first token at which the cumulative weight of those at or above ``floor`` exceeds ``uniform`` of it all."""
+    vocabulary = weights.size
+    total = 0.0
+    for part in range(sums.size):
+        sums[part] = 0.0
+        for i in range(part * _SUM_LENGTH, min(vocabulary, (part + 1) * _SUM_LENGTH)):
+            if weights[i] >= floor:
+                sums[part] += np.float64(weights[i])
+        total += sums[part]
+    target = uniform * total
+    before = 0.0
+    part = 0
+    while part + 1 < sums.size and before + sums[part] <= target:
+        before += sums[part]
+        part += 1
+    last = 0
+    within = 0.0
+    for i in range(part * _SUM_LENGTH, vocabulary):
+        if weights[i] >= floor and weights[i] > np.float32(0.0):
+            last = i
+            within += np.float64(weights[i])
+            if before + within > target:
+                break
+    return last
+
+
+def _sample_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 14)
+    items, vocabulary, logits, row_bytes = a[1], a[3], a[4], a[5]
+    temperature = carray(float32_pointer(a[6]), items)
+    top_k = carray(int64_pointer(a[7]), items)
+    top_p = carray(float32_pointer(a[8]), items)
+    min_p = carray(float32_pointer(a[9]), items)
+    seeds = carray(int64_pointer(a[10]), items)
+    positions = carray(int64_pointer(a[11]), items)
+    drawn = carray(int64_pointer(a[12]), items)
+    weights = np.empty(vocabulary, dtype=np.float32)
+    kept = np.empty(vocabulary, dtype=np.float32)
+    totals = np.empty(_BINS, dtype=np.float64)
+    sums = np.empty((vocabulary + _SUM_LENGTH - 1) // _SUM_LENGTH, dtype=np.float64)
+    while True:
+        row = fetch_add(counter, 0)
+        if row >= items:
+            break
+        values = carray(storage_pointer(block, logits + row * row_bytes), vocabulary)
+        if temperature[row] == np.float32(0.0):
+            drawn[row] = _largest(values)
+            continue
+        total = _weigh(values, temperature[row], weights)
+        floor = _threshold(weights, total, top_k[row], top_p[row], min_p[row], kept, totals)
+        drawn[row] = _invert(weights, floor, _uniform(seeds[row], positions[row]), sums)
+
+
+@njit
+def _largest(values: Any) -> Any:
+    best = 0
+    largest = to_float32(values[0])
+    for i in range(1, values.size):
+        value = to_float32(values[i])
+        if value > largest:
+            largest = value
+            best = i
+    return best
+
+
+def _greedy_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 7)
+    items, vocabulary, logits, row_bytes = a[1], a[3], a[4], a[5]
+    drawn = carray(int64_pointer(a[6]), items)
+    while True:
+        row = fetch_add(counter, 0)
+        if row >= items:
+            break
+        drawn[row] = _largest(carray(storage_pointer(block, logits + row * row_bytes), vocabulary))
+
+
+_SAMPLE, _GREEDY = Worker(_sample_worker), Worker(_greedy_worker)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    rows, vocabulary = logits.shape
+    drawn = torch.empty(rows, dtype=torch.int64)
+    arguments = (vocabulary, logits.data_ptr(), logits.stride(0) * logits.element_size(), drawn.data_ptr())
+    launch(_GREEDY, logits.dtype, rows, arguments, parallel=logits.numel() >= _PARALLEL_LOGITS)
+    return drawn
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    rows, vocabulary = logits.shape
+    drawn = torch.empty(rows, dtype=torch.int64)
+    columns = (temperature, top_k, top_p, min_p, seeds, positions, drawn)
+    addresses = tuple(column.data_ptr() for column in columns)
+    arguments = (vocabulary, logits.data_ptr(), logits.stride(0) * logits.element_size(), *addresses)
+    launch(_SAMPLE, logits.dtype, rows, arguments, parallel=logits.numel() >= _PARALLEL_LOGITS)
+    return drawn

@@ -1,0 +1,61 @@
+"""Sampling in plain torch and Python integers: what every implementation is compared with."""
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Ten rounds of Philox 4x32 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second & _MASK, (first >> 32) ^ c3 ^ k1, first & _MASK
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) of a seed at a position: 53 bits of Philox with key ``seed`` and counter ``position``."""
+    words = philox4x32((position & _MASK, position >> 32 & _MASK, 0, 0), (seed & _MASK, seed >> 32 & _MASK))
+    return ((words[0] << 21) ^ (words[1] >> 11)) * 2.0**-53
+
+
+def greedy(logits: Tensor) -> Tensor:
+    return logits.float().argmax(dim=-1)
+
+
+def keep_mask(logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """[V] bool: the tokens of one row [V] that may be drawn."""
+    weights = (logits.double() / temperature).softmax(dim=-1)
+    keep = weights >= min_p * weights.max()
+    keep &= weights >= weights.topk(top_k).values[-1]
+    if top_p < 1.0:
+        ordered = (weights * keep).sort(descending=True).values
+        before = ordered.cumsum(dim=-1) - ordered
+        keep &= weights >= ordered[before < top_p * ordered.sum()].min()
+    return keep
+
+
+def sample(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    drawn = greedy(logits)
+    for i, row in enumerate(logits):
+        heat = float(temperature[i])
+        if heat == 0.0:
+            continue
+        keep = keep_mask(row, temperature=heat, top_k=int(top_k[i]), top_p=float(top_p[i]), min_p=float(min_p[i]))
+        cumulative = ((row.double() / heat).softmax(dim=-1) * keep).cumsum(dim=-1)
+        target = uniform(int(seeds[i]), int(positions[i])) * cumulative[-1]
+        drawn[i] = torch.searchsorted(cumulative, target, right=True)
+    return drawn

@@ -1,0 +1,95 @@
+"""store_kv on a CPU: a token per item."""
+
+from typing import Any
+
+from numba import carray
+from torch import Tensor
+
+from quire_kernels.checks import refuse
+from quire_kernels.cpu_runtime import Worker, launch
+from quire_kernels.cpu_runtime.scalars import (
+    as_int64_pointer,
+    fetch_add,
+    float32_pointer,
+    int64_pointer,
+    storage_pointer,
+)
+from quire_kernels.kv_cache import KVCache
+from quire_kernels.rotary.cpu import rotate_head
+
+# Below this many elements, waking a second thread costs more than it saves.
+_PARALLEL_ELEMENTS = 1 << 15
+_POSITION_FAULT, _SLOT_FAULT = 1, 2
+
+
+def _store_kv_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 23)
+    items, q, q_bytes, k, k_bytes, v, v_bytes = a[1], a[3], a[4], a[5], a[6], a[7], a[8]
+    q_heads, kv_heads, dim, size = a[9], a[10], a[11], a[12]
+    table, width, table_rows = a[13], a[14], a[15]
+    positions, slots = carray(int64_pointer(a[16]), items), carray(int64_pointer(a[17]), items)
+    key_cache, value_cache, num_blocks, block_size, value_dim = a[18], a[19], a[20], a[21], a[22]
+    while True:
+        token = fetch_add(counter, 0)
+        if token >= items:
+            break
+        position, slot = positions[token], slots[token]
+        if position < 0 or position >= table_rows:
+            a[2] = 1
+            break
+        if slot < 0 or slot >= num_blocks * block_size:
+            a[2] = 2
+            break
+        cos_sin = carray(float32_pointer(table + position * width * 4), width)
+        for h in range(q_heads):
+            rotate_head(carray(storage_pointer(block, q + token * q_bytes + h * dim * size), dim), cos_sin, width // 2)
+        offset = slot % block_size
+        for h in range(kv_heads):
+            rows = (slot // block_size * kv_heads + h) * block_size  # token rows of earlier blocks and heads
+            key = carray(storage_pointer(block, k + token * k_bytes + h * dim * size), dim)
+            rotate_head(key, cos_sin, width // 2)
+            key_block = carray(storage_pointer(block, key_cache + rows * dim * size), dim * block_size)
+            for i in range(dim):
+                key_block[i * block_size + offset] = key[i]
+            value = carray(storage_pointer(block, v + token * v_bytes + h * dim * size), dim)
+            value_row = carray(storage_pointer(block, value_cache + (rows + offset) * value_dim * size), dim)
+            for i in range(dim):
+                value_row[i] = value[i]
+
+
+_WORKER = Worker(_store_kv_worker)
+
+
+def store_kv(
+    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, cache: KVCache
+) -> None:
+    tokens, q_heads, dim = q.shape
+    size = q.element_size()
+    arguments = (
+        q.data_ptr(),
+        q.stride(0) * size,
+        k.data_ptr(),
+        k.stride(0) * size,
+        v.data_ptr(),
+        v.stride(0) * size,
+        q_heads,
+        cache.kv_heads,
+        dim,
+        size,
+        cos_sin.data_ptr(),
+        cos_sin.shape[1],
+        cos_sin.shape[0],
+        positions.data_ptr(),
+        slots.data_ptr(),
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        cache.num_blocks,
+        cache.block_size,
+        cache.values.shape[3],
+    )
+    fault = launch(_WORKER, q.dtype, tokens, arguments, parallel=tokens * q.stride(0) >= _PARALLEL_ELEMENTS)
+    if fault == _POSITION_FAULT:
+        refuse("store_kv", "positions", f"leave the table of {cos_sin.shape[0]} positions")
+    if fault == _SLOT_FAULT:
+        refuse("store_kv", "slots", f"leave the cache of {cache.num_blocks} blocks of {cache.block_size} tokens")
