@@ -87,14 +87,13 @@ def share_above(histogram: Histogram, threshold: float) -> float:
 
 
 def _counters(sample: ReplicaSample) -> tuple[float, ...]:
+    """By which a restart shows. Not by what arrived: more arrivals must never look like the end of a restart."""
     waits = sample.first_token_waits
     return (
         sample.prompt_tokens,
         sample.cached_prompt_tokens,
         sample.generation_tokens,
         sample.finished_requests,
-        sample.arrived_requests or 0.0,
-        sample.arrived_prompt_tokens or 0.0,
         sample.steps or 0.0,
         sample.busy_seconds or 0.0,
         waits.total if waits else 0.0,
@@ -124,14 +123,14 @@ def _since_restart(sample: ReplicaSample) -> ReplicaSample:
 def _arrivals(before: ReplicaSample, after: ReplicaSample, finished: float) -> float:
     """Requests that came in; of an engine that does not count them: those that left, and the growth of those within."""
     if before.arrived_requests is not None and after.arrived_requests is not None:
-        return after.arrived_requests - before.arrived_requests
+        return max(0.0, after.arrived_requests - before.arrived_requests)
     within = (after.waiting + after.running) - (before.waiting + before.running)
     return max(0.0, finished + within)
 
 
 def _arrived_tokens(before: ReplicaSample, after: ReplicaSample, computed: float) -> float:
     if before.arrived_prompt_tokens is not None and after.arrived_prompt_tokens is not None:
-        return after.arrived_prompt_tokens - before.arrived_prompt_tokens
+        return max(0.0, after.arrived_prompt_tokens - before.arrived_prompt_tokens)
     return max(0.0, computed + after.queued_prompt_tokens - before.queued_prompt_tokens)
 
 
