@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 CONFLICT_SECONDS = 30.0
 """How often a name that is taken is looked at: the object that has it is not watched."""
 _PASSING_SECONDS = 2.0
-_QUOTA_SECONDS, _FORBIDDEN_SECONDS, _GONE_SECONDS, _THROTTLED_SECONDS = 30.0, 60.0, 5.0, 1.0
+_QUOTA_SECONDS, _FORBIDDEN_SECONDS, _GONE_SECONDS = 30.0, 60.0, 5.0
+_THROTTLED_SECONDS, _NOT_LEADING_SECONDS = 1.0, 1.0
 _PERSIST_SECONDS = 30.0
 _CONTESTED_SECONDS = 600.0
 
@@ -57,6 +58,8 @@ def retry_after(error: Exception) -> float | None:
             return _THROTTLED_SECONDS if seconds is None else seconds
         case NotFound():
             return _GONE_SECONDS
+        case NotLeading():
+            return _NOT_LEADING_SECONDS
         case _:
             return None
 
@@ -176,13 +179,13 @@ class Reconciler:
 
     async def _converge(self, resource: Resource, memory: _Memory, spec: Spec) -> _Outcome:
         key = resource.key
-        await self._look_for_children(key, spec)
-        goal = self._target(resource, memory, spec)
+        children = await self._children(key, spec)
+        goal = _goal(resource, memory, spec, children)
         await self._persist(resource, memory, spec, goal)
         manifests = desired(spec, goal.replicas, uid=resource.uid, images=self._images)
         if isinstance(manifests, Invalid):
             return _Outcome(blocker=Blocker.invalid(manifests.problems), target=goal.replicas)
-        todo = plan(manifests, self._store.children(key), memory.applied, name=key.name, uid=resource.uid)
+        todo = plan(manifests, children, memory.applied, name=key.name, uid=resource.uid)
         await self._mark_victims(key, memory, goal.replicas)
         blocker, again = await self._carry_out(resource, memory, todo)
         if todo.conflicts:
@@ -191,22 +194,13 @@ class Reconciler:
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
         return _Outcome(blocker=blocker, target=goal.replicas, additions=todo.additions, again_seconds=again)
 
-    async def _look_for_children(self, key: Key, spec: Spec) -> None:
-        """What the watches have not shown may be there all the same: theirs or ours, without a label or just made."""
-        known = self._store.children(key)
+    async def _children(self, key: Key, spec: Spec) -> Mapping[Ref, Child]:
+        """Also those that no watch shows: without a label of ours, theirs or ours, or just made."""
+        children = dict(self._store.children(key))
         for ref in child_refs(spec):
-            if ref not in known and (child := await self._cluster.read_child(key, ref)) is not None:
-                self._store.put_child(key, child)
-
-    def _target(self, resource: Resource, memory: _Memory, spec: Spec) -> Target:
-        record = scaling_record(resource.status)
-        goal = target(spec, decided=memory.decided, record=record, deployment=self._deployment(resource))
-        if spec.autoscaling is None or spec.autoscaling.mode is AutoscalingMode.RECOMMEND:
-            memory.decided, memory.victims = None, ()
-        elif memory.decided is None:
-            # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
-            memory.decided = goal.replicas
-        return goal
+            if ref not in children and (child := await self._cluster.read_child(key, ref)) is not None:
+                children[ref] = child
+        return children
 
     async def _persist(self, resource: Resource, memory: _Memory, spec: Spec, goal: Target) -> None:
         """Write what was decided before it is acted upon, so that whoever comes after a crash acts upon the same."""
@@ -298,7 +292,7 @@ class Reconciler:
             spec=spec,
             blocker=outcome.blocker,
             target=outcome.target,
-            deployment=self._deployment(resource),
+            deployment=_deployment(resource, self._store.children(resource.key)),
             pods=self._store.pods(resource.key),
             additions=outcome.additions,
             contested=memory.contested_by if now < memory.contested_until else None,
@@ -325,12 +319,6 @@ class Reconciler:
             except ClusterError as error:
                 logger.warning("%s: the event %s could not be posted: %s", resource.key, event.reason, error)
 
-    def _deployment(self, resource: Resource) -> DeploymentState | None:
-        children: Mapping[Ref, Child] = self._store.children(resource.key)
-        child = children.get(Ref("Deployment", resource.key.name))
-        is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
-        return child.deployment if child is not None and is_ours else None
-
     def _latest(self, resource: Resource) -> Resource:
         """As our own status write left it, if there was one in this pass: same generation, newer version."""
         latest = self._store.resource(resource.key)
@@ -342,6 +330,23 @@ class Reconciler:
         if memory is None or memory.uid != resource.uid:
             memory = self._memory[resource.key] = _Memory(uid=resource.uid)
         return memory
+
+
+def _goal(resource: Resource, memory: _Memory, spec: Spec, children: Mapping[Ref, Child]) -> Target:
+    record = scaling_record(resource.status)
+    goal = target(spec, decided=memory.decided, record=record, deployment=_deployment(resource, children))
+    if spec.autoscaling is None or spec.autoscaling.mode is AutoscalingMode.RECOMMEND:
+        memory.decided, memory.victims = None, ()
+    elif memory.decided is None:
+        # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
+        memory.decided = goal.replicas
+    return goal
+
+
+def _deployment(resource: Resource, children: Mapping[Ref, Child]) -> DeploymentState | None:
+    child = children.get(Ref("Deployment", resource.key.name))
+    is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
+    return child.deployment if child is not None and is_ours else None
 
 
 def _refusal(ref: Ref, message: str) -> Blocker:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 BASE_SECONDS = 0.5
-MAX_SECONDS = 60.0
+MAX_SECONDS = 15.0
 
 
 def backoff_seconds(failures: int, *, jitter: float) -> float:
@@ -32,6 +32,7 @@ class Queue(Generic[K]):
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []  # with stale entries, which _due unmasks
         self._failures: dict[K, int] = {}
+        self._held: dict[K, float] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -57,18 +58,26 @@ class Queue(Generic[K]):
             self._count += 1
             heapq.heappush(self._heap, (due, self._count, key))
 
+    def hold(self, key: K, until: float) -> None:
+        """Run it then, and not before, whatever else happens to it: somebody asked us to wait."""
+        self._held[key] = until
+        self.add_at(key, until)
+
     def take(self, now: float) -> K | None:
         """The next key to run; it counts as running until ``finish``. None when nothing is due."""
         while (due := self.next_due()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
             self.add(key)
-        if not self._ready:
-            return None
-        key = next(iter(self._ready))
-        del self._ready[key]
-        self._running.add(key)
-        return key
+        while self._ready:
+            key = next(iter(self._ready))
+            del self._ready[key]
+            held = self._held.pop(key, now)
+            if held <= now:
+                self._running.add(key)
+                return key
+            self.hold(key, held)
+        return None
 
     def finish(self, key: K, *, failed: bool) -> int:
         """The run ended. How many failures in a row that makes."""
@@ -158,10 +167,11 @@ class Workers(Generic[K]):
             failures = self.queue.finish(key, failed=True)
             wanted = self._on_error(key, error)
             after = backoff_seconds(failures, jitter=self._random()) if wanted is None else wanted
+            self.queue.hold(key, self._now() + after)
         else:
             self.queue.finish(key, failed=False)
-        if after is not None:
-            self.add_after(key, after)
+            if after is not None:
+                self.queue.add_at(key, self._now() + after)
 
     async def _stop(self, grace_seconds: float) -> None:
         tasks = set(self._tasks)

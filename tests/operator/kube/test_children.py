@@ -14,6 +14,8 @@ CHILDREN = {
     "serviceaccounts": ["chat"],
 }
 QUIET_SECONDS = 15.0
+GARBAGE_SECONDS = 60.0
+"""The garbage collector learns of a new kind within half a minute."""
 
 
 @pytest.fixture(scope="session")
@@ -69,4 +71,4 @@ def test_deletion_leaves_nothing(shared_space: Namespace, operator: OperatorProc
         kinds = (*CHILDREN, "replicasets", "pods", "persistentvolumeclaims")
         return [f"{kind}/{name}" for kind in kinds for name in shared_space.names(kind) if name.startswith("gone")]
 
-    until(lambda: not left() or None, why=left)
+    until(lambda: not left(), within=GARBAGE_SECONDS, why=left)

@@ -87,13 +87,19 @@ class Operators:
         assert self._zygote.stdout is not None and self._zygote.stdout.readline().strip() == "ready"
         self._started = 0
 
-    def start(self, *argv: str, identity: str | None = None, die_before_write: int | None = None) -> OperatorProcess:
-        """One with these flags, on a free port."""
+    def start(
+        self,
+        *argv: str,
+        identity: str | None = None,
+        before_write: int | None = None,
+        then: signal.Signals = signal.SIGKILL,
+    ) -> OperatorProcess:
+        """One with these flags, on a free port; it sends itself the signal `then` before its n-th write."""
         self._started += 1
         identity = identity or f"operator-{self._started}"
         log = self._folder / f"{self._started}-{identity}.log"
         flags = [*argv, "--identity", identity, "--host", "127.0.0.1", "--port", "0"]
-        order = {"argv": flags, "log": str(log), "die_before_write": die_before_write}
+        order = {"argv": flags, "log": str(log), "before_write": before_write, "signal": then}
         assert self._zygote.stdin is not None and self._zygote.stdout is not None
         self._zygote.stdin.write(json.dumps(order) + "\n")
         self._zygote.stdin.flush()

@@ -1,8 +1,8 @@
 """Starts operators quickly: one process imports everything once, and forks a child for each line on its standard input.
 
-A line is JSON: {"argv": […], "log": "file", "die_before_write": n or null}. The answer is a line with the child's id.
-The child is the operator's own `app.run`. With `die_before_write` it kills itself, with SIGKILL, when it is about to
-make its n-th write. When the input ends, all children are killed.
+A line is JSON: {"argv": […], "log": "file", "before_write": n or null, "signal": 9}. The answer is a line with the
+child's id. The child is the operator's own `app.run`. With `before_write` it sends itself that signal when it is about
+to make its n-th write. When the input ends, all children are killed.
 """
 
 import asyncio
@@ -11,35 +11,33 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from quire_operator.__main__ import set_up_logging
 from quire_operator.app import run
 from quire_operator.settings import parse_settings
 
 
-def fail_point(doomed: int | None) -> Callable[[str, str], None]:
+def fail_point(chosen: int | None, number: int) -> Callable[[str, str], None]:
     made = 0
 
     def before_write(verb: str, kind: str) -> None:
         nonlocal made
         made += 1
         print(json.dumps({"write": made, "verb": verb, "kind": kind}), file=sys.stderr, flush=True)
-        if made == doomed:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if made == chosen:
+            os.kill(os.getpid(), number)
 
     return before_write
 
 
-def be_operator(order: dict[str, object]) -> None:
-    log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def be_operator(order: dict[str, Any]) -> None:
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    doomed = order["die_before_write"]
-    argv = order["argv"]
-    assert isinstance(argv, list) and (doomed is None or isinstance(doomed, int))
-    settings = parse_settings(argv, {})
+    settings = parse_settings(order["argv"], {})
     set_up_logging(settings.log_level)
-    asyncio.run(run(settings, before_write=fail_point(doomed)))
+    asyncio.run(run(settings, before_write=fail_point(order["before_write"], order["signal"])))
 
 
 def main() -> None:

@@ -1,0 +1,141 @@
+"""A proxy on loopback between an operator and the API server that misbehaves as it is told, and counts what it saw.
+
+Plain HTTP towards the operator, the administrator's certificate towards the server. Runs in a thread of its own, for
+tests wait with ordinary sleeps.
+"""
+
+import asyncio
+import json
+import re
+import ssl
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from quire_cluster.control_plane import ControlPlane
+
+HOP_BY_HOP: Final = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "content-length", "content-encoding", "host"}
+)
+
+
+@dataclass(slots=True)
+class Fault:
+    """What happens to the next `times` requests of this method whose path matches."""
+
+    method: str
+    path: str
+    times: int
+    status: int = 0
+    """0: never answer."""
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
+    """Carry the request out, but cut the connection instead of passing on the answer."""
+
+    def takes(self, request: web.Request) -> bool:
+        return self.times > 0 and request.method == self.method and re.search(self.path, request.path) is not None
+
+
+class FaultProxy:
+    """Started and stopped; `faults` may be changed at any time."""
+
+    def __init__(self, server: ControlPlane, folder: Path) -> None:
+        self._server = server
+        self.faults: list[Fault] = []
+        self.seen: list[tuple[float, str, str]] = []
+        """Time (of the proxy's loop), method and path of each request that a fault matches, be it used up or not."""
+        self.is_silent = False
+        """Nothing passes in either direction, and no connection is closed: a network that drops packets."""
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._port: asyncio.Future[int] = self._loop.create_future()
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
+        self._thread.start()
+        assert started.wait(10)
+        self.kubeconfig = folder / "proxy.kubeconfig"
+        self.kubeconfig.write_text(json.dumps(self._kubeconfig()))
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(10)
+
+    def _kubeconfig(self) -> dict[str, object]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self._port.result()}"}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+
+    def _run(self, started: threading.Event) -> None:
+        self._loop.run_until_complete(self._serve(started))
+        self._loop.close()
+
+    async def _serve(self, started: threading.Event) -> None:
+        pair = self._server._admin
+        tls = ssl.create_default_context(cafile=str(self._server.server.authority))
+        tls.load_cert_chain(pair.certificate, pair.key)
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(ssl=tls, limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+            app = web.Application(client_max_size=2**24)
+
+            async def forward(request: web.Request) -> web.StreamResponse:
+                return await self._forward(request, session)
+
+            app.router.add_route("*", "/{path:.*}", forward)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self._port.set_result(runner.addresses[0][1])
+            started.set()
+            await self._stopping.wait()
+            await runner.cleanup()
+
+    async def _forward(self, request: web.Request, session: aiohttp.ClientSession) -> web.StreamResponse:
+        fault = next((fault for fault in self.faults if fault.takes(request)), None)
+        if any(request.method == f.method and re.search(f.path, request.path) for f in self.faults):
+            self.seen.append((self._loop.time(), request.method, request.path))
+        if fault is not None:
+            fault.times -= 1
+        if self.is_silent or (fault is not None and fault.status == 0 and not fault.cut):
+            await self._stopping.wait()
+            raise web.HTTPServiceUnavailable
+        if fault is not None and not fault.cut:
+            body = {"kind": "Status", "message": f"a fault of the test: {fault.status}", "code": fault.status}
+            return web.json_response(body, status=fault.status, headers=fault.headers)
+        return await self._pass_on(request, session, cut=fault is not None)
+
+    async def _pass_on(self, request: web.Request, session: aiohttp.ClientSession, *, cut: bool) -> web.StreamResponse:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+        url = f"{self._server.server.url}{request.path_qs}"
+        body = await request.read()
+        async with session.request(request.method, url, data=body or None, headers=headers) as answer:
+            if cut:
+                await answer.read()
+                _hang_up(request)
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            await response.prepare(request)
+            try:
+                async for chunk in answer.content.iter_any():
+                    while self.is_silent:
+                        await asyncio.sleep(0.05)
+                    await response.write(chunk)
+                await response.write_eof()
+            except (aiohttp.ClientError, ConnectionResetError):
+                _hang_up(request)  # either side has gone
+            return response
+
+
+def _hang_up(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+    raise asyncio.CancelledError  # which aiohttp takes for a client that left

@@ -1,0 +1,99 @@
+"""An API server that refuses, fails, hangs, cuts connections or goes away: nothing is lost, nothing is made twice."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube_support.faults import Fault, FaultProxy
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+
+from quire_cluster.control_plane import ControlPlane
+
+
+@pytest.fixture
+def proxy(crd_installed: ControlPlane, tmp_path: Path) -> Iterator[FaultProxy]:
+    started = FaultProxy(crd_installed, tmp_path)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def behind(proxy: FaultProxy, space: Namespace, operators: Operators) -> Iterator[OperatorProcess]:
+    """An operator that reaches the API server through the proxy alone."""
+    operator = operators.start(*space.flags(proxy.kubeconfig), identity=space.name)
+    space.wait_holder(operator.identity)
+    yield operator
+    operator.kill()
+
+
+def deployment(name: str) -> str:
+    return f"/deployments/{name}$"
+
+
+FAULTS = {
+    "conflicting": Fault("PATCH", deployment("conflicting"), times=3, status=409),
+    "throttled": Fault("PATCH", deployment("throttled"), times=1, status=429, headers={"Retry-After": "2"}),
+    "failing": Fault("PATCH", deployment("failing"), times=3, status=500),
+    "gatewayless": Fault("PATCH", deployment("gatewayless"), times=2, status=503),
+    "hanging": Fault("PATCH", deployment("hanging"), times=2),
+    "cut": Fault("PATCH", deployment("cut"), times=1, cut=True),
+    "unlucky": Fault("PATCH", "/llmdeployments/unlucky/status$", times=3, status=409),
+    "unread": Fault("GET", "/services/unread$", times=2, status=500),
+}
+WITHOUT = "untroubled"
+
+
+def test_what_may_pass_is_tried_again_and_the_others_are_not_kept_waiting(
+    behind: OperatorProcess, proxy: FaultProxy, space: Namespace
+) -> None:
+    proxy.faults = list(FAULTS.values())
+    start = space.server.audit.position()
+    for name in (*FAULTS, WITHOUT):
+        space.apply(name)
+    space.wait_settled(WITHOUT)
+    assert space.get("deployments", "hanging") is None, "its requests hang, and the others are not held up"
+    for name in FAULTS:
+        space.wait_settled(name, within=25)
+    assert all(fault.times == 0 for fault in FAULTS.values())
+
+    written = space.server.audit.mutating_requests(start, user_agent=behind.identity)
+    made = Counter(r.name for r in written if r.resource == "deployments" and r.status == 201)
+    assert made == Counter((*FAULTS, WITHOUT)), "also the one that was made but whose answer was cut off is made once"
+    throttled = [at for at, _, path in proxy.seen if path.endswith("/deployments/throttled")]
+    assert throttled[1] - throttled[0] >= 2.0, "Retry-After is obeyed"
+    failing = [at for at, _, path in proxy.seen if path.endswith("/deployments/failing")]
+    assert failing[3] - failing[2] > failing[1] - failing[0], "each wait is longer than the one before"
+
+
+def test_an_api_server_that_says_nothing_at_all_for_a_while(
+    behind: OperatorProcess, proxy: FaultProxy, space: Namespace
+) -> None:
+    """Longer than the gate stays open, so that leading ends and begins again; the watches are cut without a word."""
+    space.apply("chat", replicas=1)
+    space.wait_settled("chat")
+    proxy.is_silent = True
+    space.apply("chat", replicas=2)
+    space.delete("services", "chat")
+    until(lambda: any("no longer leading" in line.get("message", "") for line in behind.lines()), within=25)
+    proxy.is_silent = False
+    back = time.monotonic()
+    until(lambda: "chat" in space.names("services"), within=30)
+    until(lambda: (space.get("deployments", "chat") or {})["spec"]["replicas"] == 2, within=30)
+    print(f"in sync {time.monotonic() - back:.1f} s after it spoke again")
+
+
+def test_an_api_server_that_is_killed_and_comes_back(shared_space: Namespace, operator: OperatorProcess) -> None:
+    shared_space.apply("survivor", replicas=1)
+    shared_space.wait_settled("survivor")
+    shared_space.server.api_server.kill()
+    time.sleep(2)  # long enough for watches and calls to fail and be tried again
+    assert operator.is_alive
+    shared_space.server.api_server.start()
+    shared_space.server.wait_for_api_server()
+    back = time.monotonic()
+    shared_space.apply("survivor", replicas=2)
+    until(lambda: (shared_space.get("deployments", "survivor") or {})["spec"]["replicas"] == 2, within=30)
+    print(f"in sync {time.monotonic() - back:.1f} s after it answered again")
+    assert operator.is_alive

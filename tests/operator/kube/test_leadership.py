@@ -1,0 +1,114 @@
+"""Several operators: one acts, the others stand by; and how soon the next one acts when the first is gone."""
+
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+
+from quire_cluster.audit import AuditedRequest, Position
+from quire_cluster.control_plane import ControlPlane
+
+KILLED_SECONDS, TERMINATED_SECONDS = 20.0, 4.0
+
+
+@pytest.fixture
+def new_space(crd_installed: ControlPlane) -> Iterator[Callable[[], Namespace]]:
+    made: list[str] = []
+
+    def new() -> Namespace:
+        made.append(f"lead-{uuid.uuid4().hex[:8]}")
+        answer = crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": made[-1]}})
+        assert answer.ok, answer.body
+        return Namespace(crd_installed, made[-1])
+
+    yield new
+    for name in made:
+        crd_installed.client().delete(f"/api/v1/namespaces/{name}")
+
+
+class Pair:
+    """Two operators of one namespace: `first` leads, `second` stands by."""
+
+    def __init__(self, operators: Operators, space: Namespace, *, stop_before_write: int | None = None) -> None:
+        self.space = space
+        self.first = operators.start(
+            *space.flags(), identity=f"{space.name}-1", before_write=stop_before_write, then=signal.SIGSTOP
+        )
+        space.wait_holder(self.first.identity)
+        self.second = operators.start(*space.flags(), identity=f"{space.name}-2")
+
+    def end(self) -> None:
+        for operator in (self.first, self.second):
+            operator.send(signal.SIGKILL)
+
+    def wait_scaled(self, replicas: int, *, within: float) -> None:
+        """Until the Deployment asks for so many: somebody acted."""
+
+        def asked() -> int:
+            return int((self.space.get("deployments", "chat") or {"spec": {"replicas": -1}})["spec"]["replicas"])
+
+        until(lambda: asked() == replicas, within=within, why=asked)
+
+    def writes(self, operator: OperatorProcess, since: Position) -> list[AuditedRequest]:
+        written = self.space.server.audit.mutating_requests(since, user_agent=operator.identity)
+        return [request for request in written if request.resource != "leases"]
+
+
+def test_one_acts_and_hands_over_when_it_is_told_to_stop(
+    new_space: Callable[[], Namespace], operators: Operators
+) -> None:
+    pair = Pair(operators, new_space())
+    start = pair.space.server.audit.position()
+    pair.space.apply(replicas=1)
+    pair.space.wait_settled("chat")
+    assert pair.writes(pair.first, start) and not pair.writes(pair.second, start)
+
+    pair.first.terminate()
+    began = time.monotonic()
+    pair.space.apply(replicas=2)
+    pair.wait_scaled(2, within=TERMINATED_SECONDS)
+    took = time.monotonic() - began
+    print(f"acting again {took:.2f} s after SIGTERM")
+    assert pair.space.holder() == pair.second.identity
+    until(lambda: not pair.first.is_alive)
+    pair.end()
+
+
+def test_a_killed_or_paused_leader_is_replaced_and_writes_no_more(
+    new_space: Callable[[], Namespace], operators: Operators
+) -> None:
+    """Both at once: each is a wait for the Lease to lapse. The paused one stops where it is worst, about to write."""
+    killed, paused = Pair(operators, new_space()), Pair(operators, new_space(), stop_before_write=1)
+    killed.space.apply(replicas=1)
+    killed.space.wait_settled("chat")
+
+    killed.first.kill()
+    began = time.monotonic()
+    killed.space.apply(replicas=2)
+    paused.space.apply(replicas=1)
+    until(lambda: paused.first.writes())  # and there it stands
+    killed.wait_scaled(2, within=KILLED_SECONDS)
+    print(f"acting again {time.monotonic() - began:.2f} s after SIGKILL")
+    paused.wait_scaled(1, within=KILLED_SECONDS)
+    print(f"acting again {time.monotonic() - began:.2f} s after SIGSTOP")
+
+    paused.space.wait_settled("chat")
+    resumed = paused.space.server.audit.position()
+    paused.first.resume()
+    told = "the lease was not renewed in time"
+    until(lambda: any(told in line.get("message", "") for line in paused.first.lines()), why=paused.first.lines)
+    paused.space.apply(replicas=3)
+    paused.wait_scaled(3, within=10)
+    until(
+        lambda: any(
+            "leases" in r.resource
+            for r in paused.space.server.audit.requests(resumed, user_agent=paused.first.identity)
+        )
+    )
+    assert paused.writes(paused.first, resumed) == [], "it campaigns again, and writes nothing"
+    assert paused.writes(paused.second, resumed) != []
+    killed.end()
+    paused.end()

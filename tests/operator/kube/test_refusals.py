@@ -1,0 +1,148 @@
+"""What can't be done as asked: an invalid spec, a name that is taken, a refusal by the API server. Each is said."""
+
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, until
+
+
+@pytest.fixture
+def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
+    return shared_space
+
+
+def test_every_problem_of_a_spec_is_listed_and_what_runs_is_left_alone(shared: Namespace) -> None:
+    shared.apply("wrong", replicas=2)
+    shared.wait_settled("wrong")
+    before = shared.get("deployments", "wrong")
+    shared.apply(
+        "wrong",
+        model={"source": "s3://bucket/model"},
+        parallelism={"tensor": 2},
+        rollout={"strategy": "Canary"},
+        engine={"extraArgs": ["--no-such-flag"]},
+        replicas=9,
+    )
+    ready = shared.wait_reason("wrong", "Ready", "InvalidSpec")
+    for path in ("spec.model.source", "spec.parallelism.tensor", "spec.rollout.strategy", "spec.engine.extraArgs[0]"):
+        assert path in ready["message"]
+    assert shared.condition("wrong", "Degraded")["reason"] == "InvalidSpec"
+    after = shared.get("deployments", "wrong")
+    assert before is not None and after is not None and before["spec"] == after["spec"]
+
+    shared.apply("wrong", replicas=3)
+    shared.wait_settled("wrong")
+    assert shared.condition("wrong", "Degraded")["reason"] == "AsExpected"
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "path"),
+    [
+        ("on-host", {"hostNetwork": True}, "spec.podTemplate.spec.hostNetwork"),
+        ("reported", {"containers": [{"name": "engine", "ports": [{"containerPort": 1}]}]}, "engine].ports"),
+        ("unprobed", {"containers": [{"name": "engine", "readinessProbe": None}]}, "engine].readinessProbe"),
+    ],
+)
+def test_a_pod_template_that_breaks_a_replica_is_refused(
+    shared: Namespace, name: str, pod: dict[str, Any], path: str
+) -> None:
+    shared.apply(name, podTemplate={"spec": pod})
+    assert path in shared.wait_reason(name, "Ready", "InvalidSpec")["message"]
+    assert name not in shared.names("deployments")
+
+
+def test_what_the_api_server_refuses_is_told_and_not_tried_again(shared: Namespace) -> None:
+    """An unknown field answers 500; a wrong value 422. Both are the user's to mend, so neither is a reason to retry."""
+    start = shared.server.audit.position()
+    shared.apply("unknown", podTemplate={"spec": {"nodeSelektor": {"a": "b"}}})
+    shared.apply("negative", podTemplate={"spec": {"priority": "high"}})
+    for name in ("unknown", "negative"):
+        ready = shared.wait_reason(name, "Ready", "InvalidSpec")
+        assert "the API server refuses the Deployment" in ready["message"]
+        shared.touch(name, "again")
+    shared.apply("unknown", podTemplate={"spec": {"nodeSelector": {"a": "b"}}})
+    shared.wait_settled("unknown")
+    tried = shared.server.audit.mutating_requests(start, user_agent="shared-operator")
+    assert sum((r.resource, r.name) == ("deployments", "negative") for r in tried) == 1
+
+
+def test_a_child_of_that_name_that_is_not_ours_is_never_touched(shared: Namespace) -> None:
+    foreign = {"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}], "selector": {"a": "b"}}}
+    shared.create("services", foreign)
+    before = shared.get("services", "taken")
+    shared.apply("taken")
+    ready = shared.wait_reason("taken", "Ready", "NameConflict")
+    assert "Service taken is there already and was not made by quire" in ready["message"]
+    assert shared.get("services", "taken") == before
+    assert "taken" in shared.names("deployments"), "the others are made all the same"
+
+    shared.delete("services", "taken")
+    shared.touch("taken", "once-the-name-is-free")
+    shared.wait_reason("taken", "Ready", "Starting")
+    service = shared.get("services", "taken")
+    assert service is not None and service["spec"]["ports"][0]["port"] == 8000
+
+
+def test_one_made_anew_waits_for_what_was_left_of_the_one_before(shared: Namespace) -> None:
+    shared.apply("anew", replicas=1)
+    shared.wait_settled("anew")
+    old = shared.get("deployments", "anew")
+    shared.delete("llmdeployments", "anew")
+    shared.apply("anew", replicas=2)
+
+    def replaced() -> bool:
+        new = shared.get("deployments", "anew")
+        return new is not None and old is not None and new["metadata"]["uid"] != old["metadata"]["uid"]
+
+    until(replaced, within=60)  # the garbage collector learns of a new kind within half a minute
+    shared.wait_settled("anew")
+
+
+def test_a_quota_is_named(shared: Namespace) -> None:
+    quota = {"metadata": {"name": "no-claims"}, "spec": {"hard": {"persistentvolumeclaims": "0"}}}
+    shared.create("resourcequotas", quota)
+    until(lambda: (shared.get("resourcequotas", "no-claims") or {}).get("status", {}).get("hard"))
+    shared.apply("poor", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
+    ready = shared.wait_reason("poor", "Ready", "QuotaExceeded")
+    assert "exceeded quota: no-claims" in ready["message"]
+    shared.delete("resourcequotas", "no-claims")
+
+
+def test_a_claim_that_is_no_longer_asked_for_is_deleted(shared: Namespace) -> None:
+    shared.apply("lean", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
+    shared.wait_settled("lean")
+    assert "lean-models" in shared.names("persistentvolumeclaims")
+    shared.apply("lean", model={"source": "hf://org/model"})
+
+    def leaving() -> bool:
+        claim = shared.get("persistentvolumeclaims", "lean-models")
+        return claim is None or "deletionTimestamp" in claim["metadata"]
+
+    until(leaving)
+
+
+def test_replicas_that_are_ready_make_it_ready_and_those_that_fail_say_why(shared: Namespace) -> None:
+    """There is no kubelet here: the pod's status is written as one would write it."""
+    shared.apply("lively", replicas=1)
+    shared.wait_settled("lively")
+    (pod,) = (p for p in shared.items("pods") if p["metadata"]["name"].startswith("lively-"))
+    name = pod["metadata"]["name"]
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    state = {"name": "engine", "ready": False, "restartCount": 0, "image": "x", "imageID": "", "state": waiting}
+    shared.patch("pods", f"{name}/status", {"status": {"phase": "Pending", "containerStatuses": [state]}})
+    degraded = shared.wait_reason("lively", "Degraded", "ImagePullFailed")
+    assert degraded["message"] == f"container engine of pod {name}: no such image"
+
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    state |= {"ready": True, "state": running}
+    conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+    done = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [state], "conditions": conditions}
+    shared.patch("pods", f"{name}/status", {"status": done})
+    shared.wait_reason("lively", "Ready", "Serving")
+    for kind, reason in {
+        "Progressing": "Complete",
+        "Available": "ReplicaReady",
+        "ModelLoaded": "Loaded",
+        "Degraded": "AsExpected",
+    }.items():
+        assert shared.condition("lively", kind)["reason"] == reason
