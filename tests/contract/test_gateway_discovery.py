@@ -5,12 +5,14 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from quire_gateway.config import FileSource, parse_config
 from quire_gateway.endpoints import kubernetes as discovery
 from quire_gateway.endpoints.kubernetes import Key, KubeObject, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_operator.adapters import scrape
 from quire_operator.domain import desired, engine_contract, engine_metrics, names
+from quire_operator.domain.gateway_contract import local_gateway_args
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.spec import Invalid, Spec
 
@@ -52,3 +54,10 @@ def test_operator_and_gateway_read_the_same_engine_metrics():
     from quire_gateway import scrape as gateway_scrape
 
     assert gateway_scrape.NAMES <= engine_metrics.NAMES
+
+
+def test_command_line_that_local_mode_gives_is_the_gateways():
+    args = local_gateway_args(host="127.0.0.1", port=8000, endpoints_file="/e.json", drain_timeout_seconds=30.0)
+    config = parse_config(args, {})
+    assert (config.host, config.port, config.drain_timeout_seconds) == ("127.0.0.1", 8000, 30.0)
+    assert config.source == FileSource(path=Path("/e.json"))
