@@ -6,9 +6,11 @@ import shutil
 import sys
 
 from quire_engine import __version__, flags
-from quire_engine.errors import FlagsError, StartError
+from quire_engine.errors import EngineStartError, FlagsError, StartError
 from quire_engine.flag_help import help_text
 from quire_engine.flag_table import schema
+from quire_engine.model_folder import check_model_len, inspect_model_folder
+from quire_engine.server.listen import listen
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,14 +26,20 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         config = flags.parse(argv, os.environ)
+        # What is wrong with flags, folder or port is told before the libraries of the server are even loaded.
+        folder = inspect_model_folder(config.model.path, weights=config.model.load_format != "dummy")
+        check_model_len(folder, config.model.max_model_len)
+        listener = listen(config.server.host, config.server.port)
         # One request's text is encoded on one core: threads for it would fight the engine's.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from quire_engine.server.serve import serve  # only now: a wrong flag is told at once
+        from quire_engine.server.serve import serve
 
-        return serve(config)
+        return serve(config, folder, listener)
     except FlagsError as error:
         print(_problems(error), file=sys.stderr)
         return error.exit_code
+    except EngineStartError as error:
+        return error.exit_code  # the supervisor has logged what the engine process said
     except StartError as error:
         print(f"quire-engine: {error}", file=sys.stderr)
         return error.exit_code

@@ -22,6 +22,8 @@ class ModelFolder:
     """What clients call the model, when no flag says otherwise."""
     vocab_size: int | None
     max_position_embeddings: int | None
+    scaled_positions: bool
+    """Whether the model stretches its positions, so that its limit is the loader's to know."""
 
 
 def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
@@ -40,7 +42,26 @@ def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
         name=path.resolve().name,
         vocab_size=_whole_number(text, "vocab_size"),
         max_position_embeddings=_whole_number(text, "max_position_embeddings"),
+        scaled_positions=_has_scaled_positions(text),
     )
+
+
+def check_model_len(folder: ModelFolder, max_model_len: int | None) -> None:
+    """Raises ModelFolderError where more positions are asked for than the model has."""
+    positions = folder.max_position_embeddings
+    if max_model_len is not None and positions is not None and max_model_len > positions and not folder.scaled_positions:
+        raise ModelFolderError(
+            f"--max-model-len {max_model_len} is more than the {positions} positions of this model "
+            f"(max_position_embeddings in {folder.path / 'config.json'})"
+        )
+
+
+def _has_scaled_positions(config: Any) -> bool:
+    for name in ("rope_scaling", "rope_parameters"):
+        scaling = config.get(name)
+        if isinstance(scaling, dict) and (scaling.get("rope_type") or scaling.get("type")) not in (None, "default"):
+            return True
+    return False
 
 
 def _looks_like_hub(path: Path) -> bool:

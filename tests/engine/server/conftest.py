@@ -18,13 +18,14 @@ from tokenizers import decoders, models, pre_tokenizers
 from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
 from quire_engine.errors import RequestError
 from quire_engine.ipc.messages import Finished, Logprobs, Ready, Sampling
+from quire_engine.ipc.stream import Update
 from quire_engine.server.access import Access
 from quire_engine.server.admission import Admission
 from quire_engine.server.app import make_app
 from quire_engine.server.context import Context
-from quire_engine.server.engine_port import Update
 from quire_engine.server.exposition import registry_of
 from quire_engine.server.generation import Desk
+from quire_engine.server.http_protocol import BoundedHttpProtocol
 from quire_engine.server.lifecycle import Lifecycle
 from quire_engine.server.metrics import Metrics
 from quire_engine.text.chat_template import ChatTemplate
@@ -80,7 +81,9 @@ class FakeStream:
     def starts(self) -> None:
         self._updates.put_nowait(Update([], None, time.monotonic()))
 
-    def draw(self, ids: Sequence[int], finish: str | None = None, *, stop_id: int | None = None, cached: int = 0) -> None:
+    def draw(
+        self, ids: Sequence[int], finish: str | None = None, *, stop_id: int | None = None, cached: int = 0
+    ) -> None:
         wanted = self.params.logprobs
         logprobs = None
         if wanted is not None:
@@ -202,7 +205,9 @@ async def running(
     app = make_app(context, registry, Access(access or AccessOptions(), time.monotonic), log_requests=log_requests)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = QuietServer(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
+        server = QuietServer(
+            uvicorn.Config(app, http=BoundedHttpProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+        )
         task = asyncio.create_task(server.serve([listener]))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         while not server.started:

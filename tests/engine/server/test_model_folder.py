@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model_folder import inspect_model_folder
+from quire_engine.model_folder import check_model_len, inspect_model_folder
 
 CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64}
 
@@ -88,3 +88,26 @@ def test_a_linked_folder_has_the_name_of_what_it_links_to(tmp_path: Path) -> Non
     folder(real)
     (tmp_path / "link").symlink_to(real)
     assert inspect_model_folder(tmp_path / "link", weights=True).name == "real-name"
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "fits"),
+    [
+        ({}, None, True),
+        ({}, 64, True),
+        ({}, 65, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 65, False),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 65, True),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, 65, True),
+        ({"max_position_embeddings": None}, 65, True),
+    ],
+)
+def test_more_positions_than_the_model_has_are_refused(
+    tmp_path: Path, config: dict[str, object], asked: int | None, fits: bool
+) -> None:
+    found = inspect_model_folder(folder(tmp_path, **{"config.json": {**CONFIG, **config}}), weights=True)
+    if fits:
+        check_model_len(found, asked)
+        return
+    with pytest.raises(ModelFolderError, match="65 is more than the 64 positions"):
+        check_model_len(found, asked)

@@ -148,13 +148,14 @@ class Generation:
         queue: asyncio.Queue[tuple[_Run, Update] | Exception] = asyncio.Queue()
         self._pumps = [asyncio.create_task(_pump(run, queue)) for run in self._runs]
         while True:
-            batch = [await queue.get()]
+            items = [await queue.get()]
             while not queue.empty():
-                batch.append(queue.get_nowait())
-            for item in batch:
+                items.append(queue.get_nowait())
+            # What others drew before one of them failed still counts.
+            yield [item for item in items if not isinstance(item, Exception)]
+            for item in items:
                 if isinstance(item, Exception):
                     raise item
-            yield [item for item in batch if not isinstance(item, Exception)]
 
     def _take(self, run: _Run, update: Update) -> Delta | None:
         if self._stop is not None:

@@ -36,11 +36,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head and self._head_timer is None:
+        began_in_head = self._in_head
+        if began_in_head and self._head_timer is None:
             self._expect_head()
         self._head_ended = False
         super().data_received(data)
-        if self._in_head and not self._head_ended:
+        if began_in_head and not self._head_ended:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.write(_REFUSAL)

@@ -5,6 +5,7 @@ import logging
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Literal
 
 from quire_engine.config import LogOptions
 
@@ -40,9 +41,13 @@ def _is_told_otherwise(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("ASGI callable returned without completing response")
 
 
+def formatter(format: Literal["text", "json"]) -> logging.Formatter:
+    return _JsonFormatter() if format == "json" else _TextFormatter()
+
+
 def set_up(options: LogOptions) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if options.format == "json" else _TextFormatter())
+    handler.setFormatter(formatter(options.format))
     level = options.level.upper()
     for name, own_level in {"quire_engine": level, "uvicorn": "WARNING", "asyncio": "WARNING"}.items():
         logger = logging.getLogger(name)

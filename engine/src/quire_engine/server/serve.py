@@ -1,4 +1,4 @@
-"""Runs one engine: checks what can be checked at once, listens, starts the engine process, serves, drains, ends.
+"""Runs one engine: reads what text needs, starts the engine process, serves, drains, ends.
 
 The imperative shell of the API process: here are the sockets, the signals and the order of things. Raises StartError
 for whatever a person can put right.
@@ -19,7 +19,8 @@ from quire_engine.config import EngineConfig
 from quire_engine.errors import Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready
-from quire_engine.model_folder import ModelFolder, inspect_model_folder
+from quire_engine.ipc.start_up import RunnerFactory
+from quire_engine.model_folder import ModelFolder
 from quire_engine.server import logs
 from quire_engine.server.access import Access
 from quire_engine.server.admission import Admission
@@ -29,7 +30,6 @@ from quire_engine.server.exposition import registry_of
 from quire_engine.server.generation import Desk
 from quire_engine.server.http_protocol import BoundedHttpProtocol
 from quire_engine.server.lifecycle import Lifecycle
-from quire_engine.server.listen import listen
 from quire_engine.server.metrics import Metrics
 from quire_engine.text.chat_template import ChatTemplate, load_chat_template
 from quire_engine.text.generation_config import SamplingDefaults, load_sampling_defaults
@@ -55,15 +55,18 @@ class Text:
     sampling_defaults: SamplingDefaults
 
 
-def serve(config: EngineConfig) -> int:
-    """Until told to end; the exit status."""
+def serve(
+    config: EngineConfig, folder: ModelFolder, listener: socket.socket, *, factory: RunnerFactory | None = None
+) -> int:
+    """Until told to end; the exit status. The folder was inspected, the socket listens.
+
+    ``factory`` stands in for the model in tests and benchmarks; no flag leads to it.
+    """
     logs.set_up(config.log)
-    folder = inspect_model_folder(config.model.path, weights=config.model.load_format != "dummy")
-    listener = listen(config.server.host, config.server.port)
     with listener:
         access = Access(config.server.access, time.monotonic)
         text = _load_text(config, folder)
-        return uvloop.run(_Server(config, text, access, listener).run())
+        return uvloop.run(_Server(config, text, access, listener, factory).run())
 
 
 def _load_text(config: EngineConfig, folder: ModelFolder) -> Text:
@@ -82,7 +85,14 @@ class _Http(uvicorn.Server):
 
 
 class _Server:
-    def __init__(self, config: EngineConfig, text: Text, access: Access, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        text: Text,
+        access: Access,
+        listener: socket.socket,
+        factory: RunnerFactory | None,
+    ) -> None:
         self._config = config
         self._listener = listener
         self._stop = asyncio.Event()
@@ -90,7 +100,7 @@ class _Server:
         names = config.server.served_model_names or (text.folder.name,)
         limit = config.model.max_model_len or text.folder.max_position_embeddings or 2**17
         self._metrics = Metrics(names[0], limit)
-        self._engine = EngineClient(config, observer=self._metrics)
+        self._engine = EngineClient(config, factory=factory, observer=self._metrics)
         self._lifecycle = Lifecycle()
         options = config.server.admission
         self._admission = Admission(

@@ -1,0 +1,208 @@
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire_engine.config import CacheOptions
+from quire_engine.ipc.messages import Ready, Stats
+from quire_engine.server.exposition import registry_of
+from quire_engine.server.histogram import Histogram, one_two_five
+from quire_engine.server.metrics import PER_REQUEST, PER_TOKEN, TIME_TO_FIRST_TOKEN, Metrics, RequestTimes
+
+Serving = Callable[..., Any]
+
+
+def stats(**changed: Any) -> Stats:
+    numbers = dict.fromkeys(
+        (
+            *("num_running", "num_waiting", "queued_tokens", "blocks_total", "blocks_used", "blocks_cached"),
+            *("kv_slots_wasted", "steps", "prompt_tokens", "generation_tokens", "scheduled_tokens"),
+            *("discarded_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+        ),
+        0,
+    )
+    rest: dict[str, Any] = {"time": 1.0, "last_step_time": 1.0, "kv_usage": 0.0, "preemptions": {}, "step_seconds": {}}
+    return Stats(**{**numbers, **rest, **changed})
+
+
+def ready(pid: int = 1) -> Ready:
+    return Ready(
+        pid=pid,
+        model_bytes=1,
+        kv_cache_bytes=1,
+        num_blocks=64,
+        block_size=16,
+        max_model_len=512,
+        dtype="float32",
+        weights="float32",
+        phase_seconds={"import": 0.5},
+    )
+
+
+def scraped(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Sample name to labels (those of all left out) to value."""
+    registry = registry_of(metrics, CacheOptions(), lambda: 3.0)
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sample.labels.items() if k not in ("model_name", "engine"))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def test_names_types_and_labels_are_vllms() -> None:
+    wanted = {}
+    for line in (Path(__file__).parent / "vllm_metrics.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, kind, labels = line.split()
+            wanted[name] = (kind, set(labels.split(",")))
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(ready())
+    metrics.engine_stats(stats())
+    text = generate_latest(registry_of(metrics, CacheOptions(), time.monotonic)).decode()
+    kinds = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE ")}
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name
+            for suffix in ("_bucket", "_sum", "_count"):
+                name = name.removesuffix(suffix) if kinds.get(name.removesuffix(suffix)) == "histogram" else name
+            labels.setdefault(name, set()).update(sample.labels)
+    found = {name: (kind, labels[name] - {"le"}) for name, kind in kinds.items() if name.startswith("vllm:")}
+    assert found == wanted
+    assert {family.partition("{")[0].split("_")[0] for family in kinds} == {"vllm:num", "vllm:kv", "vllm:cache"} | {
+        name.split("_")[0] for name in kinds
+    }
+
+
+def test_buckets_are_those_dashboards_expect() -> None:
+    assert TIME_TO_FIRST_TOKEN[:4] == (0.001, 0.005, 0.01, 0.02) and TIME_TO_FIRST_TOKEN[-2:] == (640.0, 2560.0)
+    assert len(TIME_TO_FIRST_TOKEN) == 22 and len(PER_TOKEN) == 19 and len(PER_REQUEST) == 21
+    assert one_two_five(512) == (1, 2, 5, 10, 20, 50, 100, 200, 500)
+    assert one_two_five(1000)[-1] == 1000
+
+
+@pytest.mark.parametrize(
+    ("values", "cumulative"), [([], [0, 0, 0]), ([0.5, 1.0], [2, 2, 2]), ([1.5, 2.0, 9.0], [0, 2, 3])]
+)
+def test_a_histogram_counts_up_to_and_with_its_bounds(values: list[float], cumulative: list[int]) -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in values:
+        histogram.observe(value)
+    assert histogram.cumulative() == cumulative and histogram.sum == sum(values)
+
+
+def test_gauges_are_the_engines_last_words() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_stats(
+        stats(
+            num_running=3,
+            num_waiting=2,
+            queued_tokens=70,
+            blocks_total=10,
+            blocks_used=4,
+            blocks_cached=5,
+            kv_usage=0.4,
+            kv_slots_wasted=6,
+        )
+    )
+    found = scraped(metrics)
+    assert found["vllm:num_requests_running"] == {"": 3} and found["vllm:num_requests_waiting"] == {"": 2}
+    assert found["vllm:kv_cache_usage_perc"] == {"": 0.4} and found["quire_queued_tokens"] == {"": 70}
+    assert found["quire_kv_blocks"] == {"state=free": 1, "state=cached": 5, "state=used": 4}
+    assert found["quire_kv_slots_wasted"] == {"": 6} and found["quire_last_step_age_seconds"] == {"": 2}
+
+
+def test_counters_go_on_over_a_restart_of_the_engine() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(ready())
+    metrics.engine_stats(
+        stats(prompt_tokens=100, preemptions={"recompute:no_free_blocks": 2}, step_seconds={"run": 1.5})
+    )
+    metrics.engine_ready(ready(pid=2))
+    assert scraped(metrics)["vllm:prompt_tokens_total"] == {"": 100}
+    metrics.engine_stats(stats(prompt_tokens=7, preemptions={"recompute:no_free_blocks": 1, "swap:cheaper": 1}))
+    found = scraped(metrics)
+    assert found["vllm:prompt_tokens_total"] == {"": 107} and found["vllm:num_preemptions_total"] == {"": 4}
+    assert found["quire_preemptions_total"] == {
+        "kind=recompute,reason=no_free_blocks": 3,
+        "kind=swap,reason=cheaper": 1,
+    }
+    assert found["quire_step_seconds_total"] == {"part=run": 1.5} and found["quire_engine_restarts_total"] == {"": 1}
+
+
+def test_steps_between_two_reports_count_as_steps_of_their_mean_size() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_stats(stats(steps=2, scheduled_tokens=10))
+    metrics.engine_stats(stats(steps=3, scheduled_tokens=110))
+    metrics.engine_stats(stats(steps=3, scheduled_tokens=110))
+    assert metrics.iteration_tokens.cumulative()[:6] == [0, 2, 2, 2, 2, 3] and metrics.iteration_tokens.sum == 110
+
+
+def test_a_requests_times_add_up() -> None:
+    metrics = Metrics("m", 512)
+    times = RequestTimes(arrived=10.0, first_scheduled=11.0)
+    metrics.first_token(times, 13.0)
+    metrics.next_tokens(times, 2, 14.0)
+    metrics.next_tokens(times, 1, 16.0)
+    metrics.request_finished(times, "stop", 20, 4, 16.5)
+    sums = {
+        name: getattr(metrics, name).sum
+        for name in (
+            *("time_to_first_token", "queue_time", "first_token_wait", "prefill_time", "inter_token_latency"),
+            *("decode_time", "inference_time", "e2e_latency", "time_per_output_token"),
+        )
+    }
+    assert sums == {
+        "time_to_first_token": 3.0,
+        "queue_time": 1.0,
+        "first_token_wait": 1.0,
+        "prefill_time": 2.0,
+        "inter_token_latency": 3.0,
+        "decode_time": 3.0,
+        "inference_time": 5.0,
+        "e2e_latency": 6.5,
+        "time_per_output_token": 1.0,
+    }
+    assert metrics.inter_token_latency.cumulative()[-1] == 3
+
+
+def test_an_ended_request_counts_as_no_success_time() -> None:
+    metrics = Metrics("m", 512)
+    metrics.request_finished(RequestTimes(arrived=1.0), "abort", 5, 0, 2.0)
+    assert metrics.finished["abort"] == 1 and metrics.e2e_latency.cumulative()[-1] == 0
+
+
+def test_tokens_that_arrive_count_less_the_share_the_cache_held() -> None:
+    metrics = Metrics("m", 512)
+    metrics.arrived(100)
+    metrics.engine_stats(stats(prefix_cache_queries=100, prefix_cache_hits=75))
+    metrics.arrived(100)
+    found = scraped(metrics)
+    assert found["quire_arrived_prompt_tokens_total"] == {"": 200}
+    assert found["quire_uncached_prompt_tokens_total"] == {"": 125} and found["quire_arrived_requests_total"] == {"": 2}
+
+
+async def test_a_scrape_tells_what_was_served(serving: Serving) -> None:
+    async with serving("Hello") as server:
+        await server.chat()
+        await server.complete(n=2, max_tokens=3)
+        response = await server.http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=")
+        samples = {
+            (sample.name, sample.labels.get("finished_reason")): sample.value
+            for family in text_string_to_metric_families(response.text)
+            for sample in family.samples
+            if sample.labels.get("le") in (None, "+Inf")
+        }
+        assert samples[("vllm:request_success_total", "stop")] == 1
+        assert samples[("vllm:request_success_total", "length")] == 2
+        assert samples[("vllm:time_to_first_token_seconds_count", None)] == 3
+        assert samples[("vllm:request_generation_tokens_sum", None)] == 12
+        assert samples[("process_resident_memory_bytes", None)] > 0
+        asked = await server.http.get("/metrics", headers={"accept": "application/openmetrics-text"})
+        assert asked.text.endswith("# EOF\n")

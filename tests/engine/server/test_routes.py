@@ -1,0 +1,209 @@
+"""What holds for every route: ids, keys, errors, and the smaller routes themselves."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_engine.config import AccessOptions
+from quire_engine.server import logs
+
+Serving = Callable[..., Any]
+TokenIds = Callable[[str], list[int]]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("GET", "/%2e%2e/etc", 404),
+    ],
+)
+async def test_unknown_routes_and_methods_answer_in_the_same_shape(
+    serving: Serving, method: str, path: str, status: int
+) -> None:
+    async with serving("ok") as server:
+        response = await server.http.request(method, path)
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_wrong_body_is_400_and_never_422(serving: Serving) -> None:
+    async with serving("ok") as server:
+        for content, status in ((b"{", 400), (b"[]", 400), (b'{"model": 3}', 400)):
+            headers = {"content-type": "application/json"}
+            response = await server.http.post("/v1/chat/completions", content=content, headers=headers)
+            assert response.status_code == status and response.json()["error"]["type"] == "invalid_request_error"
+        assert (await server.http.post("/v1/completions", content=b"x")).status_code == 415
+
+
+async def test_a_large_body_is_413_and_the_server_goes_on(serving: Serving) -> None:
+    async with serving("ok", max_body_bytes=2000) as server:
+        response = await server.complete(prompt="x" * 3000)
+        assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
+        assert (await server.complete()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("abc-1", True), ("bad id", False), ("é" * 3, False), ("x" * 129, False), ("", False)]
+)
+async def test_request_ids_go_through_where_they_are_sound(serving: Serving, sent: str, kept: bool) -> None:
+    async with serving("ok") as server:
+        response = await server.http.post(
+            "/v1/completions", json={"model": "demo", "prompt": "x"}, headers={"x-request-id": sent.encode()}
+        )
+        returned = response.headers["x-request-id"]
+        assert (returned == sent) == kept and len(returned) >= 5
+        assert response.json()["id"] == f"cmpl-{returned}"
+
+
+async def test_errors_carry_the_id_too(serving: Serving) -> None:
+    async with serving("ok") as server:
+        assert (await server.http.get("/nothing", headers={"x-request-id": "q1"})).headers["x-request-id"] == "q1"
+
+
+async def test_keys_guard_the_routes(serving: Serving, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("ann:secret-key-1\n")
+    async with serving("ok", access=AccessOptions(api_key_file=tmp_path / "keys")) as server:
+        response = await server.complete()
+        assert response.status_code == 401 and response.json()["error"]["code"] == "missing_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/v1/models", "/nothing", "/health", "/version", "/openapi.json"):
+            assert (await server.http.get(path)).status_code == 401
+        for path in ("/livez", "/readyz", "/metrics"):
+            assert (await server.http.get(path)).status_code == 200
+        server.http.headers["authorization"] = "Bearer secret-key-1"
+        assert (await server.complete()).status_code == 200
+        assert server.engine.streams[0].routing["tenant"] == "ann"
+
+
+async def test_probes_follow_the_engine(serving: Serving) -> None:
+    async with serving(ready=False) as server:
+        server.engine.state = "starting"
+        assert (await server.http.get("/readyz")).json() == {"status": "starting"}
+        assert (await server.http.get("/health")).status_code == 503
+        assert (await server.http.get("/livez")).status_code == 200
+        server.engine.state, server.engine.failure = "failed", "it was restarted 5 times"
+        live = await server.http.get("/livez")
+        assert live.status_code == 503 and live.json()["reason"] == "it was restarted 5 times"
+    async with serving() as server:
+        assert (await server.http.get("/readyz")).json() == {"status": "ready"}
+
+
+async def test_models_are_listed_by_every_name(serving: Serving) -> None:
+    async with serving("ok") as server:
+        cards = (await server.http.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"], card["max_model_len"]) for card in cards] == [
+            ("demo", "demo", 512),
+            ("alias", "demo", 512),
+        ]
+        assert (await server.http.get("/v1/models/alias")).json()["id"] == "alias"
+        assert (await server.http.get("/v1/models/a/b")).status_code == 404
+
+
+async def test_version(serving: Serving) -> None:
+    async with serving() as server:
+        assert (await server.http.get("/version")).json() == {"version": "0.1.0"}
+
+
+async def test_tokenize_and_back(serving: Serving, token_ids: TokenIds) -> None:
+    async with serving() as server:
+        made = (await server.http.post("/tokenize", json={"prompt": "aé", "return_token_strs": True})).json()
+        assert made["count"] == 3 and made["tokens"] == token_ids("aé") and made["max_model_len"] == 512
+        assert made["token_strs"][0] == "a"
+        back = await server.http.post("/detokenize", json={"model": "demo", "tokens": made["tokens"]})
+        assert back.json() == {"prompt": "aé"}
+        chat = await server.http.post("/tokenize", json={"messages": [{"role": "user", "content": "Hi"}]})
+        assert chat.json()["tokens"] == token_ids("<user>Hi\n<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "part"),
+    [
+        ("/tokenize", {}, "either prompt or messages is required"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "either prompt or messages"),
+        ("/tokenize", {"prompt": "a", "colour": 1}, "colour: unknown field"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "'other' is not served here"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]: should be a valid integer"),
+        ("/detokenize", {"tokens": [99999]}, "99999 is not a token of this model"),
+    ],
+)
+async def test_tokenize_refuses_what_it_cannot_read(
+    serving: Serving, path: str, body: dict[str, Any], part: str
+) -> None:
+    async with serving() as server:
+        response = await server.http.post(path, json=body)
+        assert response.status_code in (400, 404) and part in response.json()["error"]["message"]
+
+
+async def test_the_prefix_cache_is_reset_on_request(serving: Serving) -> None:
+    async with serving() as server:
+        assert (await server.http.post("/admin/cache/reset")).json() == {"status": "reset"}
+        assert server.engine.resets == 1
+
+
+async def test_the_openapi_document_describes_what_is_taken(serving: Serving) -> None:
+    async with serving() as server:
+        document = (await server.http.get("/openapi.json")).json()
+        body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert body["required"] == ["model", "messages"] and body["additionalProperties"] is False
+        assert "$ref" not in json.dumps(body)
+        assert (await server.http.get("/docs")).status_code == 200
+
+
+async def test_a_line_is_logged_per_request_without_what_was_said(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving("answer", log_requests=True) as server:
+        with caplog.at_level(logging.INFO, logger="quire_engine"):
+            await server.complete(prompt="secret")
+        (line,) = [record.getMessage() for record in caplog.records if record.name.endswith("edge")]
+        assert (
+            line.startswith("POST /v1/completions 200 ") and "secret" not in caplog.text and "answer" not in caplog.text
+        )
+
+
+def test_log_lines_carry_the_requests_id() -> None:
+    record = logging.LogRecord("quire_engine.x", logging.WARNING, "file", 1, "queue of %d is full", (3,), None)
+    token = logs.request_id.set("q7")
+    try:
+        entry = json.loads(logs.formatter("json").format(record))
+        assert (entry["message"], entry["level"], entry["request_id"]) == ("queue of 3 is full", "warning", "q7")
+        assert logs.formatter("text").format(record).endswith("warning queue of 3 is full [q7]")
+    finally:
+        logs.request_id.reset(token)
+
+
+async def raw(address: str, *parts: bytes) -> bytes:
+    host, _, port = address.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer
+
+
+async def test_endless_headers_are_cut_off(serving: Serving) -> None:
+    async with serving() as server:
+        answer = await raw(server.address, b"GET /livez HTTP/1.1\r\nx: ", *[b"y" * 8192] * 9)
+        assert answer.startswith(b"HTTP/1.1 431 ") and b'"error"' in answer
+
+
+async def test_a_body_larger_than_the_bound_on_headers_is_no_header(serving: Serving) -> None:
+    async with serving("ok") as server:
+        for _ in range(2):  # on one connection
+            assert (await server.complete(prompt="x" * 200_000, truncate_prompt_tokens=5)).status_code == 200
+
+
+async def test_no_http_is_answered_and_closed(serving: Serving) -> None:
+    async with serving() as server:
+        assert (await raw(server.address, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+        assert (await server.http.get("/livez")).status_code == 200
