@@ -3,7 +3,7 @@
 #   docker build --target engine -t quire-engine .
 #
 # BASE_IMAGE   Python 3.11 to 3.13 with venv and ensurepip.
-# TORCH_SPEC   another torch for the engine (README, "A smaller torch"): a requirement, or a wheel's path below the context.
+# TORCH_SPEC   another torch for the engine (README, "A smaller torch"): a requirement, or the address of a wheel.
 # COMPILER     Debian packages Triton compiles its launchers with, when a kernel is first used on a GPU. With a BASE_IMAGE
 #              that is Debian itself add python3-dev; for CPU only pass COMPILER= and save 200 MB.
 #
