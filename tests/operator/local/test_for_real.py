@@ -20,6 +20,7 @@ from quire_operator.adapters.local_process import ProcessIdentity, identify, ses
 from quire_operator.adapters.local_state import read_state, run_folder, state_home
 from quire_operator.adapters.local_supervision import free_port
 from quire_operator.adapters.scrape import points
+from quire_operator.domain.engine_contract import LIVE_PATH, METRICS_PATH, READY_PATH
 from quire_operator.domain.engine_metrics import NAMES
 
 DOCUMENT = """\
@@ -99,9 +100,10 @@ async def test_it_answers_the_openai_client_heals_and_leaves_nothing(quire: Quir
         stream = await client.completions.create(model="org/tiny", prompt="A list", max_tokens=8, stream=True)
         assert [chunk.choices[0].finish_reason async for chunk in stream][-1] == "length"
 
-        page = (await asyncio.to_thread(httpx.get, f"{quire.replica_url()}/metrics", trust_env=False)).text
-        served = {point.name for point in points(page, NAMES)}
-        assert served == NAMES, "the autoscaler reads what the engine serves"
+        async with httpx.AsyncClient(base_url=quire.replica_url(), trust_env=False) as replica:
+            assert (await replica.get(LIVE_PATH)).status_code == (await replica.get(READY_PATH)).status_code == 200
+            served = {point.name for point in points((await replica.get(METRICS_PATH)).text, NAMES)}
+            assert served == NAMES, "the autoscaler reads what the engine serves"
 
         os.kill(quire.leaders()["chat-0"].pid, signal.SIGKILL)
         assert (await quire.event("phase", process="chat-0", phase="Failed"))["exitCode"] == -signal.SIGKILL

@@ -17,7 +17,7 @@ from quire_local.harness import FAKE_ENGINE, HURRY, until_dead
 from quire_operator.adapters.local_machine import Machine
 from quire_operator.adapters.local_state import read_state, run_folder, state_home
 from quire_operator.adapters.local_supervision import free_port
-from quire_operator.errors import AddressProblem, AlreadyRunning, CapacityProblem, StartProblem
+from quire_operator.errors import AddressProblem, AlreadyRunning, CapacityProblem, ModelProblem, StartProblem, UserError
 from quire_operator.local.host import Commands, installed_commands
 from quire_operator.local.up import Up, UpOptions
 from quire_operator.local.views import JsonLines
@@ -198,14 +198,27 @@ async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypat
     await until_dead(pids)
 
 
+@pytest.mark.parametrize(
+    ("code", "problem", "message", "attempts"),
+    [
+        ("2", ModelProblem, "chat-0 refuses to start", 1),
+        ("1", StartProblem, r"chat-0 ended before it was ready \(exit code 1\)", 2),
+    ],
+)
 async def test_an_engine_that_never_gets_ready_ends_it_all_with_the_engines_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    problem: type[UserError],
+    message: str,
+    attempts: int,
 ) -> None:
-    monkeypatch.setenv("FAKE_EXIT", "1")
+    monkeypatch.setenv("FAKE_EXIT", code)
     run = Run(tmp_path, document())
-    with pytest.raises(StartProblem, match=r"chat-0 ended before it was ready \(exit code 1\)") as caught:
+    with pytest.raises(problem, match=message) as caught:
         await asyncio.wait_for(run.up.run(), 20)
-    assert "the model folder holds no tokenizer" in caught.value.details
+    assert caught.value.details == ("the model folder holds no tokenizer",), "of the last start only"
+    assert len([e for e in run.lines.of("phase") if e["phase"] == "Failed"]) == attempts
     assert run.state["processes"] == []
 
 
@@ -251,9 +264,8 @@ async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: 
         assert first.pids()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_nothing_outlives_it_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGKILL gives it no chance to clean up; the tethers do."""
+async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
+    """It gets no chance to clean up; the tethers do."""
     run = Run(tmp_path, document(replicas=2))
     script = (
         "import sys; from quire_operator import cli\n"
@@ -276,11 +288,9 @@ async def test_nothing_outlives_it_however_it_ends(tmp_path: Path, number: signa
             assert line["event"] in ("start", "phase")
     pids = run.pids()
     assert len(pids) == 3
-    process.send_signal(number)
-    assert await asyncio.wait_for(process.wait(), 20) == (-number if number == signal.SIGKILL else 0)
+    process.kill()
+    assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
     await until_dead(pids)
-    if number == signal.SIGTERM:
-        return
     after = Run(tmp_path, document())
     async with running(after):
         await after.ready()

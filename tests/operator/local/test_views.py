@@ -27,6 +27,7 @@ def status(name: str, phase: Phase, *, reason: str | None = None, restarts: int 
         exit_code=None,
         ever_ready=True,
         log=Path("log"),
+        log_start=0,
     )
 
 

@@ -88,16 +88,11 @@ class TetheredProcess:
             os.killpg(self.pid, number)
 
 
-def last_log_line(log: Path) -> str | None:
-    """The last line that says something: of a crashed process mostly the reason."""
-    lines = log_tail(log, lines=1)
-    return lines[-1] if lines else None
-
-
-def log_tail(log: Path, *, lines: int) -> list[str]:
+def log_tail(log: Path, *, lines: int, since: int = 0) -> list[str]:
+    """The last lines that say something, of those written after the first ``since`` bytes."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = _ESCAPE.sub("", file.read().decode("utf-8", errors="replace"))
     except FileNotFoundError:
         return []

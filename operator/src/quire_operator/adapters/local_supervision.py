@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
-from quire_operator.adapters.local_process import ProcessIdentity, TetheredProcess, last_log_line
+from quire_operator.adapters.local_process import ProcessIdentity, TetheredProcess, log_tail
 
 LOOPBACK = "127.0.0.1"
 
@@ -78,6 +78,12 @@ class Status:
     exit_code: int | None
     ever_ready: bool
     log: Path
+    log_start: int
+    """How many bytes of it are from earlier starts."""
+
+    def last_words(self, lines: int) -> list[str]:
+        """What it logged last, since it was started last."""
+        return log_tail(self.log, lines=lines, since=self.log_start)
 
 
 class KeptProcess:
@@ -96,6 +102,7 @@ class KeptProcess:
         self._reason: str | None = None
         self._exit_code: int | None = None
         self._ever_ready = False
+        self._log_start = 0
         self._stop = asyncio.Event()
         self._killed = False
 
@@ -112,6 +119,7 @@ class KeptProcess:
             exit_code=self._exit_code,
             ever_ready=self._ever_ready,
             log=self.launch.log,
+            log_start=self._log_start,
         )
 
     async def run(self) -> None:
@@ -142,6 +150,7 @@ class KeptProcess:
 
     async def _live_once(self) -> None:
         port = self.launch.port or free_port()
+        self._log_start = self.launch.log.stat().st_size if self.launch.log.exists() else 0
         self._process = await TetheredProcess.start(
             self.launch.command(port), log=self.launch.log, environment=self.launch.environment
         )
@@ -177,7 +186,9 @@ class KeptProcess:
     async def _back_off(self) -> None:
         self._failures_in_row += 1
         self._restarts += 1
-        self._reason = last_log_line(self.launch.log) or f"ended with exit code {self._exit_code} and said nothing"
+        # Of a crashed process the last line is mostly the reason.
+        words = self.status.last_words(1)
+        self._reason = words[0] if words else f"it said nothing (exit code {self._exit_code})"
         self._set(Phase.FAILED)
         delay = self._pace.first_backoff_seconds * 2 ** min(self._failures_in_row - 1, 30)
         with suppress(TimeoutError):

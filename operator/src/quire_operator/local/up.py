@@ -17,19 +17,18 @@ from pathlib import Path
 import aiohttp
 
 from quire_operator.adapters.local_machine import Machine, this_machine
-from quire_operator.adapters.local_process import log_tail
 from quire_operator.adapters.local_state import RunFolder, run_folder, state_home
 from quire_operator.adapters.local_supervision import LOOPBACK, Launch, Pace, Phase, Status
 from quire_operator.adapters.model_store import ModelStore, cache_home, folder_facts
 from quire_operator.adapters.processes import LocalCluster, LocalDeployment
 from quire_operator.adapters.scrape import Scraper
 from quire_operator.autoscale import TICK_SECONDS
-from quire_operator.domain.engine_contract import METRICS_PATH, engine_args, kill_grace_seconds
+from quire_operator.domain.engine_contract import CONFIG_ERROR_EXIT_CODE, METRICS_PATH, engine_args, kill_grace_seconds
 from quire_operator.domain.gateway_contract import LIVE_PATH, local_gateway_args
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.spec import Spec
-from quire_operator.errors import StartProblem
+from quire_operator.errors import ModelProblem, StartProblem
 from quire_operator.local.documents import read_deployments
 from quire_operator.local.host import Commands, check_port, logging_to, race
 from quire_operator.local.scaling import LocalScaling, WallClock
@@ -185,18 +184,20 @@ class _Run:
         )
 
     def _raise_if_hopeless(self) -> None:
-        """StartProblem for what ended twice without ever being ready."""
+        """ModelProblem for what the engine refuses to serve, StartProblem for what ended twice without being ready."""
         groups = [self._cluster.statuses(spec.name) for spec in self._specs]
         if self._cluster.gateway is not None:
             groups.append((self._cluster.gateway,))
         for group in groups:
             for status in group:
-                if status.restarts >= _ATTEMPTS_TO_START and not any(other.ever_ready for other in group):
-                    raise StartProblem(
-                        f"{status.name} ended before it was ready (exit code {status.exit_code})",
-                        details=log_tail(status.log, lines=_LOG_LINES),
-                        hint=f"its whole log is {status.log}",
-                    )
+                if any(other.ever_ready for other in group) or not status.restarts:
+                    continue
+                words, where = status.last_words(_LOG_LINES), f"its whole log is {status.log}"
+                if status.exit_code == CONFIG_ERROR_EXIT_CODE:
+                    raise ModelProblem(f"{status.name} refuses to start", details=words, hint=where)
+                if status.restarts >= _ATTEMPTS_TO_START:
+                    ended = f"{status.name} ended before it was ready (exit code {status.exit_code})"
+                    raise StartProblem(ended, details=words, hint=where)
 
     def _announce(self) -> None:
         model = self._specs[0].model.served_name
