@@ -1,17 +1,22 @@
-"""Which replica a request goes to: ``pick(candidates, exclude, draw) -> index | Hold``, a function of values.
+"""Which replica a request goes to: ``pick(candidates, exclude, draw) -> Picked | Hold``, a function of values.
 
-Called by ``fleet`` for every attempt. Least expected wait: the queue ahead divided by how fast the replica finishes
-requests, then the fullest memory, then the number it runs. What was sent since the last scrape counts as queued, for a
-scrape a second old knows nothing of the burst that came after it.
+Called by ``fleet`` for every attempt. First the replica that probably holds most of the prompt in its prefix cache, as
+long as that makes nobody wait and it has about its share of the load. Else the least expected wait: the queue ahead
+divided by how fast the replica finishes requests, then the number it works on. What was sent since the last scrape
+counts too, for a scrape a second old knows nothing of the burst that came after it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 _UNKNOWN_SECONDS_PER_REQUEST = 1.0
 _SLOWEST_SECONDS_PER_REQUEST = 60.0
 _FULL_KV = 0.95
 """A replica whose KV cache is fuller makes the next request wait, whatever its queue."""
+_LEAST_SHARE = 0.25
+"""Of a prompt: a shorter match saves less than an even load does."""
+_LOAD_BOUND, _LOAD_SLACK = 1.25, 2.0
+"""A replica chosen for its cache has at most so many times the least load there is, and so many requests more."""
 _WAIT_GRAIN_SECONDS = 0.05
 """Differences in wait below this are noise: then the emptier replica is better."""
 
@@ -43,6 +48,8 @@ class Candidate:
     """Our own requests that it has now."""
     load: Load | None
     """None while it was not scraped, or not lately: then only our own requests count."""
+    prefix_share: float = 0.0
+    """Of this prompt: how much it has probably cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +68,24 @@ def pick(candidates: Sequence[Candidate], *, exclude: Collection[str] = (), draw
     trusted = [c for c in able if not c.suspect] or able
     if not trusted:
         return Hold()
-    costs = [_cost(c) for c in trusted]
-    least = min(costs)
-    best = [c for c, cost in zip(trusted, costs, strict=True) if cost == least]
-    return Picked(best[int(draw * len(best))].id)
+    costs = {c.id: _cost(c) for c in trusted}
+    affine = _affine(trusted, costs)
+    if affine is not None:
+        return Picked(affine)
+    least = min(costs.values())
+    best = [c.id for c in trusted if costs[c.id] == least]
+    return Picked(best[int(draw * len(best))])
+
+
+def _affine(candidates: Sequence[Candidate], costs: Mapping[str, tuple[int, float]]) -> str | None:
+    """The replica with the longest match, if going there costs nobody anything."""
+    best = max(candidates, key=lambda c: (c.prefix_share, *(-x for x in costs[c.id])))
+    if best.prefix_share < _LEAST_SHARE:
+        return None
+    wait, load = costs[best.id]
+    makes_wait = wait > min(wait for wait, _ in costs.values())
+    is_busy = load >= _LOAD_BOUND * min(load for _, load in costs.values()) + _LOAD_SLACK
+    return None if makes_wait or is_busy else best.id
 
 
 def expected_wait_seconds(candidate: Candidate) -> float:

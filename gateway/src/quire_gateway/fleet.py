@@ -6,13 +6,14 @@ themselves; touched from the event loop alone.
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
 from quire_gateway.balance import Candidate, Hold, Load, pick
 from quire_gateway.endpoints import Endpoint, Snapshot
+from quire_gateway.prefixes import PrefixIndex
 
 _LOAD_SECONDS = 5.0
 """An older scrape says nothing of now."""
@@ -60,7 +61,7 @@ class Backend:
         """It took a request: whatever was held against it is forgotten."""
         self.failures, self.unreachable, self.suspect_until = 0, False, 0.0
 
-    def candidate(self, now: float) -> Candidate:
+    def candidate(self, now: float, *, prefix_share: float) -> Candidate:
         fresh = self.load is not None and now - self.load_time <= _LOAD_SECONDS
         return Candidate(
             id=self.endpoint.id,
@@ -68,6 +69,7 @@ class Backend:
             suspect=self.is_suspect(now),
             in_flight=self.in_flight,
             load=self.load if fresh else None,
+            prefix_share=prefix_share,
         )
 
 
@@ -79,12 +81,15 @@ class Pool:
         self.created = created
         """Unix seconds when the gateway first heard of it."""
         self.backends: dict[str, Backend] = {}
+        self.prefixes = PrefixIndex()
         self.changed = asyncio.Event()
         """Set, and replaced, whenever a held request may find a replica now."""
 
-    def pick(self, *, exclude: Collection[str] = ()) -> Backend | Hold:
+    def pick(self, *, blocks: Sequence[int] = (), exclude: Collection[str] = ()) -> Backend | Hold:
+        """For a prompt of these blocks."""
         now = monotonic()
-        candidates = [backend.candidate(now) for backend in self.backends.values()]
+        shares = self.prefixes.shares(blocks) if len(self.backends) > 1 else {}
+        candidates = [b.candidate(now, prefix_share=shares.get(id_, 0.0)) for id_, b in self.backends.items()]
         choice = pick(candidates, exclude=exclude, draw=random.random())
         return choice if isinstance(choice, Hold) else self.backends[choice.id]
 

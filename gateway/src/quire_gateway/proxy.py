@@ -31,6 +31,7 @@ from quire_gateway.errors import (
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.holding import Holding, Place
 from quire_gateway.metrics import Metrics
+from quire_gateway.prefixes import Prompt, prompt_blocks
 from quire_gateway.scrape import read_capped
 
 _BUSY = 429
@@ -67,7 +68,7 @@ def tracing() -> aiohttp.TraceConfig:
     return trace
 
 
-class _Peek(msgspec.Struct):
+class _Peek(Prompt):
     """All the gateway wants to know of a body."""
 
     model: str | None = None
@@ -82,6 +83,8 @@ class _Call:
     place: Place
     """Where it waits while no replica can take it."""
     body: bytes
+    blocks: tuple[int, ...]
+    """Of its prompt."""
     id: str
     started: float
 
@@ -111,16 +114,24 @@ class Proxy:
         """Answer one request by a replica of the model it names. Raises ``GatewayError``."""
         started = monotonic()
         body = await self._read(request)
-        pool = self._pool(_model(body))
+        peek, model = _peek(body)
+        pool = self._pool(model)
         id_ = headers.request_id(request.headers)
         task = asyncio.current_task()
         assert task is not None
         self.running.add(task)
         try:
             with self._holding.place(pool, size_bytes=len(body)) as place:
-                return await self._serve(
-                    _Call(request=request, pool=pool, place=place, body=body, id=id_, started=started)
+                call = _Call(
+                    request=request,
+                    pool=pool,
+                    place=place,
+                    body=body,
+                    blocks=prompt_blocks(peek),
+                    id=id_,
+                    started=started,
                 )
+                return await self._serve(call)
         except asyncio.CancelledError:
             if not self.cutting:
                 self._metrics.disconnects.labels(pool.model).inc()
@@ -154,7 +165,7 @@ class Proxy:
         refusal: _Refusal | None = None
         disconnected = stale = False
         while True:
-            choice = Hold() if len(tried) >= self._options.max_attempts else call.pool.pick(exclude=tried)
+            choice = self._pick(call, tried)
             if isinstance(choice, Hold):
                 if refusal is not None and refusal.reason == "busy" and refusal.answer is not None:
                     return refusal.answer
@@ -174,6 +185,15 @@ class Proxy:
             tried.add(choice.endpoint.id)
             self._metrics.retries.labels(call.pool.model, outcome.reason).inc()
             _log.info("request %s: %s %s", call.id, choice.endpoint.id, outcome.cause)
+
+    def _pick(self, call: _Call, tried: set[str]) -> Backend | Hold:
+        if len(tried) >= self._options.max_attempts:
+            return Hold()
+        choice = call.pool.pick(blocks=call.blocks, exclude=tried)
+        if isinstance(choice, Backend):
+            # At once: of several that begin alike and come together, the later ones hit what the first computes.
+            call.pool.prefixes.served(call.blocks, choice.endpoint.id)
+        return choice
 
     async def _attempt(self, call: _Call, backend: Backend) -> web.StreamResponse | _Refusal:
         """Ask one replica."""
@@ -314,14 +334,14 @@ async def _break_off(request: web.Request, response: web.StreamResponse, error: 
         request.transport.abort()
 
 
-def _model(body: bytes) -> str:
-    """The model a body names. Everything else in it is the replica's to judge."""
+def _peek(body: bytes) -> tuple[Prompt, str]:
+    """A body's prompt, and the model it names. Everything else in it is the replica's to judge."""
     try:
-        model = msgspec.json.decode(body, type=_Peek).model
+        peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise BadRequest(f'the body must be a JSON object with a string "model": {error}', param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
-    if not model:
+    if not peek.model:
         raise BadRequest('the body names no "model"', param="model", code="missing_required_parameter")
-    return model
+    return peek, peek.model

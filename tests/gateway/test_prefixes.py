@@ -1,0 +1,139 @@
+"""Prompts that begin alike go where their beginning is cached, unless that would make them wait."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_gateway.balance import Candidate, Load, Picked, pick
+from quire_gateway.prefixes import BLOCK_BYTES, MAX_BLOCKS, PrefixIndex, Prompt, prompt_blocks
+
+
+def blocks_of(**body: object) -> tuple[int, ...]:
+    return prompt_blocks(msgspec.json.decode(json.dumps(body), type=Prompt))
+
+
+def chat(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+LONG = "once upon a time " * 60
+
+
+def test_next_turn_of_a_conversation_has_the_blocks_of_the_turn_before():
+    first, second = blocks_of(messages=chat(LONG)), blocks_of(messages=chat(LONG, "and then?" * 50))
+    assert len(first) == 4
+    assert second[: len(first)] == first
+    assert len(second) > len(first)
+
+
+def test_what_differs_at_the_beginning_has_no_block_in_common():
+    plain = blocks_of(prompt=LONG)
+    for other in (blocks_of(prompt="A" + LONG), blocks_of(prompt=LONG, cache_salt="tenant")):
+        assert set(plain) & set(other) == set()
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "short"}, {"prompt": None}, {"prompt": [1, 2]}, {"messages": 7}])
+def test_short_and_strange_prompts_have_no_blocks(body):
+    assert blocks_of(**body) == ()
+
+
+def test_token_ids_count_as_text():
+    assert len(blocks_of(prompt=list(range(10_000, 10_200)))) > 3
+
+
+def test_endless_prompts_are_hashed_only_so_far():
+    assert len(blocks_of(prompt="x" * BLOCK_BYTES * MAX_BLOCKS * 3)) == MAX_BLOCKS
+
+
+def test_share_counts_from_the_first_block_without_a_gap():
+    index = PrefixIndex()
+    index.served((1, 2, 3, 4), "a")
+    index.served((1, 2), "b")
+    index.served((9, 4), "c")
+    assert index.shares((1, 2, 3, 4)) == {"a": 1.0, "b": 0.5}
+    assert index.shares((1, 7, 3, 4)) == {"a": 0.25, "b": 0.25}
+    assert index.shares((7,)) == index.shares(()) == {}
+
+
+def test_beginning_that_others_share_is_forgotten_last():
+    index = PrefixIndex(max_entries=3)
+    index.served((1, 2, 3, 4, 5), "a")
+    assert len(index) == 3
+    assert index.shares((1, 2, 3, 4)) == {"a": 0.75}
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=6), st.sampled_from("abcdefg")), max_size=40))
+def test_index_is_bounded_and_shares_are_shares(served):
+    index = PrefixIndex(max_entries=5)
+    for blocks, id_ in served:
+        index.served(blocks, id_)
+        assert len(index) <= 5
+        assert all(0 < share <= 1 for share in index.shares(blocks).values())
+
+
+# --- what a hit is worth ---
+
+
+def replica(id_: str, *, share: float = 0.0, running: float = 0.0, waiting: float = 0.0) -> Candidate:
+    told = Load(running=running, waiting=waiting, kv_usage=0.0, finished_per_second=None, in_flight=0)
+    return Candidate(id=id_, ready=True, suspect=False, in_flight=0, load=told, prefix_share=share)
+
+
+CASES = {
+    "cached": ([replica("a"), replica("b", share=0.9)], "b"),
+    "the longer match": ([replica("a", share=0.5), replica("b", share=0.9)], "b"),
+    "the emptier of two equal matches": ([replica("a", share=0.9, running=1), replica("b", share=0.9)], "b"),
+    "a match of little": ([replica("a", share=0.1, running=3), replica("b", running=2)], "b"),
+    "cached, but it would wait": ([replica("a", share=0.9, waiting=1), replica("b")], "b"),
+    "cached, and a little busier": ([replica("a", running=3), replica("b", share=0.9, running=4)], "b"),
+    "cached, but much busier": ([replica("a", share=0.9, running=8), replica("b", running=1)], "b"),
+    "all wait alike": ([replica("a", waiting=3), replica("b", share=0.9, waiting=3)], "b"),
+}
+
+
+@pytest.mark.parametrize(("candidates", "expected"), CASES.values(), ids=CASES.keys())
+def test_cached_prompts_go_home_unless_they_would_wait_there(candidates, expected):
+    assert pick(candidates) == Picked(expected)
+
+
+# --- through the gateway ---
+
+
+async def test_conversations_stay_on_their_replica(gateway, replicas):
+    fleet = [await replicas(name) for name in "abc"]
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+    homes: dict[int, set[str]] = {}
+    history = {talk: [LONG.replace("once", f"once {talk}")] for talk in range(6)}
+    for turn in range(4):
+        for talk, texts in history.items():
+            _, body = await gateway.complete(messages=chat(*texts))
+            homes.setdefault(talk, set()).add(body["served_by"])
+            texts.append(f"turn {turn} " * 40)
+    assert {len(home) for home in homes.values()} == {1}
+
+
+async def test_one_hot_prompt_spreads_when_it_is_too_much_for_one(gateway, replicas):
+    fleet = [await replicas(name) for name in "abc"]
+    gate = asyncio.Event()
+    for replica in fleet:
+
+        async def hold(request, replica=replica):
+            await gate.wait()
+            return await replica.say_name(request)
+
+        replica.behaviour = hold
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+
+    calls = [asyncio.create_task(gateway.complete(messages=chat(LONG))) for _ in range(12)]
+    while sum(len(replica.bodies) for replica in fleet) < 12:
+        await asyncio.sleep(0.005)
+    gate.set()
+    await asyncio.gather(*calls)
+
+    counts = sorted(len(replica.bodies) for replica in fleet)
+    assert counts[0] >= 2
+    assert counts[-1] <= 6
