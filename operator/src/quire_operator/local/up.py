@@ -84,6 +84,7 @@ class Up:
             if not preparing.done():
                 preparing.cancel()
                 await asyncio.wait((preparing,))
+                self._view.event("end", "stopped before anything was started; what was downloaded is kept")
                 return
             sized = preparing.result()
             http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))

@@ -86,6 +86,7 @@ class LiveTable:
     def event(self, kind: str, message: str, fields: Mapping[str, object] | None = None) -> None:
         if kind == "decision" and not (fields or {}).get("changed"):
             return  # the table shows it
+        self._end_downloads()
         clock = datetime.now().strftime("%H:%M:%S")
         self._console.print(Text.assemble((f"{clock}  ", "dim"), message), soft_wrap=True)
         if kind == "ready":
