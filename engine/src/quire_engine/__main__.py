@@ -11,6 +11,7 @@ from quire_engine.flag_help import help_text
 from quire_engine.flag_table import schema
 from quire_engine.model_folder import check_model_len, inspect_model_folder
 from quire_engine.server.listen import listen
+from quire_engine.text.model_text import load_model_text
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,9 +33,10 @@ def main(argv: list[str] | None = None) -> int:
         listener = listen(config.server.host, config.server.port)
         # One request's text is encoded on one core: threads for it would fight the engine's.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        text = load_model_text(config.model.path, config.text)
         from quire_engine.server.serve import serve
 
-        return serve(config, folder, listener)
+        return serve(config, folder, text, listener)
     except FlagsError as error:
         print(_problems(error), file=sys.stderr)
         return error.exit_code

@@ -49,7 +49,9 @@ def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
 def check_model_len(folder: ModelFolder, max_model_len: int | None) -> None:
     """Raises ModelFolderError where more positions are asked for than the model has."""
     positions = folder.max_position_embeddings
-    if max_model_len is not None and positions is not None and max_model_len > positions and not folder.scaled_positions:
+    if max_model_len is None or positions is None or folder.scaled_positions:
+        return
+    if max_model_len > positions:
         raise ModelFolderError(
             f"--max-model-len {max_model_len} is more than the {positions} positions of this model "
             f"(max_position_embeddings in {folder.path / 'config.json'})"

@@ -1,4 +1,4 @@
-"""Runs one engine: reads what text needs, starts the engine process, serves, drains, ends.
+"""Runs one engine: starts the engine process, serves, drains, ends.
 
 The imperative shell of the API process: here are the sockets, the signals and the order of things. Raises StartError
 for whatever a person can put right.
@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import uvicorn
 import uvloop
@@ -31,9 +30,7 @@ from quire_engine.server.generation import Desk
 from quire_engine.server.http_protocol import BoundedHttpProtocol
 from quire_engine.server.lifecycle import Lifecycle
 from quire_engine.server.metrics import Metrics
-from quire_engine.text.chat_template import ChatTemplate, load_chat_template
-from quire_engine.text.generation_config import SamplingDefaults, load_sampling_defaults
-from quire_engine.text.tokenizer import Tokenizer, load_tokenizer
+from quire_engine.text.model_text import ModelText
 
 _log = logging.getLogger(__name__)
 
@@ -45,36 +42,22 @@ _KV_FULLS_QUEUED = 8
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """What the model folder says about text."""
-
-    folder: ModelFolder
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    sampling_defaults: SamplingDefaults
-
-
 def serve(
-    config: EngineConfig, folder: ModelFolder, listener: socket.socket, *, factory: RunnerFactory | None = None
+    config: EngineConfig,
+    folder: ModelFolder,
+    text: ModelText,
+    listener: socket.socket,
+    *,
+    factory: RunnerFactory | None = None,
 ) -> int:
-    """Until told to end; the exit status. The folder was inspected, the socket listens.
+    """Until told to end; the exit status. The folder was inspected and its text read, the socket listens.
 
     ``factory`` stands in for the model in tests and benchmarks; no flag leads to it.
     """
     logs.set_up(config.log)
     with listener:
         access = Access(config.server.access, time.monotonic)
-        text = _load_text(config, folder)
-        return uvloop.run(_Server(config, text, access, listener, factory).run())
-
-
-def _load_text(config: EngineConfig, folder: ModelFolder) -> Text:
-    tokenizer = load_tokenizer(folder.path)
-    template = load_chat_template(folder.path, config.text.chat_template, tokenizer.named_tokens)
-    ignored = config.text.generation_config == "none"
-    defaults = SamplingDefaults() if ignored else load_sampling_defaults(folder.path)
-    return Text(folder=folder, tokenizer=tokenizer, chat_template=template, sampling_defaults=defaults)
+        return uvloop.run(_Server(config, folder, text, access, listener, factory).run())
 
 
 class _Http(uvicorn.Server):
@@ -88,7 +71,8 @@ class _Server:
     def __init__(
         self,
         config: EngineConfig,
-        text: Text,
+        folder: ModelFolder,
+        text: ModelText,
         access: Access,
         listener: socket.socket,
         factory: RunnerFactory | None,
@@ -97,8 +81,8 @@ class _Server:
         self._listener = listener
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
-        names = config.server.served_model_names or (text.folder.name,)
-        limit = config.model.max_model_len or text.folder.max_position_embeddings or 2**17
+        names = config.server.served_model_names or (folder.name,)
+        limit = config.model.max_model_len or folder.max_position_embeddings or 2**17
         self._metrics = Metrics(names[0], limit)
         self._engine = EngineClient(config, factory=factory, observer=self._metrics)
         self._lifecycle = Lifecycle()
@@ -121,7 +105,7 @@ class _Server:
             tokenizer=text.tokenizer,
             chat_template=text.chat_template,
             sampling_defaults=text.sampling_defaults,
-            vocab_size=text.folder.vocab_size or text.tokenizer.vocab_size,
+            vocab_size=folder.vocab_size or text.tokenizer.vocab_size,
             priorities=config.scheduler.policy == "priority",
             desk=desk,
             metrics=self._metrics,

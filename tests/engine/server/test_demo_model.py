@@ -1,0 +1,142 @@
+"""The real thing: quire-engine with the demo model, asked by OpenAI's own client."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
+ASK: Any = [{"role": "user", "content": "What is a list?"}]
+
+
+@dataclass
+class Server:
+    child: subprocess.Popen[str]
+    http: httpx.Client
+    openai: openai.OpenAI
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    command = [sys.executable, "-m", "quire_engine", "--model", str(MODEL), "--served-model-name", "demo"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--kv-cache-memory-bytes", "32MiB"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    log = ""
+    while " info    ready: " not in log:
+        line = child.stderr.readline()
+        assert line, log
+        log += line
+    found = re.search(r"listening on (http://\S+);", log)
+    assert found is not None, log
+    with (
+        httpx.Client(base_url=found[1], timeout=60) as http,
+        openai.OpenAI(base_url=f"{found[1]}/v1", api_key="any", timeout=60) as client,
+    ):
+        yield Server(child, http, client)
+    child.kill()
+    child.communicate()
+
+
+def test_a_chat_is_answered_in_words(server: Server) -> None:
+    answer = server.openai.chat.completions.create(model="demo", messages=ASK, max_completion_tokens=30)
+    content = answer.choices[0].message.content
+    assert content and re.search(r"[a-z]{3}", content) and "\ufffd" not in content
+    assert answer.usage is not None and answer.usage.completion_tokens <= 30
+
+
+def test_streamed_and_whole_answers_are_the_same(server: Server) -> None:
+    options: dict[str, Any] = {"model": "demo", "messages": ASK, "max_completion_tokens": 40, "temperature": 0}
+    whole = server.openai.chat.completions.create(**options).choices[0]
+    text, reason = "", None
+    for chunk in server.openai.chat.completions.create(**options, stream=True):
+        text += chunk.choices[0].delta.content or ""
+        reason = chunk.choices[0].finish_reason or reason
+    assert (text, reason) == (whole.message.content, whole.finish_reason)
+
+
+def test_a_seed_draws_the_same_whatever_else_runs(server: Server) -> None:
+    def ask(seed: int) -> str:
+        return (
+            server.openai.completions.create(model="demo", prompt="A list is", max_tokens=20, seed=seed).choices[0].text
+        )
+
+    alone = ask(7)
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(ask, [1, 7, 2, 7, 3, 7, 4, 5]))
+    assert [together[1], together[3], together[5]] == [alone] * 3
+    assert len(set(together)) > 3
+
+
+def test_a_stop_string_cuts_the_text_before_it(server: Server) -> None:
+    options: dict[str, Any] = {"model": "demo", "prompt": "The list", "max_tokens": 60, "temperature": 0}
+    whole = server.openai.completions.create(**options, extra_body={"ignore_eos": True}).choices[0].text
+    stop = whole[12:16]
+    cut = server.openai.completions.create(**options, stop=[stop], extra_body={"ignore_eos": True}).choices[0]
+    assert cut.text == whole[: whole.index(stop)] and cut.finish_reason == "stop"
+
+
+def test_logprobs_are_probabilities_in_falling_order(server: Server) -> None:
+    answer = server.openai.chat.completions.create(
+        model="demo", messages=ASK, max_completion_tokens=5, temperature=0, logprobs=True, top_logprobs=3
+    )
+    assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content
+    for entry in answer.choices[0].logprobs.content:
+        likeliest = [other.logprob for other in entry.top_logprobs]
+        assert likeliest == sorted(likeliest, reverse=True) and len(likeliest) == 3
+        assert entry.logprob == pytest.approx(likeliest[0]) and entry.logprob <= 0
+        assert bytes(entry.bytes or []).decode() == entry.token
+
+
+def test_a_shared_prefix_is_found_in_the_cache(server: Server) -> None:
+    prompt = "Lists are mutable sequences, typically used to store collections of items. " * 4
+    usage = [
+        server.openai.completions.create(model="demo", prompt=prompt + end, max_tokens=2).usage
+        for end in ("One", "Two")
+    ]
+    assert usage[1] is not None and usage[1].prompt_tokens_details is not None
+    cached = usage[1].prompt_tokens_details.cached_tokens
+    assert cached and cached >= usage[1].prompt_tokens // 2 and cached % 16 == 0
+
+
+def test_text_in_any_script_goes_in_and_comes_back(server: Server) -> None:
+    text = "naïve 北京 😀 ﷽ \u0000 e\u0301"
+    echoed = server.openai.completions.create(model="demo", prompt=text, max_tokens=1, echo=True).choices[0].text
+    assert echoed.startswith(text)
+    ids = server.http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert server.http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == text
+
+
+def test_an_over_long_prompt_is_refused_with_numbers(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"context is \d+ tokens; the prompt has \d+"):
+        server.openai.completions.create(model="demo", prompt="list " * 5000, max_tokens=1)
+
+
+def test_the_api_process_stays_small(server: Server) -> None:
+    status = Path(f"/proc/{server.child.pid}/status").read_text()
+    resident = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+    assert resident <= 150 * 2**20
+    maps = Path(f"/proc/{server.child.pid}/maps").read_text()
+    assert "libtorch" not in maps and "numpy" not in maps
+
+
+def test_sigterm_ends_it_in_order(server: Server) -> None:
+    """The last test here: afterwards there is no server."""
+    (engine,) = Path(f"/proc/{server.child.pid}/task/{server.child.pid}/children").read_text().split()
+    server.child.send_signal(signal.SIGTERM)
+    assert server.child.wait(20) == 0
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{engine}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not os.path.exists(f"/proc/{engine}")
