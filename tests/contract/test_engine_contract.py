@@ -12,6 +12,7 @@ from quire_engine import flag_table, flags
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import kv_bytes_per_token
 from quire_engine.errors import FlagsError
+from quire_operator.adapters.local_machine import this_machine
 from quire_operator.domain import capacity, engine_contract, engine_flags
 from quire_operator.domain.spec import DType, Spec
 from quire_operator.domain.spec.engine import BLOCK_SIZES
@@ -98,6 +99,19 @@ def test_both_count_the_same_bytes_per_token(layers: int, kv_heads: int, head_di
     assert capacity.kv_bytes_per_token(
         layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes
     ) == kv_bytes_per_token(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes)
+
+
+@pytest.mark.parametrize("asked", DType)
+@pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
+def test_both_choose_the_same_arithmetic_on_a_cpu(asked: DType, feature: str, tmp_path: Path) -> None:
+    from quire_engine.runner.arithmetic import dtype_name, resolve_dtype
+
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(f"flags : fpu {feature}\n")
+    fast = this_machine(tmp_path).multiplies_bfloat16
+    ours = capacity.compute_dtype(asked, "bfloat16", device="cpu", cpu_multiplies_bfloat16=fast)
+    theirs = resolve_dtype(asked.value.lower(), frozenset({"fpu", feature}))  # type: ignore[arg-type]
+    assert ours == dtype_name(theirs)
 
 
 def free_flags() -> list[str]:

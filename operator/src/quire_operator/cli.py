@@ -112,11 +112,17 @@ def up(
         commands=installed_commands(),
     )
     console = Console()
-    view: View = LiveTable(console) if console.is_terminal else JsonLines(sys.stdout)
+    view: View = LiveTable(console) if console.is_terminal else JsonLines(sys.stdout, on_gone=_end_unread)
     try:
         asyncio.run(_up(options, view))
     finally:
         view.close()
+
+
+def _end_unread() -> None:
+    """Ask this process to end as a person would; and spare the interpreter another try at a pipe without a reader."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _up(options: UpOptions, view: View) -> None:

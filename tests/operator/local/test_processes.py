@@ -135,3 +135,14 @@ async def test_each_replica_sees_its_own_gpu_or_none(cluster: Cluster, tmp_path:
         environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
         seen = [e.decode().partition("=")[2] for env in environments for e in env if e.startswith(b"CUDA_VISIBLE")]
         assert seen == expected
+
+
+async def test_a_fault_of_our_own_is_raised_and_not_kept_quiet(cluster: Cluster) -> None:
+    def broken(port: int) -> list[str]:
+        raise ZeroDivisionError(port)
+
+    deployment = LocalDeployment(name="chat", served_name="chat", command=broken, kill_grace_seconds=1.0)
+    cluster.local.add(deployment, replicas=1)
+    with pytest.raises(ZeroDivisionError):
+        await cluster.local.until_broken()
+    assert cluster.local.statuses("chat") == ()

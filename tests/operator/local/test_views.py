@@ -141,3 +141,13 @@ def test_the_state_file_tells_the_decision_and_who_runs() -> None:
     chat = state["deployments"]["chat"]
     assert (chat["replicas"], chat["readyReplicas"], chat["bounds"]) == (2, 1, [1, 3])
     assert chat["lastDecision"]["message"].startswith("scales 1 → 2")
+
+
+def test_lines_that_nobody_reads_are_told_of() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    told: list[str] = []
+    JsonLines(Closed(), on_gone=lambda: told.append("gone")).event("start", "starting")
+    assert told == ["gone"]

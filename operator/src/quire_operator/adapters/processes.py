@@ -59,6 +59,7 @@ class LocalCluster:
         self._replicas: dict[str, dict[int, KeptProcess]] = {}
         self._gateway: KeptProcess | None = None
         self._tasks: dict[KeptProcess, asyncio.Task[None]] = {}
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.write_endpoints()
 
     def __contains__(self, name: str) -> bool:
@@ -111,6 +112,10 @@ class LocalCluster:
             staying[number].stop()
             self._note(staying[number])
 
+    async def until_broken(self) -> None:
+        """Never returns; raises what went wrong in the keeping itself, which is our bug."""
+        await asyncio.shield(self._broken)
+
     async def stop(self) -> None:
         """Drain all together: the gateway refuses what is new and passes on what streams, until the engines end."""
         for kept in list(self._tasks):
@@ -156,11 +161,14 @@ class LocalCluster:
         kept = KeptProcess(launch, http=self._http, pace=self._pace, changed=self._note)
         task = asyncio.create_task(kept.run(), name=launch.name)
         self._tasks[kept] = task
-        task.add_done_callback(lambda _: self._forget(kept))
+        task.add_done_callback(lambda _: self._forget(kept, task))
         return kept
 
-    def _forget(self, kept: KeptProcess) -> None:
+    def _forget(self, kept: KeptProcess, task: asyncio.Task[None]) -> None:
         self._tasks.pop(kept, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._broken.done():
+            self._broken.set_exception(error)
         for group in self._replicas.values():
             for number in [number for number, other in group.items() if other is kept]:
                 del group[number]

@@ -150,7 +150,7 @@ class _Run:
             self._cluster.add(self._deployment(one), replicas=one.spec.initial_replicas)
         names = ", ".join(spec.name for spec in self._specs)
         self._view.event("start", f"starting {names}; logs in {self._folder.logs}", {"logs": str(self._folder.logs)})
-        await race(self._serve_and_drain(stop, kill), self._show_for_ever())
+        await race(self._serve_and_drain(stop, kill), self._show_for_ever(), self._cluster.until_broken())
 
     async def end_at_once(self) -> None:
         """Whatever still runs; nothing after an orderly drain."""

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Protocol, TextIO
 
@@ -49,14 +49,17 @@ class JsonLines:
 
     wants_snapshots = False
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, *, on_gone: Callable[[], None] = lambda: None) -> None:
+        self._out, self._on_gone = out, on_gone
         self._told: dict[str, float] = {}
 
     def event(self, kind: str, message: str, fields: Mapping[str, object] | None = None) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": time, "event": kind, "message": message, **(fields or {})}
-        print(json.dumps(line, ensure_ascii=False), file=self._out, flush=True)
+        try:
+            print(json.dumps(line, ensure_ascii=False), file=self._out, flush=True)
+        except BrokenPipeError:  # nobody reads any more, as after `quire up … | head`
+            self._on_gone()
 
     def download(self, model: str, done: int, total: int) -> None:
         now = datetime.now(UTC).timestamp()
