@@ -77,7 +77,10 @@ def write_tokens(cache: KVCache, slots: Tensor, keys: Tensor, values: Tensor) ->
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     # torch.zeros would write every page. Huge pages, where there are any: blocks lie scattered, and with small pages
     # each of them costs a walk through the page tables.
-    memory = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    size = prod(shape) * dtype.itemsize
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -152,14 +152,15 @@ def _nearest(typingctx: Any, value: Any) -> Any:
 def exp_float32(x: Any) -> Any:
     """e ** x to 2 units in the last place, without a call, so that loops over it vectorise.
 
-    x = n ln 2 + r with \\|r\\| <= ln 2 / 2; e ** r by its Taylor series to degree 6 (error below 2e-8 relative).
-    Below -87.3 (where the result would be subnormal) it is 0; above 88 it stays at e ** 88.
+    x = n ln 2 + r with \\|r\\| <= ln 2 / 2; e ** r by its Taylor series to degree 7 (error below 6e-9).
+    Below -87.3 (where the result would be subnormal) it is 0; above 88 it is infinity.
     """
     clamped = min(max(x, np.float32(-87.3)), np.float32(88.0))
     n = _nearest(clamped * np.float32(1.4426950408889634))
     # ln 2 in two parts, so that n * ln 2 is exact.
     r = (clamped - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
-    series = np.float32(1.0 / 720.0)
+    series = np.float32(1.0 / 5040.0)
+    series = series * r + np.float32(1.0 / 720.0)
     series = series * r + np.float32(1.0 / 120.0)
     series = series * r + np.float32(1.0 / 24.0)
     series = series * r + np.float32(1.0 / 6.0)
@@ -167,4 +168,5 @@ def exp_float32(x: Any) -> Any:
     series = series * r + np.float32(1.0)
     series = series * r + np.float32(1.0)
     power = _float32_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
-    return series * power if x >= np.float32(-87.3) else np.float32(0.0)
+    value = series * power if x >= np.float32(-87.3) else np.float32(0.0)
+    return value if x <= np.float32(88.0) else np.float32(np.inf)

@@ -1,0 +1,93 @@
+"""Shared by the kernel tests: random tensors with poisoned gaps, tolerances by dtype, a filled paged cache."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
+def threads(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    request.addfinalizer(lambda: torch.set_num_threads(before))
+    return count
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(20250711)
+
+
+@pytest.fixture
+def assert_close() -> Callable[[Tensor, Tensor], None]:
+    def check(found: Tensor, expected: Tensor) -> None:
+        tolerance = TOLERANCES[expected.dtype]
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+    return check
+
+
+@pytest.fixture
+def strided() -> Callable[..., Tensor]:
+    """A random tensor whose rows lie apart, NaN between them: an op that reads a gap shows it."""
+
+    def make(rows: int, *inner: int, dtype: torch.dtype, gap: int = 5) -> Tensor:
+        width = prod(inner)
+        wide = torch.full((rows, width + gap), torch.nan)
+        wide[:, :width] = torch.randn(rows, width)
+        return wide.to(dtype)[:, :width].unflatten(1, inner)
+
+    return make
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledCache:
+    """A cache that holds the context of some sequences; every slot that holds no token of theirs is NaN."""
+
+    cache: KVCache
+    block_tables: Tensor
+
+
+@pytest.fixture
+def fill_cache() -> Callable[..., FilledCache]:
+    def make(
+        context_lens: list[int], *, kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 16
+    ) -> FilledCache:
+        counts = [-(-length // block_size) for length in context_lens]
+        num_blocks = sum(counts) + 2
+        cache = allocate_kv_cache(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            device=torch.device("cpu"),
+        )
+        cache.keys.fill_(torch.nan)
+        cache.values.fill_(torch.nan)
+        shuffled = iter(torch.randperm(num_blocks).tolist())
+        tables = torch.full((len(counts), max(counts)), num_blocks + 1000, dtype=torch.int32)
+        for table, count, length in zip(tables, counts, context_lens, strict=True):
+            for i in range(count):
+                block = table[i] = next(shuffled)
+                used = min(block_size, length - i * block_size)
+                cache.keys[block, :, :, :used] = torch.randn(kv_heads, head_dim, used).to(dtype)
+                cache.values[block, :, :used, :head_dim] = torch.randn(kv_heads, used, head_dim).to(dtype)
+        return FilledCache(cache=cache, block_tables=tables)
+
+    return make

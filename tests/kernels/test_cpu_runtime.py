@@ -1,0 +1,142 @@
+"""The runtime under the CPU ops: exponential, rounding to storage, threads, where machine code is kept."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from numba import carray, njit
+
+from quire_kernels.cpu_runtime import Worker, float_bits, launch
+from quire_kernels.cpu_runtime.scalars import (
+    as_int64_pointer,
+    exp_float32,
+    fetch_add,
+    float_from_bits,
+    int64_pointer,
+    storage_pointer,
+    to_float32,
+    to_storage,
+)
+from quire_kernels.errors import UnsupportedDeviceError
+
+
+@njit
+def _exp_all(values: Any) -> Any:
+    out = np.empty_like(values)
+    for i in range(values.size):
+        out[i] = exp_float32(values[i])
+    return out
+
+
+def _round_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 6)
+    while True:
+        i = fetch_add(counter, 0)
+        if i >= a[1]:
+            break
+        source, target = carray(storage_pointer(block, a[3]), a[1]), carray(storage_pointer(block, a[4]), a[1])
+        target[i] = to_storage(to_float32(source[i]) * np.float32(float_from_bits(a[5])), source[i])
+
+
+def _count_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 4)
+    while True:
+        i = fetch_add(counter, 0)
+        if i >= a[1]:
+            break
+        fetch_add(int64_pointer(a[3]), i)
+        if i == 17:
+            a[2] = 9
+
+
+def test_the_exponential_is_within_two_units_in_the_last_place() -> None:
+    x = np.linspace(-87.0, 88.0, 200_001, dtype=np.float32)
+    expected = np.exp(x.astype(np.float64))
+    assert np.max(np.abs(_exp_all(x) - expected) / np.spacing(expected.astype(np.float32))) < 2.0
+
+
+@pytest.mark.parametrize(("x", "expected"), [(-np.inf, 0.0), (-88.0, 0.0), (-1e30, 0.0), (0.0, 1.0), (89.0, np.inf)])
+def test_the_exponential_at_its_ends(x: float, expected: float) -> None:
+    assert _exp_all(np.array([x], dtype=np.float32))[0] == expected
+
+
+def test_results_are_rounded_to_storage_as_torch_rounds(dtype: torch.dtype) -> None:
+    worker = Worker(_round_worker)
+    values = torch.cat(
+        (torch.randn(500) * 1e3, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.00390625]))
+    )
+    source, found = values.to(dtype), torch.empty(values.shape, dtype=dtype)
+    arguments = (source.data_ptr(), found.data_ptr(), float_bits(1.0 / 3.0))
+    launch(worker, dtype, len(values), arguments, parallel=False)
+    expected = (source.float() * torch.tensor(1.0 / 3.0, dtype=torch.float32)).to(dtype)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_every_item_is_done_once_and_a_fault_is_reported(parallel: bool, threads: int) -> None:
+    worker = Worker(_count_worker)
+    done = np.zeros(1000, dtype=np.int64)
+    assert launch(worker, torch.float32, 1000, (done.ctypes.data,), parallel=parallel) == 9
+    assert (done == 1).all()
+    assert launch(worker, torch.float32, 17, (done.ctypes.data,), parallel=parallel) == 0
+
+
+def test_without_an_openmp_runtime_the_calling_thread_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = import_module("quire_kernels.cpu_runtime.workers")
+    monkeypatch.setattr(workers, "_parallel_region", lambda: None)
+    done = np.zeros(100, dtype=np.int64)
+    launch(Worker(_count_worker), torch.float32, 100, (done.ctypes.data,), parallel=True)
+    assert (done == 1).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings GOMP_parallel on Linux")
+def test_torchs_own_openmp_runtime_is_found() -> None:
+    assert import_module("quire_kernels.cpu_runtime.workers")._parallel_region() is not None
+
+
+@pytest.fixture
+def cache_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """The function that finds the cache folder, as in a fresh process; numba is pointed back afterwards."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    find: Callable[[], bool] = import_module("quire_kernels.cpu_runtime.cache").use_cache_folder.__wrapped__
+    return find
+
+
+def test_machine_code_is_kept_in_the_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Callable[[], bool]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder()
+    Worker(_count_worker).address(torch.float32)
+    assert list((tmp_path / "quire" / "numba").rglob("*.nbc"))
+
+
+def test_a_cache_folder_that_cannot_be_written_only_costs_time(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache_folder: Callable[[], bool],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "quire").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not cache_folder()
+    assert "compiled kernels are not kept between starts" in caplog.text and "XDG_CACHE_HOME" in caplog.text
+
+
+OPS = ["rms_norm", "rotary", "store_kv", "activation", "paged_attention", "sampling"]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_device_without_an_implementation_is_refused_by_the_ops_name(op: str) -> None:
+    find: Callable[[str], Any] = import_module(f"quire_kernels.{op}")._implementation
+    with pytest.raises(UnsupportedDeviceError, match="no CUDA path yet"):
+        find("cuda")

@@ -1,0 +1,191 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.errors import ArgumentError
+from quire_kernels.paged_attention import paged_attention, plan_attention, reference
+
+Close = Callable[[Tensor, Tensor], None]
+
+# (queries, context) of each sequence of a batch.
+BATCHES = {
+    "one token": [(1, 1)],
+    "decode at the edges of a block": [(1, 1), (1, 15), (1, 16), (1, 17)],
+    "decode over several pieces": [(1, 255), (1, 256), (1, 257), (1, 1000)],
+    "whole prompts": [(1, 1), (15, 15), (16, 16), (17, 17), (300, 300)],
+    "chunks of prompts beside decodes": [(33, 290), (1, 77), (16, 600), (2, 2)],
+}
+
+
+def attend(
+    fill_cache: Callable[..., Any],
+    batch: list[tuple[int, int]],
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 16,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What the kernel and the reference make of a random batch."""
+    queries, contexts = [q for q, _ in batch], [c for _, c in batch]
+    filled = fill_cache(contexts, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, block_size=block_size)
+    q = torch.randn(sum(queries), heads + 2, head_dim).to(dtype)[:, :heads]  # tokens apart, as in a fused projection
+    plan = plan_attention(
+        block_tables=filled.block_tables,
+        query_lens=queries,
+        context_lens=contexts,
+        block_size=block_size,
+        window=window,
+    )
+    found = paged_attention(q, filled.cache, plan, head_dim**-0.5)
+    expected = reference.paged_attention(
+        q,
+        filled.cache,
+        block_tables=filled.block_tables,
+        query_lens=queries,
+        context_lens=contexts,
+        scale=head_dim**-0.5,
+        window=window,
+    )
+    return found, expected
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_equals_the_reference(
+    batch: list[tuple[int, int]],
+    dtype: torch.dtype,
+    threads: int,
+    fill_cache: Callable[..., Any],
+    assert_close: Close,
+) -> None:
+    assert_close(*attend(fill_cache, batch, heads=6, kv_heads=2, head_dim=32, dtype=dtype))
+
+
+@pytest.mark.parametrize("head_dim", [20, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+def test_equals_the_reference_for_head_dims_and_groups(
+    head_dim: int, group: int, fill_cache: Callable[..., Any], assert_close: Close
+) -> None:
+    batch = [(1, 17), (19, 40), (3, 270)]
+    assert_close(*attend(fill_cache, batch, heads=2 * group, kv_heads=2, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64, 512])
+def test_equals_the_reference_for_block_sizes(
+    block_size: int, fill_cache: Callable[..., Any], assert_close: Close
+) -> None:
+    batch = [(1, 33), (20, 65), (1, 700)]
+    assert_close(*attend(fill_cache, batch, heads=4, kv_heads=1, head_dim=64, block_size=block_size))
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 300, 5000])
+def test_a_window_hides_what_lies_further_back(
+    window: int, fill_cache: Callable[..., Any], assert_close: Close
+) -> None:
+    batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]
+    assert_close(*attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, window=window))
+
+
+def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> None:
+    filled = fill_cache([600], kv_heads=1, head_dim=32, dtype=torch.float32)
+    q = torch.randn(1, 1, 32)
+    plan = plan_attention(
+        block_tables=filled.block_tables, query_lens=[1], context_lens=[600], block_size=16, window=20
+    )
+    before = paged_attention(q, filled.cache, plan, 1.0)
+    filled.block_tables[0, : (600 - 20) // 16] = 1 << 30  # freed, so not even a block's number may be looked at
+    assert torch.equal(paged_attention(q, filled.cache, plan, 1.0), before)
+
+
+def test_a_row_does_not_depend_on_its_batch_mates_or_the_threads(fill_cache: Callable[..., Any]) -> None:
+    contexts = [700, 40, 350]
+    queries = [1, 17, 3]
+    filled = fill_cache(contexts, kv_heads=2, head_dim=64, dtype=torch.float32)
+    q = torch.randn(sum(queries), 6, 64)
+
+    def run(chosen: list[int], rows: list[Tensor]) -> Tensor:
+        plan = plan_attention(
+            block_tables=filled.block_tables[chosen].contiguous(),
+            query_lens=[queries[i] for i in chosen],
+            context_lens=[contexts[i] for i in chosen],
+            block_size=16,
+        )
+        return paged_attention(torch.cat([rows[i] for i in chosen]), filled.cache, plan, 0.125)
+
+    parts = list(q.split(queries))
+    together = run([0, 1, 2], parts).split(queries)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = [run([i], parts) for i in range(3)]
+    torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for x, y in zip(together, alone, strict=True))
+
+
+def test_large_scores_do_not_overflow(fill_cache: Callable[..., Any], assert_close: Close) -> None:
+    filled = fill_cache([50], kv_heads=1, head_dim=32, dtype=torch.float32)
+    q = 1e4 * torch.randn(1, 1, 32)
+    lengths = {"block_tables": filled.block_tables, "query_lens": [1], "context_lens": [50]}
+    plan = plan_attention(**lengths, block_size=16)
+    assert_close(
+        paged_attention(q, filled.cache, plan, 1.0),
+        reference.paged_attention(q, filled.cache, **lengths, scale=1.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_tables": torch.zeros(1, 4)}, "block_tables is torch.float32"),
+        ({"block_tables": torch.zeros(4, 1, dtype=torch.int32).t()}, None),
+        ({"block_tables": torch.zeros(1, 8, dtype=torch.int32)[:, ::2]}, "block_tables is .* with strides"),
+        ({"query_lens": [1, 1]}, "query_lens, context_lens count 2, 1; block_tables has 1 rows"),
+        ({"query_lens": [0]}, "query_lens has 0 at sequence 0; 1 to its context length 40 is needed"),
+        ({"query_lens": [41]}, "query_lens has 41 at sequence 0"),
+        ({"context_lens": [65]}, "context_lens has 65 at sequence 0; 4 blocks of 16 hold fewer"),
+        ({"window": 0}, "window is 0; at least 1 token is needed"),
+    ],
+)
+def test_plan_refuses_what_does_not_fit_together(change: dict[str, Any], message: str | None) -> None:
+    lengths: dict[str, Any] = {
+        "block_tables": torch.zeros(1, 4, dtype=torch.int32),
+        "query_lens": [1],
+        "context_lens": [40],
+        "block_size": 16,
+    }
+    if message is None:
+        assert plan_attention(**{**lengths, **change}).num_tokens == 1
+        return
+    with pytest.raises(ArgumentError, match=f"plan_attention: {message}"):
+        plan_attention(**{**lengths, **change})
+
+
+@pytest.mark.parametrize(
+    ("q", "message"),
+    [
+        (torch.zeros(2, 4, 32), r"q has shape \(2, 4, 32\); \[1, heads, 32\] is needed"),
+        (torch.zeros(1, 4, 64), r"q has shape \(1, 4, 64\)"),
+        (torch.zeros(1, 3, 32), "q has 3 heads; a multiple of the 2 KV heads is needed"),
+        (torch.zeros(1, 4, 32).half(), "cache holds torch.float32; the dtype of q, torch.float16, is needed"),
+        (torch.zeros(1, 4, 64)[..., ::2], "q has strides .*; the last dimension must be dense"),
+        (torch.zeros(1, 4, 64)[..., :32], "q has strides .*; the heads of a token must lie side by side"),
+    ],
+)
+def test_refuses_queries_it_cannot_take(q: Tensor, message: str, fill_cache: Callable[..., Any]) -> None:
+    filled = fill_cache([20], kv_heads=2, head_dim=32, dtype=torch.float32)
+    plan = plan_attention(block_tables=filled.block_tables, query_lens=[1], context_lens=[20], block_size=16)
+    with pytest.raises(ArgumentError, match=f"paged_attention: {message}"):
+        paged_attention(q, filled.cache, plan, 1.0)
+
+
+@pytest.mark.parametrize("block", [-1, 4, 1 << 30])
+def test_refuses_a_block_table_that_leaves_the_cache(block: int, fill_cache: Callable[..., Any]) -> None:
+    filled = fill_cache([20], kv_heads=2, head_dim=32, dtype=torch.float32)
+    filled.block_tables[0, 1] = block
+    plan = plan_attention(block_tables=filled.block_tables, query_lens=[1], context_lens=[20], block_size=16)
+    with pytest.raises(ArgumentError, match="block_tables name a block outside the cache of 4 blocks"):
+        paged_attention(torch.zeros(1, 4, 32), filled.cache, plan, 1.0)

@@ -1,0 +1,163 @@
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.errors import ArgumentError
+from quire_kernels.sampling import greedy, reference, sample
+
+# 99.99 % of chi-square's mass, by degrees of freedom.
+CHI_SQUARE = {4: 23.51, 9: 33.72, 19: 50.80}
+
+
+def columns(
+    rows: int,
+    vocabulary: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 1,
+) -> dict[str, Tensor]:
+    return {
+        "temperature": torch.full((rows,), temperature),
+        "top_k": torch.full((rows,), vocabulary if top_k is None else top_k),
+        "top_p": torch.full((rows,), top_p),
+        "min_p": torch.full((rows,), min_p),
+        "seeds": torch.full((rows,), seed),
+        "positions": torch.arange(rows),
+    }
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_philox_gives_the_words_its_authors_publish(
+    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
+) -> None:
+    assert reference.philox4x32(counter, key) == words
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0.3},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_p": 0.5},
+        {"top_p": 1e-6},
+        {"top_p": 0.999},
+        {"min_p": 0.2},
+        {"min_p": 1.0},
+        {"temperature": 2.0, "top_k": 40, "top_p": 0.8, "min_p": 0.01},
+        {"seed": -1},
+        {"seed": -(1 << 63)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocabulary", [1, 7, 40, 1000, 3001])
+def test_draws_what_the_reference_draws(settings: dict[str, float], vocabulary: int, threads: int) -> None:
+    logits = 3.0 * torch.randn(60, vocabulary + 3)[:, :vocabulary]  # rows apart
+    if int(settings.get("top_k", 1)) > vocabulary:
+        settings = {**settings, "top_k": vocabulary}
+    drawn = columns(60, vocabulary, **settings)  # type: ignore[arg-type]
+    assert sample(logits, **drawn).tolist() == reference.sample(logits, **drawn).tolist()
+
+
+def test_zero_temperature_takes_the_likeliest_beside_rows_that_draw() -> None:
+    logits = torch.randn(4, 50)
+    settings = columns(4, 50)
+    settings["temperature"] = torch.tensor([0.0, 1.0, 0.0, 0.7])
+    tokens = sample(logits, **settings)
+    assert tokens[[0, 2]].tolist() == logits[[0, 2]].argmax(dim=-1).tolist()
+    assert tokens.tolist() == reference.sample(logits, **settings).tolist()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_k": 10, "temperature": 1.5}], ids=str
+)
+def test_frequencies_follow_the_distribution(settings: dict[str, float]) -> None:
+    draws, vocabulary = 20_000, 20
+    logits = torch.randn(vocabulary)
+    tokens = sample(logits.expand(draws, -1).contiguous(), **columns(draws, vocabulary, **settings))  # type: ignore[arg-type]
+    keep = reference.keep_mask(
+        logits,
+        temperature=settings.get("temperature", 1.0),
+        top_k=int(settings.get("top_k", vocabulary)),
+        top_p=1.0,
+        min_p=0.0,
+    )
+    weights = (logits / settings.get("temperature", 1.0)).softmax(dim=-1) * keep
+    expected = draws * weights[keep] / weights.sum()
+    counts = torch.bincount(tokens, minlength=vocabulary)
+    assert counts[~keep].sum() == 0
+    chi_square = float(((counts[keep] - expected) ** 2 / expected).sum())
+    assert chi_square < CHI_SQUARE[int(keep.sum()) - 1]
+
+
+def test_seeds_and_positions_draw_independently() -> None:
+    numbers = torch.tensor([[reference.uniform(seed, position) for position in range(40)] for seed in range(40)])
+    assert numbers.unique().numel() == 1600
+    assert float(numbers.min()) >= 0.0 and float(numbers.max()) < 1.0
+    assert float(torch.corrcoef(numbers).fill_diagonal_(0).abs().max()) < 0.7
+
+
+def test_a_rows_token_does_not_depend_on_its_batch() -> None:
+    logits = torch.randn(9, 500)
+    settings = columns(9, 500, top_p=0.9)
+    together = sample(logits, **settings)
+    order = torch.randperm(9)
+    shuffled = sample(logits[order].contiguous(), **{name: column[order] for name, column in settings.items()})
+    assert shuffled.tolist() == together[order].tolist()
+    for i in range(9):
+        alone = sample(logits[i : i + 1], **{name: column[i : i + 1] for name, column in settings.items()})
+        assert int(alone) == int(together[i])
+
+
+def test_forbidden_tokens_are_never_drawn() -> None:
+    logits = torch.full((2000, 5), -torch.inf)
+    logits[:, [1, 3]] = 0.0
+    assert set(sample(logits, **columns(2000, 5)).tolist()) == {1, 3}
+
+
+def test_a_row_without_a_number_still_gives_a_token() -> None:
+    logits = torch.full((3, 300), torch.nan)
+    logits[1] = -torch.inf
+    tokens = sample(logits, **columns(3, 300, top_k=5, top_p=0.5))
+    assert all(0 <= token < 300 for token in tokens.tolist())
+    assert all(0 <= token < 300 for token in greedy(logits).tolist())
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1), (3, 50), (33, 1003)])
+def test_greedy_equals_the_reference(rows: int, vocabulary: int, dtype: torch.dtype, threads: int) -> None:
+    logits = torch.randn(rows, vocabulary + 5).to(dtype)[:, :vocabulary]
+    assert greedy(logits).tolist() == reference.greedy(logits).tolist()
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    assert greedy(torch.tensor([[0.0, 2.0, 2.0, 1.0]])).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("logits", "change", "message"),
+    [
+        (torch.zeros(2, 5).half(), {}, "sample: logits are torch.float16; float32 is needed"),
+        (torch.zeros(2, 0), {}, "sample: logits have shape"),
+        (torch.zeros(5, 2).t(), {}, "sample: logits has strides"),
+        (torch.zeros(2, 5), {"top_k": torch.ones(2)}, "sample: top_k is torch.float32"),
+        (torch.zeros(2, 5), {"temperature": torch.ones(3)}, r"sample: temperature is .*\(2,\) is needed"),
+    ],
+)
+def test_refuses_what_it_cannot_take(logits: Tensor, change: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        sample(logits, **{**columns(2, 5), **change})
