@@ -84,7 +84,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
                 "max_body_bytes", _between(1024, 2**31), 16 * 2**20, "a number of bytes >= 1024"
             ),
             hold_limit=reader.read("hold_limit", _between(0, 10**6), 1000, "a number of requests >= 0"),
-            hold_timeout_seconds=reader.read("hold_timeout", _seconds, 60.0, "a number of seconds >= 0"),
+            hold_timeout_seconds=reader.read("hold_timeout", _seconds, 120.0, "a number of seconds >= 0"),
             max_attempts=reader.read("max_attempts", _between(1, 100), 3, "a number >= 1"),
         ),
         drain_timeout_seconds=reader.read("drain_timeout", _seconds, 120.0, "a number of seconds >= 0"),
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     proxy.add_argument(
         "--hold-limit", metavar="N", help="requests per model that may wait for a replica (default 1000)"
     )
-    proxy.add_argument("--hold-timeout", metavar="SECONDS", help="how long they wait before 503 (default 60)")
+    proxy.add_argument("--hold-timeout", metavar="SECONDS", help="how long they wait before 503 (default 120)")
     proxy.add_argument("--max-attempts", metavar="N", help="replicas to try before the first byte (default 3)")
     life = parser.add_argument_group("life")
     life.add_argument("--drain-timeout", metavar="SECONDS", help="time to finish requests after SIGTERM (default 120)")
