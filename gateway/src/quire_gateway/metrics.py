@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from quire_gateway.fleet import Backend, Fleet
 
 # A second series for each counter, to say when it began, which nobody reads.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _FIRST_BYTE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DURATION = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
