@@ -116,6 +116,15 @@ def test_a_port_in_use_is_named_with_one_that_is_free(quire: Quire) -> None:
     assert "choose another: --port " in err
 
 
+def test_a_state_folder_that_cannot_be_written_is_named(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(DOCUMENT % ("", ""))
+    Path("taken").write_text("a file")
+    monkeypatch.setenv("XDG_STATE_HOME", str(Path("taken").resolve()))
+    code, out, err = quire("up", "-f", "f.yaml")
+    assert (code, out) == (2, "")
+    assert "can't be written: Not a directory" in err and "XDG_STATE_HOME" in err
+
+
 def test_more_mistakes_than_a_screen_holds_are_counted(quire: Quire) -> None:
     fields = "".join(f", field{i}: 1" for i in range(50))
     write(DOCUMENT % (fields, ""))

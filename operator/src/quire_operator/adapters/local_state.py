@@ -7,6 +7,7 @@ if it is the very one that was written down: number, start time and boot.
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import signal
@@ -17,9 +18,11 @@ from typing import IO
 
 from quire_operator.adapters.local_process import ProcessIdentity, identify, session_members
 from quire_operator.adapters.processes import write_atomically
-from quire_operator.errors import AlreadyRunning
+from quire_operator.errors import AlreadyRunning, FileProblem
 
 _STATE = "state.json"
+
+_log = logging.getLogger(__name__)
 
 
 def state_home(environ: Mapping[str, str]) -> Path:
@@ -45,12 +48,18 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: Path, *, file: Path) -> "RunFolder":
-        """Take the folder and end what an earlier run left; raises AlreadyRunning.
+        """Take the folder and end what an earlier run left; raises AlreadyRunning or FileProblem.
 
         The lock is the kernel's, so a killed run holds none.
         """
-        (path / "logs").mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("a")
+        try:
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+            lock = (path / "lock").open("a")
+        except OSError as error:
+            raise FileProblem(
+                f"{path}, for logs and state, can't be written: {error.strerror}",
+                hint="let XDG_STATE_HOME name a folder that you can write to",
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -68,7 +77,11 @@ class RunFolder:
         return folder
 
     def write(self, state: Mapping[str, object]) -> None:
-        write_atomically(self.path / _STATE, json.dumps({**state, "boot": _boot()}, indent=1))
+        """For others to read. Serving goes on where it can't be written, as on a full disk."""
+        try:
+            write_atomically(self.path / _STATE, json.dumps({**state, "boot": _boot()}, indent=1))
+        except OSError as error:
+            _log.warning("%s can't be written: %s", self.path / _STATE, error.strerror)
 
     def release(self) -> None:
         self.endpoints.unlink(missing_ok=True)
