@@ -140,4 +140,6 @@ def _needs(s: Situation) -> str:
     starting = f", {supply.starting} of {supply.current} still starting" if supply.starting else ""
     if top is None:
         return f"no replica is ready to ask{starting}"
+    if top.need == 0:
+        return f"nothing runs, waits or arrives{starting}"
     return f"{top.reason.value} needs {top.need:.2f} replicas ({top.detail}){starting}"
