@@ -126,7 +126,9 @@ def test_namespaces_add_up():
         (["--endpoints-file", "f", "--kubernetes"], ["either --endpoints-file FILE or --kubernetes"]),
         (["--endpoints-file", "f", "--namespace", "n"], ["--namespace goes with --kubernetes only"]),
         (["--kubernetes", "--kubeconfig", "/no/such"], ["there is no file /no/such"]),
-        (["--prot", "80"], ["--prot"]),
+        (["--prot", "80"], ["there is no option --prot; did you mean --port?", "say where the replicas are"]),
+        (["--port=x", "--endpoint-file=f"], ["did you mean --endpoints-file?", "--port: must be a port"]),
+        (["--endpoints-file", "f", "8000"], ["unexpected argument '8000'"]),
         (
             ["--endpoints-file", "f", "--port", "70000", "--hold-timeout", "soon", "--max-attempts", "0"],
             ["--port: must be a port", "'70000'", "--hold-timeout: must be a number of seconds", "--max-attempts"],

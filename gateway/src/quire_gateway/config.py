@@ -6,6 +6,7 @@ Flags stand above the environment (``QUIRE_GATEWAY_PORT`` for ``--port``), which
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -27,7 +28,7 @@ examples:
 the file, which may be replaced at any time:
   {"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": "http://127.0.0.1:40001", "ready": true}]}]}
 
-Each flag can also be set in the environment, e.g. QUIRE_GATEWAY_HOLD_TIMEOUT=120."""
+Flags with one value can also be set in the environment: QUIRE_GATEWAY_HOLD_TIMEOUT=60 for --hold-timeout 60."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,11 @@ class _Parser(argparse.ArgumentParser):
 def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     """The configuration, or ``ConfigProblem`` with all that is wrong. ``--help`` and ``--version`` exit."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
     reader = _Reader(args, environ)
+    reader.problems += [_unknown(word, parser) for word in unknown if word.startswith("-")] or [
+        f"unexpected argument {word!r}" for word in unknown
+    ]
     config = Config(
         host=reader.read("host", str, "0.0.0.0", "an address"),
         port=reader.read("port", _between(0, 65535), 8000, "a port, 0 to 65535"),
@@ -129,6 +133,13 @@ def _parser() -> argparse.ArgumentParser:
     life.add_argument("--drain-timeout", metavar="SECONDS", help="time to finish requests after SIGTERM (default 120)")
     life.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (default info)")
     return parser
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
+    """About a flag that is none, and the one it was probably meant to be."""
+    flags = [option for action in parser._actions for option in action.option_strings]
+    near = get_close_matches(word.partition("=")[0], flags, n=1)
+    return f"there is no option {word}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 class _Reader:
