@@ -194,7 +194,8 @@ class Operator:
         period = self._settings.resync_seconds
         while True:
             try:
-                await asyncio.wait_for(self._relisted.wait(), period * random.uniform(0.9, 1.1))
+                async with asyncio.timeout(period * random.uniform(0.9, 1.1)):
+                    await self._relisted.wait()
             except TimeoutError:
                 await self._sweep()
                 for key in self._store.live_keys():

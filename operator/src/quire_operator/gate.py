@@ -18,8 +18,8 @@ def boottime() -> float:
 class Gate:
     """Whether this process may write now."""
 
-    def __init__(self, now: Callable[[], float] = boottime) -> None:
-        self._now = now
+    def __init__(self, *, now: Callable[[], float] = boottime, open_seconds: float = GATE_SECONDS) -> None:
+        self._now, self._open_seconds = now, open_seconds
         self._sent: float | None = None
 
     def renewed(self, sent: float) -> None:
@@ -30,4 +30,4 @@ class Gate:
         self._sent = None
 
     def is_open(self) -> bool:
-        return self._sent is not None and self._now() - self._sent < GATE_SECONDS
+        return self._sent is not None and self._now() - self._sent < self._open_seconds

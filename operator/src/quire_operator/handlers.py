@@ -83,9 +83,11 @@ async def watch(
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return next((task.exception() for task in done if not task.cancelled()), None)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        left: set[asyncio.Future[None]] = set(tasks)
+        while left:  # kopf waits by means that can lose a cancellation, so one may not be enough
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=2.0)
 
 
 def registry(inbox: Inbox, login: Login) -> kopf.OperatorRegistry:

@@ -10,43 +10,35 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 from quire_operator.gate import Gate, boottime
-from quire_operator.ports import ClusterError, Conflict
+from quire_operator.ports import ClusterError, Conflict, Lease, Leases
 
 logger = logging.getLogger(__name__)
 
-DURATION_SECONDS, RETRY_SECONDS, CALL_SECONDS = 15.0, 2.0, 5.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """The record as it is in the cluster. ``version`` None: it is not there yet."""
+class Timing:
+    """Seconds. A lease lasts longer than the gate is open and a call takes, together."""
 
-    version: str | None
-    holder: str = ""
-    """Empty when nobody holds it."""
-    acquired: datetime | None = None
-    renewed: datetime | None = None
-    transitions: int = 0
-
-
-class Leases(Protocol):
-    """The one Lease of this operator."""
-
-    async def read(self) -> Lease: ...
-
-    async def write(self, lease: Lease, *, duration_seconds: float) -> Lease:
-        """Create or replace; ``Conflict`` unless it still has this version."""
-        ...
+    duration: float = 15.0
+    retry: float = 2.0
+    call: float = 5.0
 
 
 class Elector:
     """One candidate. ``lead`` runs while it holds the Lease, and is cancelled when it can't be sure of that."""
 
-    def __init__(self, *, leases: Leases, identity: str, gate: Gate, lead: Callable[[], Awaitable[None]]) -> None:
-        self._leases, self._identity, self._gate, self._lead = leases, identity, gate, lead
+    def __init__(
+        self,
+        *,
+        leases: Leases,
+        identity: str,
+        gate: Gate,
+        lead: Callable[[], Awaitable[None]],
+        timing: Timing = Timing(),
+    ) -> None:
+        self._leases, self._identity, self._gate, self._lead, self._timing = leases, identity, gate, lead, timing
         self._lease = Lease(version=None)
         self._unchanged_since = boottime()
         self._news = asyncio.Event()
@@ -95,7 +87,7 @@ class Elector:
     async def _acquire(self) -> bool:
         await self._look()
         seen, is_ours = self._lease, self._lease.holder == self._identity
-        if seen.holder and not is_ours and boottime() - self._unchanged_since < DURATION_SECONDS:
+        if seen.holder and not is_ours and boottime() - self._unchanged_since < self._timing.duration:
             return False
         now = datetime.now(UTC)
         acquired = seen.acquired if is_ours else now
@@ -114,23 +106,26 @@ class Elector:
     async def _release(self) -> bool:
         if self._lease.holder == self._identity:
             released = replace(self._lease, holder="", renewed=datetime.now(UTC))
-            await asyncio.wait_for(self._leases.write(released, duration_seconds=1.0), CALL_SECONDS)
+            async with asyncio.timeout(self._timing.call):
+                await self._leases.write(released, duration_seconds=1.0)
         return True
 
     async def _look(self) -> None:
-        seen = await asyncio.wait_for(self._leases.read(), CALL_SECONDS)
+        async with asyncio.timeout(self._timing.call):
+            seen = await self._leases.read()
         if seen != self._lease:
             self._lease, self._unchanged_since = seen, boottime()
 
     async def _write(self, lease: Lease) -> None:
         sent = boottime()
-        written = self._leases.write(lease, duration_seconds=DURATION_SECONDS)
-        self._lease = await asyncio.wait_for(written, CALL_SECONDS)
+        async with asyncio.timeout(self._timing.call):
+            self._lease = await self._leases.write(lease, duration_seconds=self._timing.duration)
         self._gate.renewed(sent)
 
     async def _wait(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), RETRY_SECONDS)
+            async with asyncio.timeout(self._timing.retry):  # wait_for of Python 3.11 can lose a cancellation
+                await self._news.wait()
         self._news.clear()
 
     async def _try(self, step: Callable[[], Awaitable[bool]]) -> bool:

@@ -5,6 +5,7 @@ Implemented in ``adapters``, built by ``__main__`` and ``cli``; the loops know o
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from quire_operator.domain.desired import Manifest
@@ -165,4 +166,26 @@ class Cluster(Protocol):
 
     def list_pods(self) -> AsyncIterator[tuple[Key, Pod]]:
         """All pods that carry our label."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The record as it is in the cluster. ``version`` None: it is not there yet."""
+
+    version: str | None
+    holder: str = ""
+    """Empty when nobody holds it."""
+    acquired: datetime | None = None
+    renewed: datetime | None = None
+    transitions: int = 0
+
+
+class Leases(Protocol):
+    """The one Lease of this operator."""
+
+    async def read(self) -> Lease: ...
+
+    async def write(self, lease: Lease, *, duration_seconds: float) -> Lease:
+        """Create or replace; ``Conflict`` unless it still has this version."""
         ...

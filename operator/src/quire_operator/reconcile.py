@@ -135,7 +135,8 @@ class Reconciler:
         self._memory_of(resource).persist = waiting
         self._enqueue(key)
         try:
-            await asyncio.wait_for(waiting.done, _PERSIST_SECONDS)
+            async with asyncio.timeout(_PERSIST_SECONDS):
+                await waiting.done
         except TimeoutError:
             raise ScalingNotDone(f"the status was not written within {_PERSIST_SECONDS:g} s") from None
 

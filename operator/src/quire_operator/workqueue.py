@@ -153,7 +153,8 @@ class Workers(Generic[K]):
         full = len(self._tasks) >= self._limit
         timeout = None if due is None or full else max(0.0, due - self._now())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), timeout)
+            async with asyncio.timeout(timeout):  # wait_for of Python 3.11 can lose a cancellation
+                await self._wake.wait()
 
     async def _run_one(self, key: K) -> None:
         try:

@@ -1,4 +1,4 @@
-"""``leader.Leases`` on a real API server: one Lease of coordination.k8s.io/v1, in UTC.
+"""``ports.Leases`` on a real API server: one Lease of coordination.k8s.io/v1, in UTC.
 
 Its connection passes no gate: renewing is what opens the gate.
 """
@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from quire_operator.adapters.kube_connection import Connection
-from quire_operator.leader import Lease
-from quire_operator.ports import NotFound
+from quire_operator.ports import Lease, NotFound
 
 
 class KubeLeases:
@@ -20,14 +19,14 @@ class KubeLeases:
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     async def read(self) -> Lease:
-        """See ``leader.Leases``."""
+        """See ``ports.Leases``."""
         try:
             return _lease(await self._connection.read(f"{self._path}/{self._name}"))
         except NotFound:
             return Lease(version=None)
 
     async def write(self, lease: Lease, *, duration_seconds: float) -> Lease:
-        """See ``leader.Leases``."""
+        """See ``ports.Leases``."""
         metadata = {"name": self._name, "namespace": self._namespace}
         body = {
             "apiVersion": "coordination.k8s.io/v1",

@@ -44,13 +44,18 @@ def capacity_status(record: ScalingRecord, *, block_size: int) -> dict[str, obje
     return {
         "kvTokens": round(rates.kv_tokens),
         "kvBlocks": round(rates.kv_tokens) // block_size,
-        "prefillTokensPerSecond": round(rates.prefill_tokens_per_second),
+        "prefillTokensPerSecond": _per_second(rates.prefill_seconds_per_token),
         "stepMicroseconds": round(rates.step_seconds * 1e6),
         "decodeNanosecondsPerToken": round(rates.decode_seconds_per_token * 1e9),
         "meanPromptTokens": round(rates.mean_prompt_tokens),
         "meanOutputTokens": round(rates.mean_output_tokens),
         "learntTime": format_time(record.rates_time),
     }
+
+
+def _per_second(seconds: float) -> int:
+    # 0 stands for no cost at all, so the slowest and the quickest cost are told as the nearest that can be.
+    return 0 if seconds == 0 else max(1, round(1 / max(seconds, 1e-9)))
 
 
 def scaling_record(status: JSON) -> ScalingRecord | None:

@@ -1,0 +1,208 @@
+"""What Kubernetes says of pods and Deployments, and the reason we make of it."""
+
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.observed import (
+    Condition,
+    DeploymentState,
+    Key,
+    Pod,
+    is_newer,
+    key_of_child,
+    trim_child,
+    trim_pod,
+    trim_resource,
+)
+from quire_operator.domain.pod_failures import worst_failure
+
+
+def pod_body(**status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "chat-1",
+            "namespace": "prod",
+            "uid": "u",
+            "resourceVersion": "7",
+            "labels": {"quire.dev/llmdeployment": "chat", "pod-template-hash": "abc"},
+        },
+        "status": {"phase": "Pending"} | status,
+    }
+
+
+def waiting(reason: str, message: str = "", *, name: str = "engine") -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"name": name, "ready": False, "restartCount": 0, "state": state}
+
+
+def crashed(code: int, message: str = "", *, reason: str = "Error", name: str = "engine") -> dict[str, Any]:
+    ended = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}}
+    return {"name": name, "ready": False, "restartCount": 3, "state": state, "lastState": ended}
+
+
+def unschedulable(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"conditions": [condition]}
+
+
+STATES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "image": (
+        {"containerStatuses": [waiting("ImagePullBackOff", 'image "x" not found')]},
+        "ImagePullFailed",
+        'container engine of pod chat-1: image "x" not found',
+    ),
+    "bad image name": ({"containerStatuses": [waiting("InvalidImageName")]}, "ImagePullFailed", "InvalidImageName"),
+    "secret": (
+        {"containerStatuses": [waiting("CreateContainerConfigError", 'secret "hub" not found')]},
+        "SecretMissing",
+        'secret "hub" not found',
+    ),
+    "secret key": (
+        {"initContainerStatuses": [waiting("CreateContainerConfigError", "couldn't find key token in Secret a/hub")]},
+        "SecretMissing",
+        "couldn't find key token in Secret a/hub",
+    ),
+    "config map": (
+        {"containerStatuses": [waiting("CreateContainerConfigError", 'configmap "x" not found')]},
+        "ContainerConfigError",
+        'configmap "x" not found',
+    ),
+    "download": (
+        {"initContainerStatuses": [crashed(1, "fetching\nno such repository: org/x\n", name="fetch-model")]},
+        "ModelDownloadFailed",
+        "ended with code 1: no such repository: org/x",
+    ),
+    "memory": (
+        {"containerStatuses": [crashed(137, reason="OOMKilled")]},
+        "OutOfMemory",
+        "it used more memory than its limit",
+    ),
+    "refused": (
+        {"containerStatuses": [crashed(2, "no model at /models/x")]},
+        "EngineRefused",
+        "ended with code 2: no model at /models/x",
+    ),
+    "crash": (
+        {"containerStatuses": [crashed(139, "line 1\nSegmentation fault\n")]},
+        "CrashLooping",
+        "container engine of pod chat-1 ended with code 139: Segmentation fault",
+    ),
+    "no node": (unschedulable("0/3 nodes are available: 3 Insufficient cpu."), "Unschedulable", "3 Insufficient cpu"),
+    "no gpu": (
+        unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+        "InsufficientGPU",
+        "no node takes pod chat-1: 0/3 nodes are available",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_each_state_of_a_pod_has_its_reason_and_its_cause(case: str) -> None:
+    status, reason, words = STATES[case]
+    failure = worst_failure([trim_pod(pod_body(**status))], None)
+    assert failure is not None
+    assert failure.reason == reason and words in failure.message
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"containerStatuses": [waiting("ContainerCreating")]},
+        {"containerStatuses": [waiting("PodInitializing")]},
+        {"containerStatuses": [{"name": "engine", "ready": False, "restartCount": 0, "state": {"running": {}}}]},
+        {"initContainerStatuses": [{"name": "fetch-model", "ready": False, "state": {"terminated": {"exitCode": 0}}}]},
+        {
+            "containerStatuses": [crashed(1) | {"ready": True}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    ],
+)
+def test_a_pod_on_its_way_or_well_is_no_failure(status: dict[str, Any]) -> None:
+    assert worst_failure([trim_pod(pod_body(**status))], None) is None
+
+
+def test_a_pod_that_is_leaving_is_no_failure() -> None:
+    body = pod_body(containerStatuses=[crashed(1)])
+    body["metadata"]["deletionTimestamp"] = "now"
+    assert worst_failure([trim_pod(body)], None) is None
+
+
+def test_the_most_telling_reason_is_shown() -> None:
+    pods = [trim_pod(pod_body(**STATES[case][0])) for case in ("no node", "crash", "image")]
+    failure = worst_failure(pods, None)
+    assert failure is not None and failure.reason == "ImagePullFailed"
+
+
+def failed(message: str) -> Condition:
+    return Condition(is_true=True, reason="FailedCreate", message=message)
+
+
+def deployment(**conditions: Condition) -> DeploymentState:
+    return DeploymentState(
+        replicas_asked=2,
+        generation=1,
+        observed_generation=1,
+        replicas=2,
+        updated=2,
+        ready=0,
+        available=0,
+        revision="1",
+        progressing=conditions.get("progressing"),
+        failure=conditions.get("failure"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (
+            deployment(failure=Condition(is_true=True, reason="FailedCreate", message="exceeded quota: q")),
+            "QuotaExceeded",
+        ),
+        (deployment(failure=Condition(is_true=True, reason="FailedCreate", message="forbidden")), "ReplicasRefused"),
+        (
+            deployment(progressing=Condition(is_true=False, reason="ProgressDeadlineExceeded", message="timed out")),
+            "ProgressDeadlineExceeded",
+        ),
+        (deployment(progressing=Condition(is_true=True, reason="ReplicaSetUpdated", message="")), None),
+    ],
+)
+def test_a_deployment_says_what_its_pods_can_not(state: DeploymentState, reason: str | None) -> None:
+    failure = worst_failure([], state)
+    assert (None if failure is None else failure.reason) == reason
+
+
+def test_a_pod_is_trimmed_to_what_is_used() -> None:
+    body = pod_body(phase="Running", podIP="10.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
+    pod = trim_pod(body)
+    assert (pod.name, pod.ip, pod.phase, pod.ready, pod.revision) == ("chat-1", "10.0.0.1", "Running", True, "abc")
+
+
+@pytest.mark.parametrize("body", [{}, {"metadata": None}, {"status": []}, {"metadata": {"labels": "x"}, "status": "?"}])
+def test_an_odd_object_is_trimmed_without_raising(body: dict[str, Any]) -> None:
+    assert isinstance(trim_pod(body), Pod)
+    assert trim_child(body, kind="Deployment").owner is None
+    assert trim_resource(body).generation == 0
+    assert key_of_child(body) is None
+
+
+def test_a_child_is_found_by_its_owner_even_if_its_label_says_otherwise() -> None:
+    metadata = {
+        "name": "chat",
+        "namespace": "prod",
+        "labels": {"quire.dev/llmdeployment": "other"},
+        "ownerReferences": [{"kind": "LLMDeployment", "name": "chat", "uid": "u", "controller": True}],
+    }
+    assert key_of_child({"metadata": metadata}) == Key("prod", "chat")
+    metadata["ownerReferences"] = [{"kind": "ReplicaSet", "name": "chat-1", "uid": "r", "controller": True}]
+    assert key_of_child({"metadata": metadata}) == Key("prod", "other")
+
+
+@pytest.mark.parametrize(
+    ("version", "than", "newer"), [("10", "9", True), ("9", "10", False), ("9", "9", False), ("x", "9", True)]
+)
+def test_versions_are_compared_as_numbers(version: str, than: str, newer: bool) -> None:
+    assert is_newer(version, than) is newer

@@ -1,0 +1,325 @@
+"""Conditions, the whole status, and the events that tell of its changes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_operator.domain.conditions import Blocker, ConditionState, View, conditions, merged
+from quire_operator.domain.fields import Problem
+from quire_operator.domain.history import Change, ScalingRecord
+from quire_operator.domain.observed import ContainerState, DeploymentState, Key, Pod, Resource
+from quire_operator.domain.ownership import ForeignField
+from quire_operator.domain.rates import Rates
+from quire_operator.domain.scaling_status import parse_time, scaling_record, scaling_sections
+from quire_operator.domain.spec import Spec
+from quire_operator.domain.status import events, status
+
+TYPES = ["Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"]
+
+
+def spec(**fields: Any) -> Spec:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": {"source": "file:///m"}} | fields,
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec)
+    return parsed
+
+
+def deployment(asked: int, ready: int, *, replicas: int | None = None, updated: int | None = None) -> DeploymentState:
+    there = asked if replicas is None else replicas
+    return DeploymentState(
+        replicas_asked=asked,
+        generation=1,
+        observed_generation=1,
+        replicas=there,
+        updated=there if updated is None else updated,
+        ready=ready,
+        available=ready,
+        revision="3",
+        progressing=None,
+        failure=None,
+    )
+
+
+def pod(*, ready: bool = False, **state: Any) -> Pod:
+    container = ContainerState(name="engine", init=False, ready=ready, restarts=0, **state)
+    return Pod(
+        name="chat-1",
+        uid="p",
+        version="1",
+        ip="",
+        phase="Running",
+        ready=ready,
+        deleting=False,
+        revision="r",
+        created="",
+        unschedulable="",
+        containers=(container,),
+        deletion_cost="",
+    )
+
+
+def view(**changes: Any) -> View:
+    fields: dict[str, Any] = {
+        "spec": spec(replicas=2),
+        "blocker": None,
+        "target": 2,
+        "deployment": deployment(2, 2),
+        "pods": (pod(ready=True),),
+        "additions": (),
+        "contested": None,
+        "metrics_problem": None,
+    }
+    return View(**(fields | changes))
+
+
+BROKEN = pod(waiting_reason="ImagePullBackOff", waiting_message="no such image")
+LOADING = pod()
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
+ADDED = ForeignField(path=("f:spec", "f:paused"), manager="kubectl")
+SCALED = spec(autoscaling=AUTOSCALING)
+
+CASES: dict[str, tuple[View, dict[str, str]]] = {
+    "serving": (
+        view(),
+        {
+            "Ready": "True Serving",
+            "Progressing": "False Complete",
+            "Available": "True ReplicaReady",
+            "ModelLoaded": "True Loaded",
+            "Autoscaling": "False NotConfigured",
+            "Degraded": "False AsExpected",
+        },
+    ),
+    "not made yet": (
+        view(deployment=None, pods=()),
+        {
+            "Ready": "False Creating",
+            "Progressing": "True Creating",
+            "Available": "False NoReplicaReady",
+            "ModelLoaded": "False NoReplica",
+        },
+    ),
+    "loading": (
+        view(deployment=deployment(2, 0), pods=(LOADING,)),
+        {"Ready": "False Starting", "Progressing": "True Scaling", "ModelLoaded": "False Loading"},
+    ),
+    "one of two": (view(deployment=deployment(2, 1)), {"Ready": "False Starting", "Available": "True ReplicaReady"}),
+    "rolling out": (
+        view(deployment=deployment(2, 2, replicas=3, updated=1)),
+        {"Ready": "False RollingOut", "Progressing": "True RollingOut", "Available": "True ReplicaReady"},
+    ),
+    "stuck in a rollout": (
+        view(deployment=deployment(2, 2, replicas=3, updated=1), pods=(pod(ready=True), BROKEN)),
+        {
+            "Ready": "False ImagePullFailed",
+            "Progressing": "False ImagePullFailed",
+            "Available": "True ReplicaReady",
+            "Degraded": "True ImagePullFailed",
+        },
+    ),
+    "scaling up leaves those who serve ready": (
+        view(spec=SCALED, target=5, deployment=deployment(5, 2)),
+        {"Ready": "True Serving", "Progressing": "True Scaling", "Autoscaling": "True Enforcing"},
+    ),
+    "to be none": (view(target=0, deployment=deployment(0, 0), pods=()), {"Ready": "False ScaledToZero"}),
+    "out of memory": (
+        view(deployment=deployment(2, 0), pods=(pod(ended_reason="OOMKilled", ended_code=137),)),
+        {"Ready": "False OutOfMemory", "ModelLoaded": "False OutOfMemory", "Degraded": "True OutOfMemory"},
+    ),
+    "invalid, with what was there before still serving": (
+        view(spec=None, blocker=Blocker.invalid([Problem(path="spec.x", message="is wrong")])),
+        {
+            "Ready": "False InvalidSpec",
+            "Progressing": "False InvalidSpec",
+            "Available": "True ReplicaReady",
+            "Autoscaling": "False InvalidSpec",
+            "Degraded": "True InvalidSpec",
+        },
+    ),
+    "a name that is taken": (
+        view(blocker=Blocker(reason="NameConflict", message="taken")),
+        {"Ready": "False NameConflict", "Degraded": "True NameConflict"},
+    ),
+    "added fields": (view(additions=(ADDED,)), {"Ready": "True Serving", "Degraded": "True ForeignFields"}),
+    "recommending": (
+        view(spec=spec(autoscaling=AUTOSCALING | {"mode": "Recommend"})),
+        {"Autoscaling": "True Recommending"},
+    ),
+    "without metrics": (view(spec=SCALED, metrics_problem="MetricsStale"), {"Autoscaling": "False MetricsStale"}),
+    "contested": (view(spec=SCALED, contested="hpa"), {"Autoscaling": "False ReplicasContested"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_conditions(case: str) -> None:
+    seen, wanted = CASES[case]
+    found = {c.type: f"{c.is_true} {c.reason}" for c in conditions(seen)}
+    assert list(found) == TYPES
+    assert {kind: found[kind] for kind in wanted} == wanted
+
+
+def test_every_condition_says_why() -> None:
+    for seen, _ in CASES.values():
+        assert all(condition.message for condition in conditions(seen))
+
+
+def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
+    first = ConditionState(type="Ready", is_true=False, reason="Starting", message="a")
+    (old,) = merged([], [first], generation=1, now="t1")
+    (same,) = merged([old], [replace(first, reason="RollingOut", message="b")], generation=2, now="t2")
+    (turned,) = merged([same], [replace(first, is_true=True)], generation=2, now="t3")
+    assert [old["lastTransitionTime"], same["lastTransitionTime"], turned["lastTransitionTime"]] == ["t1", "t1", "t3"]
+    assert (same["reason"], same["observedGeneration"]) == ("RollingOut", 2)
+
+
+def resource(**changes: Any) -> Resource:
+    fields: dict[str, Any] = {
+        "key": Key("prod", "chat"),
+        "uid": "u",
+        "version": "1",
+        "generation": 4,
+        "deleting": False,
+        "body": {},
+        "status": {},
+    }
+    return Resource(**(fields | changes))
+
+
+def made(view: View, **changes: Any) -> dict[str, Any]:
+    return status(resource(**changes), view, cluster_domain="cluster.local", now=1_700_000_000.9)
+
+
+def test_the_whole_status() -> None:
+    found = made(view())
+    listed = found.pop("conditions")
+    assert [condition["type"] for condition in listed] == TYPES
+    assert listed[0]["lastTransitionTime"] == "2023-11-14T22:13:20Z"
+    assert found == {
+        "observedGeneration": 4,
+        "replicas": 2,
+        "readyReplicas": 2,
+        "desiredReplicas": 2,
+        "selector": "app.kubernetes.io/component=engine,quire.dev/llmdeployment=chat",
+        "endpoint": "http://chat.prod.svc.cluster.local:8000/v1",
+        "currentRevision": "3",
+    }
+
+
+def test_status_made_from_itself_is_itself() -> None:
+    first = made(view())
+    again = status(resource(status=first), view(), cluster_domain="cluster.local", now=1_800_000_000.0)
+    assert again == first, "so nothing is written while nothing changes, however late it is"
+
+
+RECORD = ScalingRecord(
+    desired_replicas=3,
+    changes=(
+        Change(
+            time=1.5, from_replicas=1, to_replicas=2, reason="QueueDepth", message="9 wait", inputs={"waiting": 9.0}
+        ),
+        Change(time=99.25, from_replicas=2, to_replicas=3, reason="KVDemand", message="full", inputs={}),
+    ),
+    rates=Rates(
+        step_seconds=0.012,
+        prefill_seconds_per_token=1 / 8000,
+        decode_seconds_per_token=2e-6,
+        mean_prompt_tokens=500.0,
+        mean_output_tokens=120.0,
+        kv_tokens=64_000.0,
+    ),
+    rates_time=50.0,
+)
+
+
+def test_a_record_of_the_autoscaler_comes_back_from_status_as_it_went() -> None:
+    sections = scaling_sections(RECORD, SCALED)
+    assert scaling_record(sections) == RECORD
+    assert sections["capacity"] == {
+        "kvTokens": 64_000,
+        "kvBlocks": 4_000,
+        "prefillTokensPerSecond": 8_000,
+        "stepMicroseconds": 12_000,
+        "decodeNanosecondsPerToken": 2_000,
+        "meanPromptTokens": 500,
+        "meanOutputTokens": 120,
+        "learntTime": "1970-01-01T00:00:50.000Z",
+    }
+
+
+FLOATS = st.floats(0, 1e6, allow_nan=False)
+
+
+@given(st.tuples(FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS), st.floats(0, 2e9))
+def test_a_record_that_was_read_back_once_is_written_the_same_ever_after(rates: tuple[float, ...], time: float) -> None:
+    names = (
+        "step_seconds",
+        "prefill_seconds_per_token",
+        "decode_seconds_per_token",
+        "mean_prompt_tokens",
+        "mean_output_tokens",
+        "kv_tokens",
+    )
+    record = ScalingRecord(
+        desired_replicas=1,
+        changes=(Change(time=time, from_replicas=0, to_replicas=1, reason="r", message="m", inputs={"x": rates[0]}),),
+        rates=Rates(**dict(zip(names, rates, strict=True))),
+        rates_time=time,
+    )
+    once = scaling_sections(record, SCALED)
+    read = scaling_record(once)
+    assert read is not None
+    assert scaling_sections(read, SCALED) == once
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "three",
+        {"desiredReplicas": -1},
+        {
+            "desiredReplicas": "many",
+            "history": [{"time": "noon"}, 7, {"time": "2026-01-01T00:00:00", "from": 1, "to": 2}],
+        },
+    ],
+)
+def test_a_record_that_can_not_be_read_decides_nothing(section: object) -> None:
+    record = scaling_record({"autoscaling": section, "capacity": {"kvTokens": "much"}})
+    assert record is None or record == ScalingRecord()
+
+
+def test_a_time_without_a_zone_is_no_time() -> None:
+    assert (parse_time("2026-01-01T00:00:00"), parse_time("1970-01-01T00:00:01Z")) == (None, 1.0)
+
+
+def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> None:
+    sections = scaling_sections(RECORD, SCALED)
+    kept = made(view(spec=SCALED), status=sections)
+    assert kept["autoscaling"] == sections["autoscaling"] and kept["capacity"] == sections["capacity"]
+    invalid = made(view(spec=None, blocker=Blocker(reason="InvalidSpec", message="x")), status=sections)
+    assert invalid["autoscaling"] == sections["autoscaling"]
+    assert not {"autoscaling", "capacity"} & made(view(), status=sections).keys()
+
+
+def test_events_tell_of_turns_and_of_nothing_else() -> None:
+    starting = made(view(deployment=deployment(2, 0), pods=(LOADING,)))
+    broken = made(view(deployment=deployment(2, 0), pods=(BROKEN,)), status=starting)
+    serving = made(view(), status=broken)
+    assert [(e.reason, e.warning) for e in events({}, starting)] == [("Starting", False)]
+    assert [(e.reason, e.warning) for e in events(starting, broken)] == [("ImagePullFailed", True)]
+    assert [(e.reason, e.warning) for e in events(broken, serving)] == [("Serving", False)]
+    assert events(serving, serving) == ()
+
+
+def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
+    before = {"autoscaling": scaling_sections(replace(RECORD, changes=RECORD.changes[:1]), SCALED)["autoscaling"]}
+    after = {"autoscaling": scaling_sections(RECORD, SCALED)["autoscaling"]}
+    (event,) = events(before, after)
+    assert (event.reason, event.message) == ("ScaledUp", "2 → 3 replicas: full")
