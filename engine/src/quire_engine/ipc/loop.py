@@ -145,7 +145,7 @@ class EngineLoop:
         if step is not None:
             began = monotonic()
             if step.output.keys or step.output.first_scheduled_keys:
-                self._channel.send(_outputs(step))
+                self._channel.send(outputs_message(step))
             if began >= self._stats_due:
                 self._send_stats()
                 self._stats_due = began + STATS_INTERVAL_SECONDS
@@ -157,7 +157,8 @@ class EngineLoop:
         self._channel.send(_stats(self._engine))
 
 
-def _outputs(step: Step) -> Outputs:
+def outputs_message(step: Step) -> Outputs:
+    """What a step drew, as it is sent."""
     output = step.output
     return Outputs(
         keys=output.keys,
