@@ -106,8 +106,12 @@ class FakeEngine:
     streams: list[FakeStream] = field(default_factory=list)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     resets: int = 0
+    refuses: RequestError | None = None
+    """What ``submit`` raises."""
 
     def submit(self, prompt_token_ids: Sequence[int], params: Sampling, **routing: Any) -> FakeStream:
+        if self.refuses is not None:
+            raise self.refuses
         stream = FakeStream(list(prompt_token_ids), params, routing)
         self.streams.append(stream)
         self.submitted.set()

@@ -206,3 +206,25 @@ async def test_a_scrape_tells_what_was_served(serving: Serving) -> None:
         assert samples[("process_resident_memory_bytes", None)] > 0
         asked = await server.http.get("/metrics", headers={"accept": "application/openmetrics-text"})
         assert asked.text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("format", "report"),
+    [
+        ("TEXT", "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=2, "
+                 "named_metrics.num_requests_running=3"),
+        ("json", 'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 2, '
+                 '"num_requests_running": 3}}'),
+        ("BIN", None),
+        (None, None),
+    ],
+)  # fmt: skip
+async def test_load_balancers_are_told_the_load_when_they_ask(
+    serving: Serving, format: str | None, report: str | None
+) -> None:
+    async with serving("ok") as server:
+        server.context.metrics.engine_stats(stats(kv_usage=0.25, num_waiting=2, num_running=3))
+        headers = {} if format is None else {"endpoint-load-metrics-format": format}
+        body = {"model": "demo", "prompt": "x", "stream": True}
+        response = await server.http.post("/v1/completions", json=body, headers=headers)
+        assert response.headers.get("endpoint-load-metrics") == report

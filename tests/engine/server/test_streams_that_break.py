@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from quire_engine.config import AdmissionOptions
 from quire_engine.errors import InvalidRequest, Unavailable
+from quire_engine.server import streaming as streaming_answers
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
@@ -210,3 +212,36 @@ async def test_without_an_engine_requests_are_told_to_come_back(serving: Serving
         response = await server.chat()
         assert response.status_code == 503 and response.json()["error"]["code"] == "engine_starting"
         assert int(response.headers["retry-after"]) > 0
+
+
+async def test_an_engine_that_goes_while_a_request_comes_in_leaves_no_place_taken(serving: Serving) -> None:
+    async with serving() as server:
+        server.engine.refuses = Unavailable("the engine is being restarted", code="engine_restarting")
+        response = await server.chat(n=2)
+        assert response.status_code == 503 and response.json()["error"]["code"] == "engine_restarting"
+        assert (server.admission.requests, server.admission.tokens) == (0, 0)
+        assert server.context.metrics.arrived_requests == 0
+
+
+async def test_a_client_that_takes_nothing_is_given_up(
+    serving: Serving, token_ids: TokenIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming_answers, "_SEND_TIMEOUT_SECONDS", 0.2)
+    async with serving() as server:
+        host, _, port = server.address.removeprefix("http://").partition(":")
+        body = json.dumps(STREAM).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, (host, int(port)))
+            await loop.sock_sendall(connection, head + body)
+            stream = await server.engine.stream()
+            text = token_ids("x" * 20_000)
+            while not stream.cancelled.is_set():
+                stream.draw(text)
+                await asyncio.sleep(0)
+        assert (await asyncio.wait_for(server.http.get("/livez"), 5)).status_code == 200
+        assert server.context.lifecycle.in_flight == 0

@@ -1,4 +1,7 @@
-"""What every request passes first: its id, its key, and on the way out a line in the log. Plain ASGI, for streams."""
+"""What every request passes first: its id, its key; and on the way out the load report and a line in the log.
+
+Plain ASGI, so that streams pass through as they are.
+"""
 
 import logging
 import re
@@ -13,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire_engine.errors import RequestError
 from quire_engine.server import logs
 from quire_engine.server.access import Access
+from quire_engine.server.load_report import ASKED_BY, HEADER, load_report
+from quire_engine.server.metrics import EngineFigures
 from quire_engine.server.problems import error_response
 
 _log = logging.getLogger(__name__)
@@ -23,9 +28,10 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class Edge:
     """``log_requests`` writes one line a request: never what was asked or answered."""
 
-    def __init__(self, app: ASGIApp, access: Access, *, log_requests: bool) -> None:
+    def __init__(self, app: ASGIApp, access: Access, figures: EngineFigures, *, log_requests: bool) -> None:
         self._app = app
         self._access = access
+        self._figures = figures
         self._log_requests = log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +48,11 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answered = MutableHeaders(scope=message)
+                answered["x-request-id"] = request_id
+                asked = headers.get(ASKED_BY)
+                if asked is not None and (report := load_report(asked, self._figures.latest)) is not None:
+                    answered[HEADER] = report
             await send(message)
 
         try:

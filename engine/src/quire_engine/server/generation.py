@@ -216,16 +216,24 @@ def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], ro
     except RequestError as error:
         desk.metrics.rejected["queue_full" if error.status == 429 else "too_many_sequences"] += 1
         raise
-    runs = []
-    for choice, sampling in zip(choices, params, strict=True):
+    runs: list[_Run] = []
+    try:
+        for choice, sampling in zip(choices, params, strict=True):
+            stream = desk.engine.submit(
+                choice.prompt_token_ids,
+                sampling,
+                arrival_time=routing.arrival_time,
+                priority=routing.priority,
+                tenant=routing.tenant,
+                cache_salt=routing.cache_salt,
+            )
+            runs.append(_Run(choice, stream, RequestTimes(routing.arrival_time)))
+    except RequestError:  # the engine went away since the request came in
+        for run in runs:
+            run.stream.cancel()
+        for choice in choices:
+            desk.admission.leave(len(choice.prompt_token_ids), now, ran=False)
+        raise
+    for choice in choices:
         desk.metrics.arrived(len(choice.prompt_token_ids))
-        stream = desk.engine.submit(
-            choice.prompt_token_ids,
-            sampling,
-            arrival_time=routing.arrival_time,
-            priority=routing.priority,
-            tenant=routing.tenant,
-            cache_salt=routing.cache_salt,
-        )
-        runs.append(_Run(choice, stream, RequestTimes(routing.arrival_time)))
     return Generation(desk, runs)
