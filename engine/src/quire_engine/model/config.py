@@ -57,17 +57,12 @@ def parse_config(
     """The configuration, or None with the reasons in ``problems``."""
     fields = Fields(raw, problems)
     architecture = _architecture(raw, supported, problems)
+    shape_begins = len(problems)
     hidden, heads = fields.positive_int("hidden_size"), fields.positive_int("num_attention_heads")
     kv_heads = fields.positive_int("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    head_dim = fields.positive_int("head_dim", default=hidden // heads)
-    if head_dim % 2:
-        problems.append(f"head_dim {head_dim} is odd; rotary position embedding pairs its components")
-    if "head_dim" not in raw and hidden % heads:
-        problems.append(
-            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is not given"
-        )
+    head_dim = fields.positive_int("head_dim", default=max(1, hidden // heads))
+    if len(problems) == shape_begins:
+        problems += _head_problems(hidden, heads, kv_heads, raw.get("head_dim"))
     fields.one_of("hidden_act", ("silu",), default="silu")
     if raw.get("quantization_config") is not None:
         problems.append("quantization_config is given; only checkpoints in 16 or 32 bits are supported")
@@ -89,6 +84,19 @@ def parse_config(
         eos_token_ids=_eos_token_ids(raw, generation, problems),
     )
     return None if problems else config
+
+
+def _head_problems(hidden: int, heads: int, kv_heads: int, head_dim: int | None) -> list[str]:
+    """What is wrong between fields that are right each by itself."""
+    problems = []
+    if heads % kv_heads:
+        problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    if head_dim is None and hidden % heads:
+        problems.append(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; head_dim is not given")
+    elif (head_dim or hidden // heads) % 2:
+        wrong = head_dim or hidden // heads
+        problems.append(f"head_dim {wrong} is odd; rotary position embedding pairs its components")
+    return problems
 
 
 def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: list[str]) -> str:

@@ -1,0 +1,176 @@
+"""config.json of a model folder: what is read from it, and everything that is wrong with it at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.config import ModelConfig, load_config, parse_config
+from quire_engine.model.rope import LinearScaling, Llama3Scaling
+
+SUPPORTED = ("LlamaForCausalLM", "OtherForCausalLM")
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def parse(raw: dict[str, Any], generation: dict[str, Any] | None = None) -> tuple[ModelConfig | None, list[str]]:
+    problems: list[str] = []
+    return parse_config(raw, generation or {}, SUPPORTED, problems), problems
+
+
+def parsed(generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    config, problems = parse({**BASE, **changes}, generation)
+    assert config is not None, problems
+    return config
+
+
+def test_what_is_not_given_takes_the_familys_defaults() -> None:
+    config = parsed()
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert (config.tie_word_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
+    assert (config.rope.theta, config.rope.scaling, config.eos_token_ids) == (10_000.0, None, ())
+
+
+def test_given_fields_are_taken() -> None:
+    config = parsed(
+        num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=True
+    )
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (2, 32, 1e-5)
+    assert (config.tie_word_embeddings, config.attention_bias) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta", "scaling"),
+    [
+        ({"rope_theta": 5e5}, 5e5, None),
+        ({"rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}}, 2e4, None),
+        ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}}, 1e4, LinearScaling(factor=2.0)),
+        (
+            {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}},
+            5e5,
+            Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+        ),
+        ({"rope_theta": 5e5, "rope_scaling": None}, 5e5, None),
+    ],
+)
+def test_rope_is_read_from_old_and_new_fields(changes: dict[str, Any], theta: float, scaling: object) -> None:
+    rope = parsed(**changes).rope
+    assert (rope.theta, rope.scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ids"),
+    [
+        ({"eos_token_id": 5}, {}, (5,)),
+        ({"eos_token_id": [5, 6]}, {}, (5, 6)),
+        ({"eos_token_id": 5}, {"eos_token_id": [7, 8]}, (7, 8)),
+        ({"eos_token_id": 5}, {"eos_token_id": None}, (5,)),
+        ({"eos_token_id": None}, {}, ()),
+    ],
+)
+def test_generation_config_names_the_tokens_that_end_a_turn(
+    config: dict[str, Any], generation: dict[str, Any], ids: tuple[int, ...]
+) -> None:
+    assert parsed(generation, **config).eos_token_ids == ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"architectures": ["BertModel"]},
+            "architecture BertModel is not supported; supported: LlamaForCausalLM, OtherForCausalLM",
+        ),
+        (
+            {"architectures": None},
+            "architectures is None; a list with one of LlamaForCausalLM, OtherForCausalLM is needed",
+        ),
+        ({"vocab_size": None}, "vocab_size is missing; a whole number above 0 is needed"),
+        ({"hidden_size": "64"}, "hidden_size is '64'; a whole number above 0 is needed"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; a whole number above 0 is needed"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True; a whole number above 0 is needed"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({"hidden_size": 66}, "hidden_size 66 is not a multiple of num_attention_heads 4; head_dim is not given"),
+        ({"head_dim": 15}, "head_dim 15 is odd; rotary position embedding pairs its components"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1; a number above 0 is needed"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; true or false is needed"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; a token id or a list of them is needed"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is given; only checkpoints in 16 or 32 bits"),
+        (
+            {"rope_scaling": {"rope_type": "yarn"}},
+            "rope_scaling.rope_type is 'yarn'; supported: default, linear, llama3",
+        ),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; an object is needed"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing; a number above 0 is needed"),
+        (
+            {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
+            "rope_parameters.low_freq_factor 4.0 is not below rope_parameters.high_freq_factor 4.0",
+        ),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_would_be_right(changes: dict[str, Any], problem: str) -> None:
+    config, problems = parse({**BASE, **changes})
+    assert config is None
+    assert [found for found in problems if problem in found], problems
+
+
+def write_folder(folder: Path, config: object, generation: object | None = None) -> Path:
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def test_a_folder_is_read(tmp_path: Path) -> None:
+    assert load_config(write_folder(tmp_path, BASE, {"eos_token_id": 3}), SUPPORTED).eos_token_ids == (3,)
+
+
+def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, {"architectures": ["BertModel"], "num_attention_heads": 0})
+    with pytest.raises(ModelFolderError) as raised:
+        load_config(folder, SUPPORTED)
+    message = str(raised.value)
+    assert message.startswith(f"{folder / 'config.json'} cannot be served:")
+    for name in (
+        "BertModel",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    ):
+        assert name in message
+    assert message.count("\n  - ") == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "has no config.json"), ("{", "cannot be read as JSON"), ("[]", "holds list, not an object")],
+)
+def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        write_folder(tmp_path, content)
+    with pytest.raises(ModelFolderError, match=message):
+        load_config(tmp_path, SUPPORTED)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match="is not a folder"):
+        load_config(tmp_path / "absent", SUPPORTED)

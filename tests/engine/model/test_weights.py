@@ -1,0 +1,205 @@
+"""Checkpoints: found, checked, read; and every way in which one can be bad."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model import llama
+from quire_engine.model.config import ModelConfig
+from quire_engine.model.registry import SUPPORTED, find_family
+from quire_engine.model.rope import RopeConfig
+from quire_engine.model.weights import RandomWeights, check_tensors, open_checkpoint
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=30,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=64,
+    rope=RopeConfig(theta=1e4),
+    tie_word_embeddings=True,
+    attention_bias=False,
+    mlp_bias=False,
+    eos_token_ids=(),
+)
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def tensors(config: ModelConfig = CONFIG) -> dict[str, Tensor]:
+    return {name: torch.randn(shape) for name, shape in llama.tensor_shapes(config).items()}
+
+
+def check(folder: Path, config: ModelConfig = CONFIG) -> None:
+    """What loading does before and while it reads."""
+    source = open_checkpoint(folder)
+    for name in check_tensors(llama.FAMILY, config, source.shapes(), "the checkpoint"):
+        source.read(name)
+
+
+def save_sharded(folder: Path, content: dict[str, Tensor]) -> None:
+    names = sorted(content)
+    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, chosen in shards.items():
+        save_file({name: content[name] for name in chosen}, folder / file)
+    index = {"weight_map": {name: file for file, chosen in shards.items() for name in chosen}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    "save", [lambda folder, content: save_file(content, folder / "model.safetensors"), save_sharded]
+)
+def test_one_file_and_several_are_read_alike(tmp_path: Path, save: Callable[[Path, dict[str, Tensor]], None]) -> None:
+    content = tensors()
+    save(tmp_path, content)
+    check(tmp_path)
+    source = open_checkpoint(tmp_path)
+    assert all(torch.equal(source.read(name), tensor) for name, tensor in content.items())
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (CONFIG, set()),
+        (replace(CONFIG, tie_word_embeddings=False), {"lm_head.weight"}),
+        (
+            replace(CONFIG, num_layers=1, attention_bias=True),
+            {f"model.layers.0.self_attn.{name}_proj.bias" for name in "qkvo"},
+        ),
+        (
+            replace(CONFIG, num_layers=1, mlp_bias=True),
+            {f"model.layers.0.mlp.{name}_proj.bias" for name in ("gate", "up", "down")},
+        ),
+    ],
+)
+def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expected: set[str]) -> None:
+    plain = llama.tensor_shapes(replace(CONFIG, num_layers=config.num_layers))
+    assert set(llama.tensor_shapes(config)) - set(plain) == expected
+
+
+def drop(content: dict[str, Tensor]) -> None:
+    del content[DOWN]
+
+
+def reshape(content: dict[str, Tensor]) -> None:
+    content[DOWN] = torch.zeros(16, 23)
+
+
+def add(content: dict[str, Tensor]) -> None:
+    content["model.layers.2.extra"] = torch.zeros(3)
+
+
+def spoil(value: float) -> Callable[[dict[str, Tensor]], None]:
+    def change(content: dict[str, Tensor]) -> None:
+        content[DOWN][3, 4] = value
+
+    return change
+
+
+def quantise(content: dict[str, Tensor]) -> None:
+    content[DOWN] = torch.zeros(16, 24, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, f"tensor {DOWN} is missing"),
+        (reshape, rf"tensor {DOWN} has shape \[16, 23\]; config.json makes it \[16, 24\]"),
+        (add, "tensor model.layers.2.extra is unexpected for LlamaForCausalLM"),
+        (spoil(float("nan")), f"tensor {DOWN} holds NaN or infinity; the checkpoint is damaged"),
+        (spoil(float("-inf")), f"tensor {DOWN} holds NaN or infinity"),
+        (quantise, f"tensor {DOWN} is torch.int8; a floating-point one is needed"),
+    ],
+)
+def test_a_bad_tensor_is_named(tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str) -> None:
+    content = tensors()
+    change(content)
+    save_file(content, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFolderError, match=message):
+        check(tmp_path)
+
+
+def test_many_bad_tensors_stay_on_one_screen(tmp_path: Path) -> None:
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFolderError, match="and 11 more") as raised:
+        check(tmp_path)
+    assert str(raised.value).count("\n") == 11
+
+
+def test_what_is_computed_or_tied_may_be_there_as_well(tmp_path: Path) -> None:
+    content = {**tensors(), "lm_head.weight": torch.zeros(30, 16)}
+    content["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    save_file(content, tmp_path / "model.safetensors")
+    check(tmp_path)
+
+
+def test_a_truncated_file_is_named_with_its_size(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(tensors(), file)
+    content = file.read_bytes()
+    for size in (0, 5, 100, len(content) - 1):
+        file.write_bytes(content[:size])
+        with pytest.raises(
+            ModelFolderError, match=rf"model.safetensors \({size:,} bytes\) is not a whole safetensors file"
+        ):
+            open_checkpoint(tmp_path)
+
+
+def test_pickle_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
+    with pytest.raises(
+        ModelFolderError, match=r"only pickle weights \(pytorch_model.bin\).*convert them to safetensors"
+    ):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, r"has no \*.safetensors file"),
+        ({"a.safetensors": "", "b.safetensors": ""}, "has 2 safetensors files but no model.safetensors.index.json"),
+        ({"model.safetensors.index.json": "{}"}, "is not an index of safetensors files: KeyError"),
+        ({"model.safetensors.index.json": "nothing"}, "is not an index of safetensors files"),
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"x": "absent.safetensors"}}'},
+            "lacks absent.safetensors, which model.safetensors.index.json names",
+        ),
+    ],
+)
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ModelFolderError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    save_sharded(tmp_path, tensors())
+    save_file({DOWN: torch.zeros(1)}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({DOWN: torch.zeros(1)}, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(ModelFolderError, match=f"tensor {DOWN} is in .* and in another file as well"):
+        open_checkpoint(tmp_path)
+
+
+def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
+    shapes = llama.tensor_shapes(replace(CONFIG, attention_bias=True))
+    first, second = (RandomWeights(shapes, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert all(torch.equal(first.read(name), second.read(name)) for name in shapes)
+    assert float(first.read("model.norm.weight").min()) == 1.0
+    assert float(first.read("model.layers.0.self_attn.q_proj.bias").abs().max()) == 0.0
+
+
+def test_every_supported_architecture_has_a_family() -> None:
+    assert "LlamaForCausalLM" in SUPPORTED
+    assert all(find_family(name).tensor_shapes(CONFIG) for name in SUPPORTED)

@@ -1,0 +1,136 @@
+"""Tiny random-weight models in Hugging Face layout, and engines over them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_engine.config import (
+    CacheOptions,
+    EngineConfig,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from quire_engine.core.batch import TokenLogprobs
+from quire_engine.core.ports import LoadedModel
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine, make_engine
+from quire_engine.runner import load_model
+
+VOCABULARY = 250
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A checkpoint of a random Llama; the changes are fields of its config.json."""
+    made: dict[str, Path] = {}
+
+    def make(**changes: Any) -> Path:
+        name = repr(sorted(changes.items()))
+        if name not in made:
+            made[name] = _save_llama(tmp_path_factory.mktemp("llama"), changes)
+        return made[name]
+
+    return make
+
+
+def _save_llama(folder: Path, changes: dict[str, Any]) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(11)
+    fields: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.15,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": "float32",
+        **changes,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**fields))
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):  # zero at birth, which would hide a bias that is not added
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def engine_config() -> Callable[..., EngineConfig]:
+    def make(folder: Path, *, scheduler: SchedulerOptions | None = None, **changes: Any) -> EngineConfig:
+        cache = CacheOptions(
+            **{name: changes.pop(name) for name in list(changes) if name in CacheOptions.__dataclass_fields__}
+        )
+        return EngineConfig(
+            model=ModelOptions(path=folder, **{"dtype": "float32", **changes}),
+            cache=cache,
+            scheduler=scheduler or SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
+            parallel=ParallelOptions(),
+            server=ServerOptions(),
+            threads=2,
+        )
+
+    return make
+
+
+@dataclass
+class Running:
+    """An engine over a loaded model, and what its requests have said."""
+
+    model: LoadedModel
+    engine: Engine
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+    def add(self, key: int, prompt: list[int], params: SamplingParams, seed: int = 0) -> None:
+        self.tokens[key], self.logprobs[key] = [], []
+        refusal = self.engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=seed))
+        assert refusal is None, refusal
+
+    def finish(self) -> None:
+        while self.engine.has_work:
+            self.step()
+
+    def step(self) -> None:
+        step = self.engine.step()
+        self.engine.check_integrity()
+        if step is None:
+            return
+        for i, key in enumerate(step.output.keys):
+            self.tokens[key].append(step.output.token_ids[i])
+            if step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None:
+                self.logprobs[key].append(entry)
+
+
+@pytest.fixture
+def start(engine_config: Callable[..., EngineConfig]) -> Callable[..., Running]:
+    def make(folder: Path, **changes: Any) -> Running:
+        config = engine_config(folder, **changes)
+        model = load_model(config)
+        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+        return Running(model, engine)
+
+    return make
+
+
+@pytest.fixture
+def greedy() -> Callable[[int], SamplingParams]:
+    return lambda max_tokens: SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture
+def sampled() -> Callable[..., SamplingParams]:
+    base = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
+    return lambda **changes: replace(base, **changes)

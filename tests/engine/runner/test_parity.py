@@ -1,0 +1,146 @@
+"""The same tokens as transformers, in float32 and greedy, whatever the schedule.
+
+Identical means: equal tokens, or at the first difference the reference's own choice was a near tie (its two best logits
+closer than 1e-3 of the logits' standard deviation: a matrix product rounds differently in another batch). Near ties are
+counted, and may be at most 0.5 % of the tokens compared.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from quire_engine.config import SchedulerOptions
+from quire_engine.core.sampling_params import SamplingParams
+
+ANSWER = 20
+LENGTHS = [1, 2, 15, 16, 17, 33, 61, 130]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "grouped-query": {},
+    "multi-head": {"num_key_value_heads": 4},
+    "multi-query, tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "wide heads": {"head_dim": 40},
+    "llama3 scaling": {"rope_parameters": LLAMA3},
+    "linear scaling": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+}
+# Of 2 layers with 2 KV heads of 16 in float32. All prompts with their answers want 33 blocks, the longest 10.
+BLOCK_BYTES = 16 * 512
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "all at once": {},
+    "in chunks": {"scheduler": SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=16)},
+    "two at a time": {"scheduler": SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=64)},
+    "with preemption": {"kv_cache_memory_bytes": 10 * BLOCK_BYTES, "enable_prefix_caching": False},
+    "with preemption and prefixes": {"kv_cache_memory_bytes": 22 * BLOCK_BYTES},
+    "blocks of 64": {"block_size": 64},
+}
+
+
+@dataclass
+class Comparison:
+    compared: int = 0
+    near_ties: int = 0
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return Comparison()
+
+
+def prompts() -> list[list[int]]:
+    numbers = random.Random(5)
+    return [[numbers.randrange(3, 250) for _ in range(length)] for length in LENGTHS]
+
+
+def compare(model: LlamaForCausalLM, prompt: list[int], answer: list[int], comparison: Comparison) -> None:
+    """One forward pass over prompt and answer gives the reference's choice after every token of the answer."""
+    assert len(answer) == ANSWER
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    for token, row in zip(answer, logits, strict=True):
+        comparison.compared += 1
+        best = row.topk(2).values
+        if token != int(row.argmax()):
+            assert float(best[0] - best[1]) <= 1e-3 * float(row.std()), "not the reference's token, nor a near tie"
+            comparison.near_ties += 1
+            return
+
+
+def reference(folder: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
+def test_tokens_equal_transformers_for_every_kind_of_layer(
+    changes: dict[str, Any],
+    make_folder: Callable[..., Path],
+    start: Callable[..., Any],
+    greedy: Callable[[int], SamplingParams],
+    comparison: Comparison,
+) -> None:
+    folder = make_folder(**changes)
+    running = start(folder, scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=96))
+    for key, prompt in enumerate(prompts()):
+        running.add(key, prompt, greedy(ANSWER))
+    running.finish()
+    model = reference(folder)
+    for key, prompt in enumerate(prompts()):
+        compare(model, prompt, running.tokens[key], comparison)
+
+
+@pytest.mark.parametrize("options", SCHEDULES.values(), ids=SCHEDULES)
+def test_tokens_equal_transformers_under_every_schedule(
+    options: dict[str, Any],
+    make_folder: Callable[..., Path],
+    start: Callable[..., Any],
+    greedy: Callable[[int], SamplingParams],
+    comparison: Comparison,
+) -> None:
+    running = start(make_folder(), **options)
+    # The second half arrives while the first runs, and repeats its prompts: hits, where prefixes are kept.
+    for key, prompt in enumerate(prompts()):
+        running.add(key, prompt, greedy(ANSWER))
+    for _ in range(12):
+        running.step()
+    for key, prompt in enumerate(prompts()):
+        running.add(100 + key, prompt, greedy(ANSWER))
+    running.finish()
+    model = reference(make_folder())
+    for key, prompt in enumerate(prompts()):
+        compare(model, prompt, running.tokens[key], comparison)
+        compare(model, prompt, running.tokens[100 + key], comparison)
+    if "kv_cache_memory_bytes" in options:
+        assert sum(running.engine.counters.preemptions.values()) > 0
+    if options.get("enable_prefix_caching", True):
+        assert running.engine.counters.prefix_cache_hits > 0
+
+
+def test_a_sequence_alone_says_what_it_says_in_a_batch(
+    make_folder: Callable[..., Path],
+    start: Callable[..., Any],
+    greedy: Callable[[int], SamplingParams],
+    comparison: Comparison,
+) -> None:
+    model = reference(make_folder())
+    running = start(make_folder(), enable_prefix_caching=False)
+    for key, prompt in enumerate(prompts()):
+        running.add(key, prompt, greedy(ANSWER))
+        running.finish()
+        compare(model, prompt, running.tokens[key], comparison)
+
+
+def test_near_ties_are_rare(comparison: Comparison) -> None:
+    assert comparison.near_ties <= 0.005 * comparison.compared
