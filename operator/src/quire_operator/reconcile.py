@@ -77,6 +77,19 @@ class _Persist:
             self.done.set_result(None) if error is None else self.done.set_exception(error)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contest:
+    """Somebody else set the number of replicas; ``times`` until ``until``."""
+
+    manager: str
+    times: int
+    until: float
+
+    def is_on(self, now: float) -> bool:
+        """Once is a hand; again is a machine that will not stop."""
+        return self.times > 1 and now < self.until
+
+
 @dataclass(slots=True)
 class _Memory:
     """What this process knows of one LLMDeployment beside the store; all of it can be lost."""
@@ -89,8 +102,7 @@ class _Memory:
     victims: tuple[str, ...] = ()
     persist: _Persist | None = None
     metrics_problem: str | None = None
-    contested_by: str | None = None
-    contested_until: float = 0.0
+    contest: "_Contest | None" = None
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """What was written last, and what the server made of it."""
 
@@ -279,8 +291,10 @@ class Reconciler:
     def _note_contest(self, memory: _Memory, drift: Sequence[ForeignField]) -> None:
         manager = next((entry.manager for entry in drift if entry.path == ("f:spec", "f:replicas")), None)
         if manager is not None:
-            # The evidence goes with our next apply; what fights for it comes back.
-            memory.contested_by, memory.contested_until = manager, self._clock.now() + _CONTESTED_SECONDS
+            # The evidence is gone with our apply, but what fights for the field comes back.
+            now, last = self._clock.now(), memory.contest
+            times = last.times + 1 if last is not None and now < last.until else 1
+            memory.contest = _Contest(manager=manager, times=times, until=now + _CONTESTED_SECONDS)
 
     def _note(self, key: Key, action: Action) -> None:
         ref = action.manifest.ref if isinstance(action, Create | Update) else action.ref
@@ -296,7 +310,7 @@ class Reconciler:
             deployment=_deployment(resource, self._store.children(resource.key)),
             pods=self._store.pods(resource.key),
             additions=outcome.additions,
-            contested=memory.contested_by if now < memory.contested_until else None,
+            contested=memory.contest.manager if memory.contest is not None and memory.contest.is_on(now) else None,
             metrics_problem=memory.metrics_problem,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)

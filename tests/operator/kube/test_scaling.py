@@ -80,7 +80,8 @@ def test_recommending_changes_nothing(shared: Namespace) -> None:
 def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
     shared.apply("contested", replicas=2, autoscaling=AUTOSCALING)
     shared.wait_settled("contested")
-    shared.server.kubectl("scale", "-n", shared.name, "deployment/contested", "--replicas=5")
+    for _ in range(2):  # once is taken for a slip
+        shared.server.kubectl("scale", "-n", shared.name, "deployment/contested", "--replicas=5")
+        wait_replicas(shared, "contested", 2)
     contested = shared.wait_reason("contested", "Autoscaling", "ReplicasContested")
     assert contested["message"].startswith("kubectl also sets the replicas")
-    wait_replicas(shared, "contested", 2)

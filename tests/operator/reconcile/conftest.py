@@ -1,0 +1,251 @@
+"""A cluster in memory that answers like an API server as far as `reconcile` can tell, and records what it was asked."""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.desired import Manifest
+from quire_operator.domain.observed import Child, DeploymentState, Key, Owner, Pod, Ref, Resource
+from quire_operator.domain.plan import RemoveFields
+from quire_operator.domain.pod_template import Images
+from quire_operator.domain.status import Event
+from quire_operator.ports import ClusterError, Conflict
+from quire_operator.reconcile import Reconciler
+from quire_operator.store import Store
+
+KEY = Key("prod", "chat")
+DEPLOYMENT = Ref("Deployment", "chat")
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time = 1_700_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+@dataclass(slots=True)
+class FakeCluster:
+    """Implements ``ports.Cluster``."""
+
+    children: dict[Ref, Child] = field(default_factory=dict)
+    resources: dict[Key, Resource] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    """Writes, in order."""
+    told: list[Event] = field(default_factory=list)
+    costs: dict[str, str | None] = field(default_factory=dict)
+    errors: dict[str, list[ClusterError]] = field(default_factory=dict)
+    """By write: what the next ones of it fail with."""
+    statuses: list[dict[str, Any]] = field(default_factory=list)
+    unknown_fields: frozenset[str] = frozenset()
+    """Fields of status that an older CRD drops."""
+    version: int = 100
+
+    def _next(self) -> str:
+        self.version += 1
+        return str(self.version)
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.errors.get(what):
+            raise self.errors[what].pop(0)
+
+    async def read_child(self, key: Key, ref: Ref) -> Child | None:
+        return self.children.get(ref)
+
+    async def create(self, key: Key, manifest: Manifest) -> Child:
+        self._ask(f"create {manifest.ref}")
+        return self._apply(manifest)
+
+    async def update(self, key: Key, manifest: Manifest) -> Child:
+        self._ask(f"update {manifest.ref}")
+        return self._apply(manifest)
+
+    def _apply(self, manifest: Manifest) -> Child:
+        body: Any = manifest.body
+        (owner,) = body["metadata"]["ownerReferences"]
+        old = self.children.get(manifest.ref)
+        child = Child(
+            ref=manifest.ref,
+            uid=old.uid if old else f"uid {manifest.ref}",
+            version=self._next(),
+            owner=Owner(kind=owner["kind"], name=owner["name"], uid=owner["uid"]),
+            deleting=False,
+            fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
+            foreign=(),
+            deployment=_state(body["spec"]["replicas"], old) if manifest.ref.kind == "Deployment" else None,
+        )
+        self.children[manifest.ref] = child
+        return child
+
+    async def remove_fields(self, key: Key, action: RemoveFields) -> Child:
+        self._ask(f"remove-fields {action.ref}")
+        child = self.children[action.ref]
+        kept = tuple(entry for entry in child.foreign if entry not in action.fields)
+        self.children[action.ref] = replace(child, version=self._next(), foreign=kept)
+        return self.children[action.ref]
+
+    async def delete(self, key: Key, ref: Ref, uid: str) -> None:
+        self._ask(f"delete {ref}")
+        if self.children.get(ref, None) is not None and self.children[ref].uid == uid:
+            del self.children[ref]
+
+    async def set_deletion_costs(self, key: Key, costs: Mapping[str, str | None]) -> None:
+        self._ask(f"costs {dict(costs)}")
+        self.costs |= costs
+
+    async def write_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
+        self._ask("status")
+        current = self.resources[resource.key]
+        if (current.uid, current.version) != (resource.uid, resource.version):
+            raise Conflict("the object has been modified")
+        self.statuses.append(dict(status))
+        kept = {name: value for name, value in status.items() if name not in self.unknown_fields}
+        self.resources[resource.key] = replace(current, version=self._next(), status=kept)
+        return self.resources[resource.key]
+
+    async def tell(self, resource: Resource, event: Event) -> None:
+        self._ask(f"tell {event.reason}")
+        self.told.append(event)
+
+    async def list_resources(self) -> AsyncIterator[Resource]:
+        for resource in list(self.resources.values()):
+            yield resource
+
+    async def list_children(self, kind: str) -> AsyncIterator[tuple[Key, Child]]:
+        for child in [child for child in self.children.values() if child.ref.kind == kind]:
+            yield KEY, child
+
+    async def list_pods(self) -> AsyncIterator[tuple[Key, Pod]]:
+        for pod in list(self.pods.values()):
+            yield KEY, pod
+
+
+def _state(asked: int, old: Child | None) -> DeploymentState:
+    before = old.deployment if old else None
+    there = before.replicas if before else 0
+    return DeploymentState(
+        replicas_asked=asked,
+        generation=1,
+        observed_generation=1,
+        replicas=there,
+        updated=there,
+        ready=there,
+        available=there,
+        revision="1",
+        progressing=None,
+        failure=None,
+    )
+
+
+class World:
+    """The cluster, what the watches have shown of it, and an operator's reconciler."""
+
+    def __init__(self) -> None:
+        self.cluster, self.clock = FakeCluster(), FakeClock()
+        self.enqueued: list[Key] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Another process: all that was only in memory is gone."""
+        self.store = Store()
+        self.reconciler = Reconciler(
+            cluster=self.cluster,
+            store=self.store,
+            clock=self.clock,
+            images=Images(engine="engine:1", operator="operator:1"),
+            enqueue=self.enqueued.append,
+        )
+        self.show()
+
+    def show(self) -> None:
+        """The watches catch up."""
+        for resource in self.cluster.resources.values():
+            self.store.put_resource(resource)
+        for child in self.cluster.children.values():
+            self.store.put_child(KEY, child)
+        for ref in set(self.store.children(KEY)) - set(self.cluster.children):
+            self.store.drop_child(KEY, ref, self.store.children(KEY)[ref].uid)
+        for pod in self.cluster.pods.values():
+            self.store.put_pod(KEY, pod)
+
+    def apply(self, *, uid: str = "uid-1", **spec: Any) -> None:
+        """As a person would."""
+        body = {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": KEY.name, "namespace": KEY.namespace},
+            "spec": {"model": {"source": "file:///m"}} | spec,
+        }
+        old = self.cluster.resources.get(KEY)
+        self.cluster.resources[KEY] = Resource(
+            key=KEY,
+            uid=uid,
+            version=self.cluster._next(),
+            generation=1 if old is None else old.generation + 1,
+            deleting=False,
+            body=body,
+            status={} if old is None else old.status,
+        )
+        self.show()
+
+    async def settle(self, passes: int = 3) -> list[str]:
+        """Some passes, the watches catching up before each; what was written."""
+        start = len(self.cluster.asked)
+        for _ in range(passes):
+            self.show()
+            await self.reconciler.reconcile(KEY)
+        return self.cluster.asked[start:]
+
+    def change_deployment(self, **changes: Any) -> None:
+        """As its controller would."""
+        child = self.cluster.children[DEPLOYMENT]
+        assert child.deployment is not None
+        state = replace(child.deployment, **changes)
+        self.cluster.children[DEPLOYMENT] = replace(child, version=self.cluster._next(), deployment=state)
+
+    def run_replicas(self) -> None:
+        """Its controller does what it is asked."""
+        state = self.cluster.children[DEPLOYMENT].deployment
+        assert state is not None
+        asked = state.replicas_asked
+        self.change_deployment(replicas=asked, updated=asked, ready=asked, available=asked)
+
+    @property
+    def status(self) -> Any:
+        return self.cluster.resources[KEY].status
+
+    def condition(self, kind: str) -> str:
+        found = {c["type"]: c for c in self.status["conditions"]}[kind]
+        return f"{found['status']} {found['reason']}"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def pod() -> Callable[..., Pod]:
+    def made(name: str, **changes: Any) -> Pod:
+        fields: dict[str, Any] = {
+            "uid": name,
+            "version": "1",
+            "ip": "10.0.0.1",
+            "phase": "Running",
+            "ready": True,
+            "deleting": False,
+            "revision": "r",
+            "created": "",
+            "unschedulable": "",
+            "containers": (),
+            "deletion_cost": "",
+        }
+        return Pod(name=name, **(fields | changes))
+
+    return made

@@ -1,0 +1,119 @@
+"""What the API server's answers mean, and what the operator tells of itself."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import pytest
+
+from quire_operator.adapters.kube_errors import error_of
+from quire_operator.ports import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    QuotaExceeded,
+    Refused,
+    Throttled,
+    Unavailable,
+)
+from quire_operator.telemetry import Canary, Server, Telemetry
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error"),
+    [
+        (400, "json: cannot unmarshal string", Refused),
+        (401, "Unauthorized", Forbidden),
+        (403, 'deployments.apps is forbidden: User "x" cannot patch resource', Forbidden),
+        (403, "is forbidden: exceeded quota: gpus, requested: 1", QuotaExceeded),
+        (403, "unable to create new content in namespace x because it is being terminated", NotFound),
+        (403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', Refused),
+        (404, "not found", NotFound),
+        (409, "Operation cannot be fulfilled: the object has been modified", Conflict),
+        (413, "too large", Refused),
+        (422, "spec.x: Invalid value", Refused),
+        (429, "too many requests", Throttled),
+        (
+            500,
+            "failed to create typed patch object (a/b; apps/v1, Kind=Deployment): .spec.x: field not declared",
+            Refused,
+        ),
+        (500, "etcdserver: request timed out", Unavailable),
+        (503, "apiserver is shutting down", Unavailable),
+        (504, "Timeout: request did not complete within the allotted timeout", Unavailable),
+        (400, 'admission webhook "x" denied the request: no', Refused),
+        (403, 'admission webhook "x" denied the request: no', Refused),
+    ],
+)
+def test_each_answer_is_the_right_error_with_the_servers_words(
+    status: int, message: str, error: type[ClusterError]
+) -> None:
+    found = error_of(status, json.dumps({"kind": "Status", "message": message}).encode(), {})
+    assert type(found) is error and message in str(found)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>Bad gateway</html>", b"\xff\xfe", b"[1]"])
+def test_an_answer_that_is_no_status_is_an_error_all_the_same(body: bytes) -> None:
+    assert isinstance(error_of(502, body, {}), Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [({"Retry-After": "7"}, 7.0), ({}, None), ({"Retry-After": "soon"}, None)]
+)
+def test_how_long_the_server_asks_to_wait(header: dict[str, str], seconds: float | None) -> None:
+    error = error_of(429, b"", header)
+    assert isinstance(error, Throttled) and error.after_seconds == seconds
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("called", "watched", "age", "alive"),
+    [
+        (None, None, 999.0, True),  # the API server was never reached: nothing to see
+        (NOON, None, 10.0, True),  # just started
+        (NOON, None, 61.0, False),
+        (NOON, NOON, 999.0, True),  # also while nothing changes because the API server is away
+        (NOON + timedelta(seconds=29), NOON, 999.0, True),
+        (NOON + timedelta(seconds=31), NOON, 999.0, False),
+        (NOON, NOON + timedelta(seconds=31), 999.0, True),
+    ],
+)
+def test_one_is_alive_while_the_watches_show_what_our_own_calls_see(
+    called: datetime | None, watched: datetime | None, age: float, alive: bool
+) -> None:
+    canary = Canary(started=0.0, called=called, watched=watched)
+    assert (canary.problem(age) is None) is alive
+
+
+async def test_health_and_metrics_are_served() -> None:
+    telemetry, problem, ready = Telemetry(), [None, "blind"], [False]
+    telemetry.written("create", "Deployment")
+    server = Server(
+        telemetry,
+        problem=lambda: problem[0],
+        ready=lambda: ready[0],
+        refresh=lambda: telemetry.queue.set(3),
+    )
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+
+            async def get(path: str) -> tuple[int, str]:
+                async with session.get(path) as answer:
+                    return answer.status, await answer.text()
+
+            assert await get("/healthz") == (200, "ok")
+            assert (await get("/readyz"))[0] == 503
+            problem.pop(0)
+            ready[0] = True
+            assert await get("/healthz") == (503, "blind")
+            assert (await get("/readyz"))[0] == 200
+            status, text = await get("/metrics")
+            assert status == 200
+            assert 'quire_operator_writes_total{kind="Deployment",verb="create"} 1.0' in text
+            assert "quire_operator_queue_depth 3.0" in text
+    finally:
+        await server.stop()

@@ -1,0 +1,345 @@
+"""One LLMDeployment brought to what its spec asks: what is written, in which order, and what is not written again."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.history import Change, ScalingRecord
+from quire_operator.domain.observed import Key, Owner, Pod, Ref
+from quire_operator.domain.ownership import ForeignField
+from quire_operator.ports import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    NotLeading,
+    QuotaExceeded,
+    Refused,
+    ScalingNotDone,
+    Throttled,
+    Unavailable,
+)
+from quire_operator.reconcile import retry_after
+
+KEY = Key("prod", "chat")
+DEPLOYMENT, SERVICE = Ref("Deployment", "chat"), Ref("Service", "chat")
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
+CHILDREN = [
+    "create ServiceAccount chat",
+    "create Service chat",
+    "create Service chat-headless",
+    "create PodDisruptionBudget chat",
+    "create Deployment chat",
+]
+Make = Callable[..., Pod]
+
+
+async def test_a_new_one_gets_its_children_and_then_its_status(world: Any) -> None:
+    world.apply()
+    assert await world.settle(passes=1) == [*CHILDREN, "status", "tell Starting"]
+
+
+async def test_a_second_pass_writes_nothing(world: Any) -> None:
+    world.apply()
+    await world.settle()
+    world.run_replicas()
+    await world.settle()
+    world.clock.time += 3600
+    assert await world.settle() == []
+    assert world.condition("Ready") == "True Serving"
+
+
+async def test_our_own_writes_are_known_before_the_watches_show_them(world: Any) -> None:
+    world.apply()
+    await world.reconciler.reconcile(KEY)
+    start = len(world.cluster.asked)
+    await world.reconciler.reconcile(KEY)  # no watch has shown anything
+    assert world.cluster.asked[start:] == []
+
+
+async def test_after_a_restart_each_child_is_applied_once_and_the_status_not_at_all(world: Any) -> None:
+    world.apply()
+    await world.settle()
+    world.restart()
+    assert await world.settle() == [write.replace("create", "update") for write in CHILDREN]
+
+
+async def test_a_child_that_no_watch_has_shown_is_looked_for_before_it_is_made(world: Any) -> None:
+    world.apply()
+    await world.settle()
+    world.restart()
+    world.store.drop_child(KEY, SERVICE, world.cluster.children[SERVICE].uid)
+    await world.reconciler.reconcile(KEY)
+    assert "update Service chat" in world.cluster.asked and world.cluster.asked.count("create Service chat") == 1
+
+
+async def test_one_that_is_gone_or_going_is_left_to_the_garbage_collector(world: Any) -> None:
+    assert await world.settle() == []
+    world.apply()
+    world.cluster.resources[KEY] = replace(world.cluster.resources[KEY], deleting=True, version="999")
+    assert await world.settle() == []
+
+
+async def test_an_invalid_spec_touches_nothing_and_says_everything(world: Any) -> None:
+    world.apply()
+    await world.settle()
+    world.apply(model={"source": "s3://x"}, parallelism={"tensor": 2})
+    assert await world.settle() == ["status", "tell InvalidSpec"]
+    (message,) = (c["message"] for c in world.status["conditions"] if c["type"] == "Ready")
+    assert "spec.model.source" in message and "spec.parallelism.tensor" in message
+
+
+async def test_a_pod_template_that_can_not_be_merged_is_invalid_too(world: Any) -> None:
+    world.apply(podTemplate={"spec": {"hostNetwork": True}})
+    assert await world.settle() == ["status", "tell InvalidSpec"]
+
+
+async def test_drift_is_repaired_and_told(world: Any) -> None:
+    world.apply()
+    await world.settle()
+    foreign = (ForeignField(path=("f:spec", "f:replicas"), manager="kubectl"),)
+    child = world.cluster.children[DEPLOYMENT]
+    world.cluster.children[DEPLOYMENT] = replace(child, version="500", fingerprint="x", foreign=foreign)
+    world.cluster.version = 500
+    assert await world.settle() == ["update Deployment chat", "tell DriftRepaired"]
+    assert "spec.replicas (set by kubectl)" in world.cluster.told[-1].message
+
+
+async def test_additions_are_removed_or_named(world: Any) -> None:
+    world.apply()
+    await world.settle()
+    pod = ("f:spec", "f:template", "f:spec")
+    foreign = tuple(ForeignField(path=(*pod, name), manager="m") for name in ("f:hostPID", "f:nodeSelector"))
+    world.cluster.version = 500
+    world.cluster.children[DEPLOYMENT] = replace(world.cluster.children[DEPLOYMENT], version="500", foreign=foreign)
+    written = await world.settle()
+    assert written[:2] == ["remove-fields Deployment chat", "tell FieldsRemoved"]
+    assert world.condition("Degraded") == "True ForeignFields"
+    assert [entry.path[-1] for entry in world.cluster.children[DEPLOYMENT].foreign] == ["f:nodeSelector"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "again"),
+    [(None, 30.0), (Owner(kind="LLMDeployment", name="chat", uid="earlier"), 2.0)],
+)
+async def test_what_is_not_ours_is_not_touched_and_looked_at_again(
+    world: Any, owner: Owner | None, again: float
+) -> None:
+    world.apply()
+    await world.settle()
+    world.cluster.children[SERVICE] = replace(world.cluster.children[SERVICE], owner=owner, version="999")
+    world.restart()
+    assert await world.reconciler.reconcile(KEY) == again
+    assert world.condition("Ready") == "False NameConflict"
+    assert "update Service chat" not in world.cluster.asked and "update Deployment chat" in world.cluster.asked
+
+
+async def test_an_object_without_our_label_that_goes_makes_room_at_the_next_look(world: Any) -> None:
+    world.apply()
+    foreign = replace((await _child(world)), owner=None)
+    world.cluster.children = {SERVICE: foreign}
+    world.restart()
+    world.store.drop_child(KEY, SERVICE, foreign.uid)  # no watch shows it
+    await world.reconciler.reconcile(KEY)
+    assert world.condition("Ready") == "False NameConflict"
+    del world.cluster.children[SERVICE]  # and none tells that it went
+    await world.reconciler.reconcile(KEY)
+    assert SERVICE in world.cluster.children
+
+
+async def _child(world: Any) -> Any:
+    await world.settle()
+    return world.cluster.children[SERVICE]
+
+
+async def test_what_the_server_refuses_is_said_and_not_tried_again_until_it_differs(world: Any) -> None:
+    world.cluster.errors["create Deployment chat"] = [Refused("spec.x: unknown field")]
+    world.apply()
+    assert (await world.settle()).count("create Deployment chat") == 1
+    assert world.condition("Ready") == "False InvalidSpec"
+    world.apply(replicas=2)
+    assert (await world.settle()).count("create Deployment chat") == 1
+    assert world.condition("Degraded") == "False AsExpected"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "again"), [(QuotaExceeded("q"), "QuotaExceeded", 30.0), (Forbidden("f"), "Forbidden", 60.0)]
+)
+async def test_what_the_namespace_does_not_allow_is_said_and_tried_later(
+    world: Any, error: ClusterError, reason: str, again: float
+) -> None:
+    world.cluster.errors["create Service chat"] = [error]
+    world.apply()
+    assert await world.reconciler.reconcile(KEY) == again
+    assert world.condition("Ready") == f"False {reason}"
+    assert DEPLOYMENT in world.cluster.children, "the others are made all the same"
+    assert await world.reconciler.reconcile(KEY) is None
+    assert world.condition("Ready") == "False Starting"
+
+
+@pytest.mark.parametrize("write", [*CHILDREN, "status"])
+@pytest.mark.parametrize(
+    "error", [Conflict("c"), Unavailable("u"), Throttled("t", after_seconds=None), NotLeading("n")]
+)
+async def test_a_pass_cut_off_at_any_write_is_finished_by_the_next(world: Any, write: str, error: ClusterError) -> None:
+    world.apply()
+    world.cluster.errors[write] = [error]
+    with pytest.raises(type(error)):
+        await world.reconciler.reconcile(KEY)
+    await world.settle()
+    assert world.condition("Ready") == "False Starting"
+    assert {f"create {ref}" for ref in world.cluster.children} == set(CHILDREN)
+
+
+async def test_an_event_that_can_not_be_posted_stops_nothing(world: Any) -> None:
+    world.cluster.errors["tell Starting"] = [Unavailable("u")]
+    world.apply()
+    assert await world.reconciler.reconcile(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (Conflict("c"), 0.1),
+        (Throttled("t", after_seconds=7.0), 7.0),
+        (Throttled("t", after_seconds=None), 1.0),
+        (NotFound("n"), 5.0),
+        (NotLeading("n"), 1.0),
+        (Unavailable("u"), None),
+        (ZeroDivisionError(), None),
+    ],
+)
+def test_each_error_is_retried_in_its_time(error: Exception, seconds: float | None) -> None:
+    assert retry_after(error) == seconds
+
+
+async def test_a_status_that_the_server_changes_is_not_written_for_ever(world: Any) -> None:
+    """An older CRD drops what it does not know: what came of our write is what there is."""
+    world.cluster.unknown_fields = frozenset({"endpoint"})
+    world.apply()
+    assert (await world.settle(passes=4)).count("status") == 1
+
+
+# --- the autoscaler's decision ---
+
+
+def record(replicas: int, *, since: int = 1) -> ScalingRecord:
+    change = Change(time=1.0, from_replicas=since, to_replicas=replicas, reason="QueueDepth", message="9 wait")
+    return ScalingRecord(desired_replicas=replicas, changes=(change,))
+
+
+def asked(world: Any) -> int:
+    return int(world.cluster.children[DEPLOYMENT].deployment.replicas_asked)
+
+
+async def test_what_autoscaling_starts_from_is_persisted_before_anything_is_made(world: Any) -> None:
+    world.apply(replicas=3, autoscaling=AUTOSCALING)
+    written = await world.settle(passes=1)
+    assert written[:2] == ["status", CHILDREN[0]]
+    assert world.cluster.statuses[0] == {"autoscaling": {"desiredReplicas": 3}}
+    assert asked(world) == 3
+
+
+async def test_a_decision_is_persisted_then_victims_are_marked_then_the_deployment_is_changed(
+    world: Any, pod: Make
+) -> None:
+    world.apply(replicas=3, autoscaling=AUTOSCALING)
+    await world.settle()
+    world.run_replicas()
+    world.cluster.pods = {name: pod(name) for name in ("a", "b", "c")}
+    await world.settle()
+    start = len(world.cluster.asked)
+
+    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(2, since=3)))
+    await asyncio.sleep(0)
+    assert world.enqueued == [KEY]
+    world.show()
+    await world.reconciler.reconcile(KEY)
+    await persisting
+    assert world.status["autoscaling"]["desiredReplicas"] == 2
+    assert asked(world) == 3, "what is persisted is acted upon when the autoscaler says so"
+
+    world.reconciler.scale(KEY, replicas=2, victims=["b"])
+    await world.settle(passes=1)
+    assert world.cluster.asked[start:] == [
+        "status",
+        "tell ScaledDown",
+        "costs {'b': '-1000'}",
+        "update Deployment chat",
+        "status",
+    ]
+    assert asked(world) == 2
+
+
+async def test_a_decision_that_was_persisted_is_carried_out_by_whoever_comes_after(world: Any) -> None:
+    world.apply(replicas=1, autoscaling=AUTOSCALING)
+    await world.settle()
+    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(5)))
+    await asyncio.sleep(0)
+    await world.reconciler.reconcile(KEY)
+    await persisting
+    world.restart()  # killed before it was carried out
+    await world.settle()
+    assert asked(world) == 5
+
+
+async def test_a_record_that_can_not_be_written_is_not_done(world: Any) -> None:
+    world.apply(autoscaling=AUTOSCALING)
+    await world.settle()
+    world.cluster.errors["status"] = [Unavailable("down")]
+    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(2)))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        await world.reconciler.reconcile(KEY)
+    with pytest.raises(ScalingNotDone, match="down"):
+        await persisting
+
+
+async def test_nothing_is_persisted_for_one_that_is_gone(world: Any) -> None:
+    with pytest.raises(ScalingNotDone):
+        await world.reconciler.persist(KEY, record(2))
+
+
+async def test_going_back_to_a_fixed_number_forgets_the_decision(world: Any) -> None:
+    world.apply(replicas=1, autoscaling=AUTOSCALING)
+    await world.settle()
+    world.reconciler.scale(KEY, replicas=6, victims=[])
+    await world.settle()
+    assert asked(world) == 6
+    world.apply(replicas=2)
+    await world.settle()
+    assert asked(world) == 2 and "autoscaling" not in world.status
+    world.run_replicas()
+    world.apply(replicas=2, autoscaling=AUTOSCALING)
+    await world.settle()
+    assert asked(world) == 2
+
+
+async def test_missing_metrics_are_said_and_unsaid(world: Any) -> None:
+    world.apply(autoscaling=AUTOSCALING)
+    await world.settle()
+    world.reconciler.note_metrics(KEY, "MetricsStale")
+    world.reconciler.note_metrics(KEY, "MetricsStale")
+    assert world.enqueued == [KEY], "once"
+    await world.settle()
+    assert world.condition("Autoscaling") == "False MetricsStale"
+    world.reconciler.note_metrics(KEY, None)
+    await world.settle()
+    assert world.condition("Autoscaling") == "True Enforcing"
+
+
+async def test_an_hpa_on_the_deployment_is_named_for_a_while(world: Any) -> None:
+    world.apply(autoscaling=AUTOSCALING)
+    await world.settle()
+    foreign = (ForeignField(path=("f:spec", "f:replicas"), manager="horizontal-pod-autoscaler"),)
+    for condition in ("True Enforcing", "False ReplicasContested"):  # once is taken for a slip
+        changed = replace(world.cluster.children[DEPLOYMENT], fingerprint="x", foreign=foreign)
+        world.cluster.children[DEPLOYMENT] = replace(changed, version=world.cluster._next())
+        await world.settle()
+        assert world.condition("Autoscaling") == condition
+    world.clock.time += 601
+    await world.settle()
+    assert world.condition("Autoscaling") == "True Enforcing"

@@ -1,0 +1,71 @@
+"""Whom the autoscaler looks at in a cluster, and what becomes of what it says."""
+
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.observation import ReplicaPhase
+from quire_operator.domain.observed import Key
+from quire_operator.scaling import ClusterScaling
+
+KEY = Key("prod", "chat")
+AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
+
+
+def scaling(world: Any) -> ClusterScaling:
+    return ClusterScaling(store=world.store, reconciler=world.reconciler)
+
+
+async def test_one_that_scales_itself_is_looked_at_with_its_replicas(world: Any, pod: Any) -> None:
+    world.apply(replicas=2, autoscaling=AUTOSCALING, model={"source": "file:///m", "servedName": "org/m"})
+    await world.settle()
+    world.cluster.pods = {
+        "a": pod("a"),
+        "b": pod("b", ready=False, ip=""),
+        "c": pod("c", ready=False, phase="Pending", ip=""),
+        "d": pod("d", deleting=True, ip="fd00::1"),
+        "e": pod("e", phase="Failed", ready=False),
+    }
+    world.show()
+    (subject,) = scaling(world).subjects()
+    assert (subject.key, subject.model, subject.target) == ("prod/chat", "org/m", 2)
+    assert subject.record is not None and subject.record.desired_replicas == 2
+    assert [(r.name, r.phase, r.metrics_url) for r in subject.replicas] == [
+        ("prod/a", ReplicaPhase.READY, "http://10.0.0.1:8000/metrics"),
+        ("prod/b", ReplicaPhase.LOADING, None),
+        ("prod/c", ReplicaPhase.PENDING, None),
+        ("prod/d", ReplicaPhase.DRAINING, "http://[fd00::1]:8000/metrics"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"replicas": 2}, {"autoscaling": AUTOSCALING, "model": {"source": "s3://x"}}],
+)
+async def test_others_are_not(world: Any, spec: dict[str, Any]) -> None:
+    world.apply(**spec)
+    await world.settle()
+    assert scaling(world).subjects() == []
+
+
+async def test_one_without_a_deployment_yet_is_not(world: Any) -> None:
+    world.apply(autoscaling=AUTOSCALING)
+    assert scaling(world).subjects() == []
+
+
+async def test_metrics_that_this_operator_can_not_read_are_said_and_nothing_is_decided(world: Any) -> None:
+    world.apply(autoscaling=AUTOSCALING | {"metricsSource": "Prometheus"})
+    await world.settle()
+    assert scaling(world).subjects() == []
+    await world.settle()
+    assert world.condition("Autoscaling") == "False PrometheusUnavailable"
+
+
+async def test_victims_are_named_as_pods(world: Any, pod: Any) -> None:
+    world.apply(replicas=2, autoscaling=AUTOSCALING)
+    await world.settle()
+    world.cluster.pods = {name: pod(name) for name in ("a", "b")}
+    world.show()
+    await scaling(world).scale("prod/chat", replicas=1, victims=["prod/b"])
+    await world.settle()
+    assert world.cluster.costs == {"b": "-1000"}

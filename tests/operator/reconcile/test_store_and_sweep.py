@@ -1,0 +1,96 @@
+"""The picture of the cluster: newer stays, gone goes, and a list finds what watches missed."""
+
+from dataclasses import replace
+from typing import Any
+
+from quire_operator.domain.observed import Key, Ref
+from quire_operator.store import Store
+from quire_operator.sweep import sweep
+
+KEY = Key("prod", "chat")
+DEPLOYMENT, SERVICE = Ref("Deployment", "chat"), Ref("Service", "chat")
+KINDS = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "PersistentVolumeClaim")
+
+
+async def settled(world: Any) -> Any:
+    world.apply()
+    await world.settle()
+    return world.cluster.children[SERVICE]
+
+
+async def test_an_older_version_never_replaces_a_newer_one(world: Any) -> None:
+    child, store = await settled(world), Store()
+    newer = replace(child, version=str(int(child.version) + 1), fingerprint="newer")
+    assert store.put_child(KEY, newer)
+    assert not store.put_child(KEY, child), "the late echo of what we knew before"
+    assert not store.put_child(KEY, newer), "and our own write's is no news"
+    assert store.children(KEY)[SERVICE] == newer
+
+
+async def test_a_deletion_removes_the_very_object_and_not_the_next_of_its_name(world: Any) -> None:
+    child, store = await settled(world), Store()
+    again = replace(child, uid="again", version="9999")
+    store.put_child(KEY, again)
+    store.drop_child(KEY, SERVICE, child.uid)
+    assert store.children(KEY) == {SERVICE: again}
+    store.drop_child(KEY, SERVICE, "again")
+    assert store.children(KEY) == {} and store.all_keys() == []
+
+
+async def test_only_keys_whose_llmdeployment_is_there_are_live(world: Any) -> None:
+    child, store = await settled(world), Store()
+    store.put_child(KEY, child)
+    assert (store.live_keys(), store.all_keys()) == ([], [KEY])
+    resource = world.cluster.resources[KEY]
+    store.put_resource(resource)
+    assert store.live_keys() == [KEY]
+    store.drop_resource(KEY, resource.uid)
+    assert store.live_keys() == []
+
+
+async def test_a_sweep_fills_an_empty_store(world: Any, pod: Any) -> None:
+    await settled(world)
+    world.cluster.pods = {"a": pod("a")}
+    store, news = Store(), []
+    await sweep(world.cluster, store, kinds=KINDS, enqueue=news.append)
+    assert store.children(KEY) == world.cluster.children
+    assert store.resource(KEY) == world.cluster.resources[KEY]
+    assert [found.name for found in store.pods(KEY)] == ["a"]
+    assert set(news) == {KEY}
+
+
+async def test_a_sweep_finds_what_was_deleted_unseen(world: Any, pod: Any) -> None:
+    await settled(world)
+    world.cluster.pods = {"a": pod("a")}
+    world.show()
+    del world.cluster.children[SERVICE]
+    world.cluster.pods.clear()
+    news: list[Key] = []
+    await sweep(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    assert SERVICE not in world.store.children(KEY) and world.store.pods(KEY) == ()
+    assert news == [KEY, KEY]
+    world.cluster.resources.clear()
+    await sweep(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    assert world.store.live_keys() == []
+
+
+async def test_a_sweep_that_finds_nothing_new_enqueues_nothing(world: Any) -> None:
+    await settled(world)
+    news: list[Key] = []
+    await sweep(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    assert news == []
+
+
+async def test_what_appears_while_the_list_is_on_its_way_is_kept(world: Any) -> None:
+    child = await settled(world)
+
+    class Slow(type(world.cluster)):  # type: ignore[misc]
+        async def list_children(self, kind: str) -> Any:
+            if kind == "Service":  # the watch is quicker than this list, which does not have it yet
+                world.store.put_child(KEY, replace(child, ref=Ref("Service", "late"), uid="late", version="9999"))
+            async for found in super().list_children(kind):
+                yield found
+
+    slow = Slow(children=world.cluster.children, resources=world.cluster.resources)
+    await sweep(slow, world.store, kinds=KINDS, enqueue=lambda key: None)
+    assert Ref("Service", "late") in world.store.children(KEY)
