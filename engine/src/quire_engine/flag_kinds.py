@@ -41,7 +41,10 @@ class PathName:
     def parse(self, text: str) -> Path:
         if not text.strip():
             raise ValueError("is empty")
-        return Path(text).expanduser()
+        try:
+            return Path(text).expanduser()
+        except RuntimeError:
+            raise ValueError(f"{text!r} begins with a user whose home folder is not known") from None
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "minLength": 1}

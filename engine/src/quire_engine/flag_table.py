@@ -43,6 +43,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
               "2048"),
         _flag("scheduling-policy", Choice("fcfs", "priority"),
               "priority runs requests with the smallest priority number first", "fcfs"),
+        _flag("check-integrity", Switch(), "count blocks and queues after every step, and end the engine process where "
+              "they do not add up: slow, for hunting faults"),
     ),
     "KV cache": (
         _flag("block-size", Choice("8", "16", "32", "64", "128", integer=True), "tokens in a KV cache block", "16"),

@@ -170,6 +170,7 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
             max_num_seqs=get("max-num-seqs"),
             max_num_batched_tokens=get("max-num-batched-tokens"),
             policy=get("scheduling-policy"),
+            check_integrity=get("check-integrity") or False,
         ),
         parallel=ParallelOptions(
             tensor_parallel_size=get("tensor-parallel-size"), pipeline_parallel_size=get("pipeline-parallel-size")
