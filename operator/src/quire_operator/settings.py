@@ -63,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
 def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """The settings, or ``SettingsProblem`` with all that is wrong. ``--help`` and ``--version`` exit."""
     reader = _Reader(_parser().parse_args(argv), environ)
-    image = f"ghcr.io/quire/{{}}:{__version__}"
+    image = f"quire-{{}}:{__version__}"
     settings = Settings(
         kubeconfig=reader.read("kubeconfig", str, None, "a file"),
         namespace=reader.read("namespace", _name, None, "a namespace"),
@@ -104,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     cluster.add_argument("--cluster-domain", metavar="DOMAIN", help="of Service names (default cluster.local)")
     pods = parser.add_argument_group("what pods are made of")
-    pods.add_argument("--engine-image", metavar="IMAGE", help="where spec.engine.image is not set")
+    pods.add_argument(
+        "--engine-image", metavar="IMAGE", help="where spec.engine.image is not set (default quire-engine:VERSION)"
+    )
     pods.add_argument("--operator-image", metavar="IMAGE", help="downloads models: has the quire command")
     pods.add_argument("--hub-endpoint", metavar="URL", help="a mirror of the model hub (default the hub itself)")
     election = parser.add_argument_group("several operators")
