@@ -227,6 +227,18 @@ async def test_engine_that_cannot_start_says_why(
     assert ("Traceback" in capfd.readouterr().err) == traceback
 
 
+async def test_folder_for_the_socket_that_is_no_use_is_named(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    client = make_client()
+    with pytest.raises(EngineStartError, match="cannot be started: no socket can be made in .*TMPDIR"):
+        await client.start()
+    assert list(deep.iterdir()) == []
+
+
 async def test_engine_that_does_not_get_ready_is_given_up(make_client: MakeClient) -> None:
     client = make_client(
         function="faulty_models:load_forever", supervision=SupervisionOptions(start_timeout_seconds=1.0)

@@ -91,11 +91,16 @@ async def start_process(
     context: zmq.asyncio.Context, config: EngineConfig, factory: start_up.RunnerFactory
 ) -> EngineProcess:
     folder = Path(tempfile.mkdtemp(prefix="quire-"))
+    address = f"ipc://{folder}/engine"
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
-    address = f"ipc://{folder}/engine"
-    socket.bind(address)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        folder.rmdir()
+        raise OSError(f"no socket can be made in {folder}, which TMPDIR can change: {error}") from None
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         # Nothing of the working directory is imported.

@@ -153,6 +153,12 @@ class Supervisor:
             logger.warning("%s; starting it again%s", reason, f" in {delay:g} s" if delay else "")
             await asyncio.sleep(delay)
 
+    def _lost(self) -> None:
+        """The process is of no use any more: from now on nothing is sent to it."""
+        if self.state == "ready":
+            self.state = "restarting"
+        self.ready = None
+
     def _stopped(self) -> bool:
         return self.state == "stopped"
 
@@ -164,7 +170,10 @@ class Supervisor:
     async def _live(self, started: "asyncio.Future[Ready]") -> str:
         """One engine process from its start to its end; why it ended."""
         assert self._context is not None
-        process = self._process = await start_process(self._context, self._config, self._factory)
+        try:
+            process = self._process = await start_process(self._context, self._config, self._factory)
+        except OSError as error:
+            return f"the engine process cannot be started: {error}"
         ready = asyncio.Event()
         listening = asyncio.create_task(self._listen(process, started, ready))
         ending = asyncio.create_task(process.ended())
@@ -172,6 +181,7 @@ class Supervisor:
         tasks = {listening, ending, watching}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._lost()
             if done == {ending}:
                 # It may have said why just before it ended.
                 await asyncio.wait({listening}, timeout=_LAST_WORDS_SECONDS)
