@@ -31,7 +31,8 @@ def test_a_model_is_enough() -> None:
 EVERY_FLAG = """\
 --model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
-    --scheduling-policy priority --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB --gpu-memory-utilization 0.5
+    --scheduling-policy priority --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
+    --gpu-memory-utilization 0.5
     --no-enable-prefix-caching --tensor-parallel-size 1 --pipeline-parallel-size 1 --threads 3 --host 127.0.0.1
     --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
