@@ -20,6 +20,7 @@ from quire_operator.domain.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
 from quire_operator.local import plan as planning
 from quire_operator.local.documents import read_deployments
+from quire_operator.local.fetch import fetch
 from quire_operator.local.host import installed_commands
 from quire_operator.local.up import Up, UpOptions
 from quire_operator.local.views import JsonLines, LiveTable, View
@@ -46,6 +47,7 @@ app = typer.Typer(
 """,
 )
 app.command("bench")(bench)
+app.command("fetch", no_args_is_help=True)(fetch)
 
 
 def _version(value: bool) -> None:
