@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -165,7 +166,7 @@ def bench(
         timeout_seconds=timeout,
     )
     try:
-        target, outcomes = asyncio.run(_measure(target, workload, concurrency, warmup, console))
+        target, started_at, outcomes = asyncio.run(_measure(target, workload, concurrency, warmup, console))
     except KeyboardInterrupt:
         _fail("stopped before the end; nothing is reported", code=130)
     objective = Objective(ttft_seconds=slo_ttft, tpot_seconds=slo_tpot, e2e_seconds=slo_e2e)
@@ -176,7 +177,7 @@ def bench(
     for line in report.lines(summary):
         output.print(line, highlight=False)
     if json_file is not None:
-        report.write_json(json_file, arguments, summary, outcomes)
+        report.write_json(json_file, arguments, started_at, summary, outcomes)
     if plot is not None:
         report.write_plot(plot, title, summary, outcomes)
     if summary.errors:
@@ -197,7 +198,7 @@ def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> li
 
 async def _measure(
     target: client.Target, workload: Sequence[Conversation], concurrency: int | None, warmup: int, console: Console
-) -> tuple[client.Target, list[Outcome]]:
+) -> tuple[client.Target, datetime, list[Outcome]]:
     async with client.open_session(target.api_key) as session:
         target = await _with_model(session, target)
         ignored = [replace(conversation, arrival_seconds=0.0) for conversation in workload[:warmup]]
@@ -228,8 +229,9 @@ async def _measure(
                 counts["failed"] += outcome.error is not None
                 show()
 
+            started_at = datetime.now(UTC)
             outcomes = await client.run(session, target, workload, concurrency=concurrency, on_sent=sent, on_done=done)
-    return target, outcomes
+    return target, started_at, outcomes
 
 
 async def _with_model(session: aiohttp.ClientSession, target: client.Target) -> client.Target:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,13 @@ def lines(summary: Summary) -> list[str]:
     return result
 
 
-def write_json(path: Path, arguments: dict[str, Any], summary: Summary, outcomes: Sequence[Outcome]) -> None:
+def write_json(
+    path: Path, arguments: dict[str, Any], started_at: datetime, summary: Summary, outcomes: Sequence[Outcome]
+) -> None:
+    """Everything: times of requests are seconds after ``started_at``."""
     document = {
         "arguments": arguments,
+        "started_at": started_at.isoformat(),
         "summary": asdict(summary),
         "requests": [asdict(outcome) for outcome in outcomes],
     }
