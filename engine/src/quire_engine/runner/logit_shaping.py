@@ -43,7 +43,8 @@ class LogitShaper:
     def observe(self, token: int) -> None:
         """A token was drawn for this sequence."""
         self._num_outputs += 1
-        self._counts[self._place(token)] += 1.0
+        place = self._place(token)  # first, for it may replace the columns by longer ones
+        self._counts[place] += 1.0
 
     def apply(self, logits: np.ndarray) -> None:
         """Changes one row [V] of float32 logits in place: biases, then the least length, then penalties."""
@@ -68,7 +69,7 @@ class LogitShaper:
         if place is None:
             place = self._places[token] = len(self._places)
             if place == len(self._ids):
-                self._ids = np.resize(self._ids, 2 * place)
-                self._counts = np.concatenate((self._counts, np.zeros(place, dtype=np.float32)))
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
             self._ids[place] = token
         return place

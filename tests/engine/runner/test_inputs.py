@@ -1,0 +1,111 @@
+"""From a batch to the tensors of a step."""
+
+from typing import Any
+
+import torch
+
+from quire_engine.core.batch import Batch, BlockUpdates
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.runner.inputs import RowState, build
+
+LAYOUT = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=50),))
+
+
+def batch(**changes: Any) -> Batch:
+    fields: dict[str, Any] = {
+        "step": 1,
+        "rows": [],
+        "num_computed": [],
+        "num_scheduled": [],
+        "num_draft": [],
+        "token_ids": [],
+        "samples": [],
+        "feedback_tokens": [],
+        "admitted": [],
+        "block_updates": (BlockUpdates(),),
+        "released_rows": [],
+    }
+    return Batch(**{**fields, **changes})
+
+
+def state(layout: KVCacheLayout = LAYOUT) -> RowState:
+    return RowState(max_rows=4, max_blocks=8, groups=len(layout.groups))
+
+
+def mixed_batch() -> Batch:
+    """Row 3 decodes its token 33, row 1 computes tokens 14 to 17 of a longer prompt, row 0 a whole prompt of 2."""
+    return batch(
+        rows=[3, 1, 0],
+        num_computed=[33, 14, 0],
+        num_scheduled=[1, 4, 2],
+        token_ids=[9, 1, 2, 3, 4, 7, 8],
+        samples=[True, False, True],
+        block_updates=(
+            BlockUpdates(rows=[3, 3, 3, 1, 1, 0], positions=[0, 1, 2, 0, 1, 0], blocks=[5, 6, 7, 10, 11, 2]),
+        ),
+    )
+
+
+def test_each_token_gets_its_position_and_slot() -> None:
+    here, step = state(), mixed_batch()
+    here.apply(step)
+    inputs = build(step, here, LAYOUT)
+    assert inputs.token_ids.tolist() == [9, 1, 2, 3, 4, 7, 8]
+    assert inputs.positions.tolist() == [33, 14, 15, 16, 17, 0, 1]
+    assert inputs.groups[0].slots.tolist() == [7 * 16 + 1, 10 * 16 + 14, 10 * 16 + 15, 11 * 16, 11 * 16 + 1, 32, 33]
+    assert inputs.groups[0].plan.num_tokens == 7
+
+
+def test_logits_are_wanted_of_sampled_rows_only() -> None:
+    here, step = state(), mixed_batch()
+    here.apply(step)
+    assert build(step, here, LAYOUT).logits_rows.tolist() == [0, 6]
+
+
+def test_block_tables_are_kept_from_step_to_step() -> None:
+    here = state()
+    here.apply(mixed_batch())
+    step = batch(
+        rows=[1],
+        num_computed=[18],
+        num_scheduled=[15],
+        token_ids=[0] * 15,
+        samples=[True],
+        block_updates=(BlockUpdates(rows=[1], positions=[2], blocks=[40]),),
+    )
+    here.apply(step)
+    assert build(step, here, LAYOUT).groups[0].slots.tolist()[-2:] == [11 * 16 + 15, 40 * 16]
+
+
+def test_a_token_not_known_yet_is_the_one_drawn_for_its_row() -> None:
+    here, step = state(), mixed_batch()
+    here.last_token[[0, 1, 3]] = [100, 101, 103]
+    here.apply(step)
+    late = batch(**{**{name: getattr(step, name) for name in Batch.__dataclass_fields__}, "feedback_tokens": [0, 6]})
+    assert build(late, here, LAYOUT).token_ids.tolist() == [103, 1, 2, 3, 4, 7, 100]
+
+
+def test_every_group_has_its_own_tables() -> None:
+    layout = KVCacheLayout(
+        block_size=16,
+        groups=(KVCacheGroup(layers=(0,), num_blocks=50), KVCacheGroup(layers=(1,), num_blocks=9, window=8)),
+    )
+    here = state(layout)
+    step = batch(
+        rows=[2],
+        num_computed=[0],
+        num_scheduled=[1],
+        token_ids=[5],
+        samples=[True],
+        block_updates=tuple(BlockUpdates(rows=[2], positions=[0], blocks=[block]) for block in (30, 4)),
+    )
+    here.apply(step)
+    assert [group.slots.tolist() for group in build(step, here, layout).groups] == [[480], [64]]
+
+
+def test_inputs_are_of_the_types_the_kernels_take() -> None:
+    here, step = state(), mixed_batch()
+    here.apply(step)
+    inputs = build(step, here, LAYOUT)
+    for tensor in (inputs.token_ids, inputs.positions, inputs.groups[0].slots, inputs.logits_rows):
+        assert tensor.dtype == torch.int64 and tensor.is_contiguous()

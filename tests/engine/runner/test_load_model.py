@@ -1,0 +1,156 @@
+"""Start-up: from options to a model that has produced a token, or to an error a person can act on."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire_engine.config import EngineConfig, ParallelOptions
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.errors import FlagsError, ModelFolderError
+from quire_engine.runner import load_model
+from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
+from quire_engine.runner.startup import use_threads
+
+Config = Callable[..., EngineConfig]
+Folder = Callable[..., Path]
+
+
+def test_what_was_learnt_is_reported(make_folder: Folder, engine_config: Config) -> None:
+    model = load_model(engine_config(make_folder(), kv_cache_memory_bytes=100_000))
+    assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (192, 250, (2,))
+    assert (model.dtype, model.weights) == ("float32", "float32")
+    assert model.layout.groups[0].num_blocks == 12 and model.kv_cache_bytes == 12 * 16 * 512
+    attention, mlp, norms = 64 * (64 + 2 * 32) + 64 * 64, 3 * 64 * 96, 2 * 64
+    assert model.model_bytes == 4 * (2 * (attention + mlp + norms) + 64 + 2 * 250 * 64)
+    assert list(model.phase_seconds) == ["import", "weights", "kv_cache", "warm_up"]
+    assert all(seconds >= 0.0 for seconds in model.phase_seconds.values()) and not model.asynchronous
+
+
+def test_the_models_own_limit_is_taken_where_the_cache_holds_it(make_folder: Folder, engine_config: Config) -> None:
+    assert load_model(engine_config(make_folder())).max_model_len == 512
+    assert load_model(engine_config(make_folder(), max_model_len=100)).max_model_len == 100
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
+def test_other_arithmetic_runs(dtype: str, make_folder: Folder, start: Callable[..., Any]) -> None:
+    running = start(make_folder(), dtype=dtype)
+    running.add(1, [5, 6, 7], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
+    running.add(2, list(range(3, 60)), SamplingParams(max_tokens=5, temperature=0.8, ignore_eos=True))
+    running.finish()
+    assert all(len(tokens) == 5 and all(0 <= token < 250 for token in tokens) for tokens in running.tokens.values())
+
+
+def test_dummy_weights_need_only_a_config(make_folder: Folder, start: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((make_folder() / "config.json").read_bytes())
+    running = start(tmp_path, load_format="dummy")
+    running.add(1, [5], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+    running.finish()
+    assert len(running.tokens[1]) == 3
+
+
+def test_the_shortest_possible_model_warms_up(make_folder: Folder, engine_config: Config) -> None:
+    assert load_model(engine_config(make_folder(), max_model_len=1)).max_model_len == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"kv_cache_memory_bytes": 8_000},
+            ["8,000 bytes (--kv-cache-memory-bytes)", "512 tokens", "use --kv-cache-memory-bytes 262144"],
+        ),
+        (
+            {"kv_cache_memory_bytes": 8_192 * 6, "max_model_len": 100},
+            ["one sequence of 100 tokens", "--kv-cache-memory-bytes 57344, or --max-model-len 96"],
+        ),
+        ({"max_model_len": 513}, ["--max-model-len 513 is more than the model's 512 positions"]),
+        ({"block_size": 8}, ["--block-size 8: a multiple of 16 is needed"]),
+        (
+            {"block_size": 8, "max_model_len": 600},
+            ["--block-size 8", "--max-model-len 600"],
+        ),
+    ],
+)
+def test_options_that_cannot_be_served_name_the_flag_and_the_number(
+    changes: dict[str, Any], words: list[str], make_folder: Folder, engine_config: Config
+) -> None:
+    with pytest.raises(FlagsError) as raised:
+        load_model(engine_config(make_folder(), **changes))
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_more_than_one_device_is_refused_not_ignored(field: str, make_folder: Folder, engine_config: Config) -> None:
+    config = replace(engine_config(make_folder()), parallel=ParallelOptions(**{field: 2}))
+    with pytest.raises(FlagsError, match=f"--{field.replace('_', '-')} 2: .* use 1"):
+        load_model(config)
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, engine_config: Config) -> None:
+    with pytest.raises(ModelFolderError, match="has no config.json"):
+        load_model(engine_config(tmp_path))
+
+
+def test_weights_that_do_not_fit_the_config_are_refused(
+    make_folder: Folder, tmp_path: Path, engine_config: Config
+) -> None:
+    (tmp_path / "config.json").write_bytes((make_folder(tie_word_embeddings=True) / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((make_folder(num_hidden_layers=1) / "model.safetensors").read_bytes())
+    with pytest.raises(ModelFolderError, match="tensor model.layers.1.input_layernorm.weight is missing"):
+        load_model(engine_config(tmp_path))
+
+
+def test_importing_the_runner_loads_no_torch() -> None:
+    program = "import sys, quire_engine.runner; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "features", "dtype"),
+    [
+        ("auto", {"avx2", "avx512f", "avx512_bf16"}, torch.bfloat16),
+        ("auto", {"amx_bf16", "amx_tile"}, torch.bfloat16),
+        ("auto", {"avx2", "avx512f"}, torch.float32),
+        ("auto", {"avx2"}, torch.float32),
+        ("auto", set(), torch.float32),
+        ("float32", {"avx512_bf16"}, torch.float32),
+        ("bfloat16", {"avx512_bf16"}, torch.bfloat16),
+    ],
+)
+def test_arithmetic_is_chosen_by_the_cpus_features(
+    option: Any, features: set[str], dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert resolve_dtype(option, frozenset(features)) == dtype
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("option", ["bfloat16", "float16"])
+def test_arithmetic_the_cpu_is_slow_at_is_warned_of(option: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert dtype_name(resolve_dtype(option, frozenset({"avx2"}))) == option
+    assert f"no fast {option} arithmetic" in caplog.text
+
+
+def test_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\nprocessor\t: 1\nflags\t\t: fpu\n"
+    )
+    assert cpu_features(tmp_path / "cpuinfo") == {"fpu", "avx2", "avx512_bf16"}
+    assert cpu_features(tmp_path / "absent") == frozenset()
+
+
+def test_threads_never_exceed_the_cpus(caplog: pytest.LogCaptureFixture) -> None:
+    before = torch.get_num_threads()
+    try:
+        use_threads(10_000)
+        assert torch.get_num_threads() < 10_000
+        assert "instead of 10000" in caplog.text
+        use_threads(1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
