@@ -88,7 +88,7 @@ class Play:
         self.here.engine.forget_prefixes()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(world=worlds, script=actions)
 def test_any_schedule_conserves_blocks_and_answers_as_alone(
     make_world: Callable[..., Any], expected_tokens: Callable[..., list[int]], world: dict[str, Any], script: list[Any]
