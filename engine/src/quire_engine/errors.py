@@ -31,9 +31,9 @@ class EngineError(Exception):
 
 
 class StartError(EngineError):
-    """The process cannot start."""
+    """The process cannot start. Exit code 2 tells whoever restarts it that no restart will mend this."""
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
 
 class FlagsError(StartError):
@@ -64,6 +64,10 @@ class AddressError(StartError):
 
 class EngineStartError(StartError):
     """The engine process did not get ready."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class RequestError(EngineError):

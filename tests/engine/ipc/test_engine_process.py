@@ -210,19 +210,25 @@ async def test_signal_to_the_group_leaves_draining_to_the_api_process(started: S
 
 
 @pytest.mark.parametrize(
-    ("function", "message", "traceback"),
+    ("function", "message", "exit_code", "traceback"),
     [
-        pytest.param("load_missing", r"^no model folder at /nowhere/model$", False, id="the user's mistake"),
-        pytest.param("load_broken", "while loading the model: RuntimeError: wires crossed", True, id="our bug"),
-        pytest.param("load_vanishing", "exit status 3", False, id="no last words"),
+        pytest.param("load_missing", r"^no model folder at /nowhere/model$", 2, False, id="the user's mistake"),
+        pytest.param("load_broken", "while loading the model: RuntimeError: wires crossed", 1, True, id="our bug"),
+        pytest.param("load_vanishing", "exit status 3", 1, False, id="no last words"),
     ],
 )
 async def test_engine_that_cannot_start_says_why(
-    make_client: MakeClient, capfd: pytest.CaptureFixture[str], function: str, message: str, traceback: bool
+    make_client: MakeClient,
+    capfd: pytest.CaptureFixture[str],
+    function: str,
+    message: str,
+    exit_code: int,
+    traceback: bool,
 ) -> None:
     client = make_client(function=f"faulty_models:{function}")
-    with pytest.raises(EngineStartError, match=message):
+    with pytest.raises(EngineStartError, match=message) as caught:
         await client.start()
+    assert caught.value.exit_code == exit_code
     assert client.state == "failed"
     assert ("Traceback" in capfd.readouterr().err) == traceback
 

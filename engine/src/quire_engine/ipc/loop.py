@@ -28,7 +28,7 @@ from quire_engine.core.batch import TokenLogprobs
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, Step, make_engine
-from quire_engine.errors import EngineError
+from quire_engine.errors import EngineError, StartError
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
     Cancel,
@@ -260,7 +260,7 @@ def serve(wanted: start_up.StartUp) -> int:
         engine.close()
         return 0
     except EngineError as error:
-        channel.send(Failed(str(error)))
+        channel.send(Failed(str(error), error.exit_code if isinstance(error, StartError) else 1))
     except Exception as error:
         logger.exception("the engine process failed while %s", doing)
         channel.send(Failed(f"the engine process failed while {doing}: {type(error).__name__}: {error}"))

@@ -161,6 +161,8 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     """The engine process cannot go on (or not start); it exits after saying so."""
 
     message: str
+    exit_code: int = 1
+    """What quire-engine should end with if this was its start: 2 where no restart mends it."""
 
 
 ToEngine = Submit | Cancel | ResetPrefixCache | Shutdown

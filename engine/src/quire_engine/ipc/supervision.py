@@ -94,6 +94,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[Ready] | None = None
         self._heard = False
+        self._exit_code = 1
         self.state: State = "starting"
         self.ready: Ready | None = None
         self.restarts = 0
@@ -139,7 +140,7 @@ class Supervisor:
             self.ready = None
             if not started.done():
                 self._fail(reason)
-                started.set_exception(EngineStartError(reason))
+                started.set_exception(EngineStartError(reason, self._exit_code))
                 started.exception()
                 return
             self.state = "restarting"
@@ -201,6 +202,7 @@ class Supervisor:
             message = await process.receive()
             self._heard = True
             if isinstance(message, Failed):
+                self._exit_code = message.exit_code
                 return message.message
             if isinstance(message, Connected):
                 process.unlink()
