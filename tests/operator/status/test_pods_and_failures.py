@@ -74,6 +74,16 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
         "ModelDownloadFailed",
         "ended with code 1: no such repository: org/x",
     ),
+    "download, with advice": (
+        {"initContainerStatuses": [crashed(2, "quire: no model a/b\ncheck the spelling\n", name="fetch-model")]},
+        "ModelDownloadFailed",
+        "ended with code 2: quire: no model a/b check the spelling",
+    ),
+    "flags": (
+        {"containerStatuses": [crashed(2, "quire-engine cannot start:\n  --x: no such flag\n\nquire-engine --help")]},
+        "EngineRefused",
+        "quire-engine cannot start: --x: no such flag quire-engine --help",
+    ),
     "memory": (
         {"containerStatuses": [crashed(137, reason="OOMKilled")]},
         "OutOfMemory",

@@ -15,6 +15,8 @@ from quire_operator.domain.pod_template import FETCH
 from quire_operator.domain.spec import GPU_RESOURCE
 
 _MAX_MESSAGE = 400
+_MAX_LINES = 4
+_OUR_WORDS = ("quire: ", "quire-engine: ", "quire-engine cannot start")
 
 
 class FailureReason(StrEnum):
@@ -92,9 +94,16 @@ def _ended_reason(container: ContainerState) -> FailureReason:
 def _ended(container: ContainerState) -> str:
     if container.ended_reason == "OOMKilled":
         return "was killed: it used more memory than its limit"
-    lines = [line.strip() for line in container.ended_message.splitlines() if line.strip()]
-    said = f": {lines[-1]}" if lines else ""
-    return f"ended with code {container.ended_code}{said}"
+    words = _last_words(container.ended_message)
+    return f"ended with code {container.ended_code}" + (f": {words}" if words else "")
+
+
+def _last_words(log: str) -> str:
+    """The last line; or what our own programs said of why they end, which may be followed by advice."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    ours = [place for place, line in enumerate(lines) if line.startswith(_OUR_WORDS)]
+    said = lines[ours[-1] : ours[-1] + _MAX_LINES] if ours else lines[-1:]
+    return " ".join(said)
 
 
 def _deployment_failures(deployment: DeploymentState) -> Iterator[Failure]:
