@@ -75,7 +75,9 @@ class ChatWriter:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
-        self._head = {"id": id, "created": int(time.time()), "model": body.model}
+        head = {"created": int(time.time()), "model": body.model}
+        self._whole_head = {"id": id, "object": "chat.completion", **head}
+        self._chunk_head = {"id": id, "object": "chat.completion.chunk", **head}
         options = body.stream_options
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
@@ -100,7 +102,7 @@ class ChatWriter:
 
     def _event(self, index: int, choice: dict[str, Any], finish_reason: str | None) -> bytes:
         whole = {"index": index, "logprobs": None, "finish_reason": finish_reason, **choice}
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [whole]}
+        chunk = {**self._chunk_head, "choices": [whole]}
         if self._usage_always:
             chunk["usage"] = usage_of(self._choices, self._body.n or 1)
         elif self._usage_at_end:
@@ -111,19 +113,14 @@ class ChatWriter:
         if not self._usage_at_end:
             return sse.DONE
         usage = usage_of(choices, self._body.n or 1)
-        return sse.event({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage}) + sse.DONE
+        return sse.event({**self._chunk_head, "choices": [], "usage": usage}) + sse.DONE
 
     def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
         answers = [
             self._answer(choice, [delta for delta in deltas if delta.index == choice.index]) for choice in choices
         ]
         return msgspec.json.encode(
-            {
-                **self._head,
-                "object": "chat.completion",
-                "choices": answers,
-                "usage": usage_of(choices, self._body.n or 1),
-            }
+            {**self._whole_head, "choices": answers, "usage": usage_of(choices, self._body.n or 1)}
         )
 
     def _answer(self, choice: Choice, deltas: list[Delta]) -> dict[str, Any]:
