@@ -7,12 +7,14 @@ FILE ?= examples/demo.yaml
 PORT ?= 8000
 # A smaller or other torch, e.g. TORCH_SPEC=/path/to/torch-2.13.0+cpu-….whl (README, "A smaller torch").
 TORCH_SPEC ?=
+# Random examples of each property under `make soak`.
+SOAK ?= 4000
 DISTRIBUTIONS := kernels engine gateway operator
 ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test lint bench soak generate cluster-binaries lock clean
+.PHONY: help setup setup-dev up test lint bench soak generate cluster-binaries engine-flags lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -49,6 +51,17 @@ lint: $(VENV)/.dev ## Format check, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/benchmarks.md has the long ones)
+	@mkdir -p out/bench
+	$(BIN)/python benchmarks/kv/waste.py --json out/bench/waste.json
+	$(BIN)/python benchmarks/kv/host_cost.py --steps 50 --json out/bench/host_cost.json
+	$(BIN)/python benchmarks/kv/continuous_vs_static.py --requests 64 --runs 1 --json out/bench/continuous_vs_static.json
+	$(BIN)/python benchmarks/serving/busy_neighbour.py --json out/bench/busy_neighbour.json
+	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
+
+soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each)
+	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
 
 generate: charts/quire/templates/crds/llmdeployments.yaml ## Make what is made from other files (the chart's copy of the CRD)
 

@@ -1,5 +1,6 @@
 """Any schedule keeps the books: blocks and rows add up, and each answer is the one the request gets alone."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_engine.core.sampling_params import SamplingParams
+
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "400"))
+"""`make soak` asks for thousands."""
 
 VOCABULARY = 7
 MAX_MODEL_LEN = 60
@@ -88,7 +92,7 @@ class Play:
         self.here.engine.forget_prefixes()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(world=worlds, script=actions)
 def test_any_schedule_conserves_blocks_and_answers_as_alone(
     make_world: Callable[..., Any], expected_tokens: Callable[..., list[int]], world: dict[str, Any], script: list[Any]
