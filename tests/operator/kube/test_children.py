@@ -15,11 +15,20 @@ CHILDREN = {
 }
 QUIET_SECONDS = 15.0
 GARBAGE_SECONDS = 60.0
-"""The garbage collector learns of a new kind within half a minute."""
 
 
 @pytest.fixture(scope="session")
-def demo(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
+def deleted(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
+    """One that was made and deleted early: the garbage collector learns of a new kind within half a minute only."""
+    shared_space.apply("gone", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
+    shared_space.wait_settled("gone")
+    assert "gone-models" in shared_space.names("persistentvolumeclaims")
+    shared_space.delete("llmdeployments", "gone")
+    return shared_space
+
+
+@pytest.fixture(scope="session")
+def demo(shared_space: Namespace, deleted: Namespace) -> Namespace:
     shared_space.server.kubectl("apply", "-n", shared_space.name, "-f", str(DEMO))
     shared_space.wait_settled("chat")
     return shared_space
@@ -61,14 +70,9 @@ def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator:
     assert any(request.resource == "deployments" for request in asked), "the resync looked at everything"
 
 
-def test_deletion_leaves_nothing(shared_space: Namespace, operator: OperatorProcess) -> None:
-    shared_space.apply("gone", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
-    shared_space.wait_settled("gone")
-    assert "gone-models" in shared_space.names("persistentvolumeclaims")
-    shared_space.delete("llmdeployments", "gone")
-
+def test_deletion_leaves_nothing(deleted: Namespace) -> None:
     def left() -> list[str]:
         kinds = (*CHILDREN, "replicasets", "pods", "persistentvolumeclaims")
-        return [f"{kind}/{name}" for kind in kinds for name in shared_space.names(kind) if name.startswith("gone")]
+        return [f"{kind}/{name}" for kind in kinds for name in deleted.names(kind) if name.startswith("gone")]
 
     until(lambda: not left(), within=GARBAGE_SECONDS, why=left)
