@@ -98,7 +98,7 @@ class ServerOptions:
     """The first is the name in answers; empty takes the folder's name."""
     drain_timeout_seconds: float = 120.0
     lenient: bool = False
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 8 * 2**20
     max_logprobs: int = 20
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     access: AccessOptions = field(default_factory=AccessOptions)

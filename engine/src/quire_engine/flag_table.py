@@ -67,7 +67,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("drain-timeout", Duration(), "how long running requests may go on after SIGTERM, such as 120 or 2m",
               "120s"),
         _flag("lenient", Switch(), "warn of unknown request fields instead of answering 400"),
-        _flag("max-body-bytes", Size(), "the largest request body", "16MiB"),
+        _flag("max-body-bytes", Size(), "the largest request body", "8MiB"),
         _flag("max-logprobs", Integer(0, 1000), "the most logprobs a request may ask for per token", "20"),
     ),
     "Admission": (

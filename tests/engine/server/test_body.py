@@ -212,6 +212,18 @@ def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
     assert len(many.message.split("; ")) == 10 and many.message.endswith("and 41 more")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({**CHAT, **{f"f{number}": 1 for number in range(255)}}, "has 257 fields; at most 256 are taken"),
+        ({**CHAT, "messages": [{f"f{number}": 1 for number in range(257)}]}, "messages[0]: has 257 fields"),
+        ({**CHAT, "messages": [{}] * 10_001}, "messages: should have at most 10000 items"),
+    ],
+)
+def test_there_is_a_bound_to_how_much_can_be_wrong(content: dict[str, Any], reason: str) -> None:
+    assert refusal(ChatCompletionRequest, content).message.startswith(reason)
+
+
 @given(st.dictionaries(st.text(), st.integers(), min_size=1))
 def test_a_large_wrong_body_makes_a_small_answer(content: dict[str, Any]) -> None:
     error = refusal(ChatCompletionRequest, {**content, "messages": [{"role": "é" * 500, "€" * 9000: 1}] * 20})

@@ -175,6 +175,7 @@ async def test_a_prompt_is_cut_to_its_end_on_request(serving: Serving, token_ids
     [
         ({"prompt": "x" * 512}, 400, "context_length_exceeded", "context is 512 tokens; the prompt has 512"),
         ({"prompt": "x" * 500, "max_tokens": 13}, 400, "context_length_exceeded", "has 500 and 13 more were asked for"),
+        ({"prompt": "x" * 140_000}, 400, "context_length_exceeded", "a prompt of 140000 characters is longer"),
         ({"prompt": ""}, 400, None, "the prompt is empty"),
         ({"prompt": [999]}, 400, None, "999 is not a token of this model"),
         ({"logit_bias": {"999": 1}}, 400, None, "logit_bias: 999 is not a token"),

@@ -31,17 +31,21 @@ class Admission:
         self.requests = 0
         self.tokens = 0
 
-    def enter(self, prompt_lengths: list[int], now: float) -> None:
-        """Take a place in the queue for each. Raises Overloaded; InvalidRequest where no queue could hold so many.
-
-        An empty queue takes prompts of any length: what can never run, the engine refuses by itself.
-        """
-        requests, tokens = len(prompt_lengths), sum(prompt_lengths)
+    def check_count(self, requests: int) -> None:
+        """Raises InvalidRequest where no queue could hold so many."""
         if requests > self._max_requests:
             raise InvalidRequest(
                 f"{requests} sequences (prompts times n) are more than may wait here ({self._max_requests}); "
                 "send them in several requests"
             )
+
+    def enter(self, prompt_lengths: list[int], now: float) -> None:
+        """Take a place in the queue for each. Raises Overloaded, InvalidRequest.
+
+        An empty queue takes prompts of any length: what can never run, the engine refuses by itself.
+        """
+        requests, tokens = len(prompt_lengths), sum(prompt_lengths)
+        self.check_count(requests)
         over_requests = self.requests + requests - self._max_requests
         over_tokens = self.tokens + tokens - self.max_tokens if self.requests else 0
         if over_requests > 0 or over_tokens > 0:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMedia
-from quire_engine.server.problems import joined_reasons, shortened
+from quire_engine.server.problems import MAX_REASONS, joined_reasons, shortened
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary) (?=should)")
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in the body. Raises RequestError; ClientDisconnect where the client went away."""
+    """The JSON object in the body. Raises RequestError; starlette's ClientDisconnect where the client went away."""
     _check_media(request)
     try:
         async with asyncio.timeout(_READ_SECONDS):
@@ -84,8 +84,9 @@ def validated(model: type[Model], content: dict[str, Any], *, lenient: bool, rea
             _remove(content, place)
         return validated(model, content, lenient=False, reasons=reasons)
     if details or reasons:
-        reasons = [*reasons, *(_reason(detail, model) for detail in details)]
-        raise InvalidRequest(joined_reasons(reasons), param=_top_field(reasons[0]))
+        shown = [*reasons, *(_reason(detail, model) for detail in details[:MAX_REASONS])]
+        message = joined_reasons(shown, total=len(reasons) + len(details))
+        raise InvalidRequest(message, param=_top_field(shown[0]))
     return made
 
 
@@ -133,6 +134,3 @@ def json_type(value: Any) -> str:
         dict: "an object",
     }
     return names.get(type(value), type(value).__name__)
-
-
-__all__ = ["ClientDisconnect", "json_type", "path_of", "read_object", "validated"]

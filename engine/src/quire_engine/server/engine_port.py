@@ -43,6 +43,3 @@ class Engine(Protocol):
         """Raises Unavailable while there is no engine process."""
 
     def reset_prefix_cache(self) -> None: ...
-
-
-__all__ = ["Engine", "EngineStream", "Update"]

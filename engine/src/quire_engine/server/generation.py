@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from quire_engine.errors import RequestError, Unavailable
 from quire_engine.ipc.messages import Sampling
+from quire_engine.ipc.stream import Update
 from quire_engine.server.admission import Admission
 from quire_engine.server.choice import Choice, Delta
-from quire_engine.server.engine_port import Engine, EngineStream, Update
+from quire_engine.server.engine_port import Engine, EngineStream
 from quire_engine.server.lifecycle import Lifecycle
 from quire_engine.server.metrics import Metrics, RequestTimes
 

@@ -48,11 +48,11 @@ def error_response(error: RequestError) -> Response:
     return Response(error_body(error), status_code=error.status, media_type="application/json", headers=headers)
 
 
-def joined_reasons(reasons: Sequence[str]) -> str:
-    """Several reasons as one message, the first ones whole."""
+def joined_reasons(reasons: Sequence[str], total: int) -> str:
+    """The first reasons as one message, and how many more of the ``total`` there are."""
     shown = [shortened(reason, _MAX_REASON_CHARACTERS) for reason in reasons[:MAX_REASONS]]
-    if len(reasons) > MAX_REASONS:
-        shown[-1] = f"and {len(reasons) - MAX_REASONS + 1} more"
+    if total > MAX_REASONS:
+        shown[-1] = f"and {total - MAX_REASONS + 1} more"
     return "; ".join(shown)
 
 

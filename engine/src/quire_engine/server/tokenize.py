@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import FailFast, Field, model_validator
 from starlette.requests import Request
 
 from quire_engine.errors import InvalidRequest
@@ -11,19 +11,17 @@ from quire_engine.server.body import read_object, validated
 from quire_engine.server.context import context_of
 from quire_engine.server.openai.docs import body_schema
 from quire_engine.server.openai.prompts import chat_prompt_text
-from quire_engine.server.openai.schemas import Message
+from quire_engine.server.openai.schemas import MAX_MESSAGES, Message, Strict
 
 router = APIRouter()
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Strict):
     """Either a prompt or messages."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages unless set.")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -37,11 +35,9 @@ class TokenizeRequest(BaseModel):
         return self
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FailFast()]
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))

@@ -20,6 +20,7 @@ from quire_engine.server.openai.logprobs import chat_logprobs
 from quire_engine.server.openai.prompts import chat_prompt_text
 from quire_engine.server.openai.sampling import (
     check_against_model,
+    check_length,
     checked_prompt,
     of_nth,
     sampling_of,
@@ -52,6 +53,7 @@ async def chat_completions(request: Request) -> Response:
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
     )
+    check_length([text], "messages", limits)
     (prompt,) = await context.encode([text], add_special_tokens=body.add_special_tokens)
     prompt = checked_prompt(prompt, body, limits)
     asked = body.max_completion_tokens or body.max_tokens

@@ -20,6 +20,7 @@ from quire_engine.server.openai.logprobs import completion_logprobs, text_length
 from quire_engine.server.openai.sampling import (
     ModelLimits,
     check_against_model,
+    check_length,
     checked_prompt,
     of_nth,
     sampling_of,
@@ -47,8 +48,9 @@ async def completions(request: Request) -> Response:
     context.check_model(body.model)
     limits = context.limits()
     check_against_model(body, body.logprobs, limits)
-    prompts = await _prompts(context, body, limits)
     n = body.n or 1
+    context.desk.admission.check_count(n * len(body.prompt))
+    prompts = await _prompts(context, body, limits)
     choices, params = [], []
     for number, (prompt, max_tokens) in enumerate(
         zip(prompts, token_limit(prompts, body.max_tokens, _DEFAULT_MAX_TOKENS, limits), strict=True)
@@ -73,6 +75,7 @@ async def completions(request: Request) -> Response:
 async def _prompts(context: Context, body: CompletionRequest, limits: ModelLimits) -> list[list[int]]:
     texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
     ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
+    check_length(texts, "prompt", limits)
     encoded = await context.encode(texts, add_special_tokens=body.add_special_tokens)
     return [checked_prompt(prompt, body, limits) for prompt in (*encoded, *ids)]
 

@@ -20,6 +20,8 @@ T = TypeVar("T")
 _GREEDY_BELOW = 1e-4
 """A temperature so small divides logits beyond float16; the likeliest token has all the probability long before."""
 _SEED_MASK = 2**63 - 1
+_CHARACTERS_PER_TOKEN = 256
+"""More than any text has on average: the longest tokens there are stand for some hundred spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,17 @@ def check_against_model(request: GenerationRequest, logprobs: int | None, limits
         raise InvalidRequest(
             "priority: this server runs requests in order of arrival; it would need --scheduling-policy priority",
             param="priority",
+        )
+
+
+def check_length(texts: Sequence[str], param: str, limits: ModelLimits) -> None:
+    """Raises InvalidRequest for a text that is too long by far, before any time is spent on encoding it."""
+    longest = max(map(len, texts), default=0)
+    if longest > limits.max_model_len * _CHARACTERS_PER_TOKEN:
+        raise InvalidRequest(
+            f"this model's context is {limits.max_model_len} tokens; a prompt of {longest} characters is longer",
+            param=param,
+            code="context_length_exceeded",
         )
 
 

@@ -7,13 +7,24 @@ effect; those of OpenAI's that have none on an answer (``store``, ``metadata`` â
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from quire_engine.server.body import json_type
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_N = 128
+MAX_FIELDS = 256
+MAX_MESSAGES = 10_000
 
 
 def _check_stop(value: Any) -> Any:
@@ -63,8 +74,9 @@ def _token_ids(value: list[Any]) -> list[int]:
 
 _ids_schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
+# What a function has checked whole is not checked again: a union would try every form on every item.
 Stop = Annotated[
-    list[str],
+    SkipValidation[list[str]],
     BeforeValidator(_check_stop),
     WithJsonSchema(
         {
@@ -80,7 +92,7 @@ Stop = Annotated[
     ),
 ]
 LogitBias = Annotated[
-    dict[int, float],
+    SkipValidation[dict[int, float]],
     BeforeValidator(_check_logit_bias),
     WithJsonSchema(
         {
@@ -91,7 +103,7 @@ LogitBias = Annotated[
     ),
 ]
 Prompt = Annotated[
-    list[str] | list[list[int]],
+    SkipValidation[list[str] | list[list[int]]],
     BeforeValidator(_check_prompt),
     WithJsonSchema(
         {
@@ -106,17 +118,26 @@ Prompt = Annotated[
 ]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Types are not converted and unknown fields are refused, with bounds on how much there can be to complain of."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"has {len(value)} fields; at most {MAX_FIELDS} are taken")
+        return value
 
-class StreamOptions(_Strict):
+
+class StreamOptions(Strict):
     include_usage: bool | None = Field(None, description="A last chunk with the usage of the whole request.")
     continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
     include_obfuscation: Literal[False] | None = Field(None, description="Taken for compatibility; nothing is padded.")
 
 
-class GenerationRequest(_Strict):
+class GenerationRequest(Strict):
     """What both completion routes take. None means that the client says nothing: the model's default applies."""
 
     model: str
@@ -186,7 +207,7 @@ class CompletionRequest(GenerationRequest):
         return self
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
@@ -206,7 +227,7 @@ def _check_content(value: Any) -> Any:
 
 
 Content = Annotated[
-    str,
+    SkipValidation[str],
     BeforeValidator(_check_content),
     WithJsonSchema(
         {
@@ -227,24 +248,26 @@ Content = Annotated[
 ]
 
 
-class FunctionCall(_Strict):
+class FunctionCall(Strict):
     name: str
     arguments: str
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(_Strict):
+class Message(Strict):
     """One message of a conversation. What a role means is the model's chat template's business."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = Field(None, description="Of an assistant's earlier message.")
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_FIELDS)] | None = Field(
+        None, description="Of an assistant's earlier message."
+    )
     tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -259,7 +282,7 @@ class Message(_Strict):
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
