@@ -153,11 +153,13 @@ class Operator:
             reason = await watch(
                 inbox, login, namespace=self._namespace, lease_name=lease_name, started=self._watches_started
             )
+            self._watching.clear()
             logger.warning("the watches ended and begin anew: %r", reason)
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _watches_started(self) -> None:
         self._catch_signals()  # kopf has just put its own handlers there
+        self._canary = Canary(started=time.monotonic())
         self._watching.set()
 
     async def _wait_for_crd(self) -> None:
@@ -250,6 +252,8 @@ class Operator:
     # --- itself ---
 
     def _problem(self) -> str | None:
+        if not self._watching.is_set():
+            return None  # there is nothing to see while there is no CRD; ``ready`` says so
         self._canary.called = self._elector.newest_renewal
         return self._canary.problem(time.monotonic())
 

@@ -28,7 +28,7 @@ _LEASES = ("coordination.k8s.io", "v1", "leases")
 _WATCH_SECONDS = 15
 _SILENCE_SECONDS = 20.0
 _CREDENTIALS_LAST = timedelta(minutes=5)
-_PAGE = 500
+_PAGE = 200
 
 
 class Credentials(Protocol):

@@ -111,3 +111,17 @@ def test_killed_before_any_write_and_started_again_it_makes_the_same_objects_onc
     for operator in (first[0], *second):
         operator.terminate()
     until(lambda: not any(operator.is_alive for operator in (first[0], *second)))
+
+
+def test_a_decision_that_was_persisted_before_a_crash_is_carried_out_after_it(
+    space: Namespace, operators: Operators
+) -> None:
+    space.apply(replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 8})
+    first = operators.start(*space.flags(), identity=space.name)
+    space.wait_settled("chat")
+    first.kill()
+    space.patch("llmdeployments", "chat/status", {"status": {"autoscaling": {"desiredReplicas": 4}}}, manager="quire")
+    second = operators.start(*space.flags(), identity=space.name)
+    until(lambda: (space.get("deployments", "chat") or {})["spec"]["replicas"] == 4)
+    second.terminate()
+    until(lambda: not second.is_alive)

@@ -1,10 +1,16 @@
 """Who sets the number of replicas: the spec, `kubectl scale`, the autoscaler; and the ways between them."""
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 
-from quire_cluster.audit import Position
+from quire_cluster.audit import AuditedRequest, Position
 from quire_cluster.errors import KubectlFailed
+from quire_operator.domain import engine_contract
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
 
@@ -85,3 +91,66 @@ def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
         wait_replicas(shared, "contested", 2)
     contested = shared.wait_reason("contested", "Autoscaling", "ReplicasContested")
     assert contested["message"].startswith("kubectl also sets the replicas")
+
+
+PAGE = """\
+vllm:num_requests_running 4
+vllm:num_requests_waiting 40
+vllm:kv_cache_usage_perc 0.5
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1
+"""
+POD_IP = "127.0.77.1"
+
+
+class Replica(BaseHTTPRequestHandler):
+    """An engine as far as a scrape can tell, with more waiting than it can take."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(PAGE.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The test's own output is enough."""
+
+
+@pytest.fixture
+def replica() -> Iterator[None]:
+    with ThreadingHTTPServer((POD_IP, engine_contract.HTTP_PORT), Replica) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+def scaled_to_three(request: AuditedRequest) -> str | None:
+    if request.resource == "llmdeployments/status":
+        return "persisted" if request.body["status"].get("autoscaling", {}).get("desiredReplicas") == 3 else None
+    return "acted upon" if request.resource == "deployments" and request.body["spec"]["replicas"] == 3 else None
+
+
+@pytest.mark.usefixtures("replica")
+def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespace) -> None:
+    """There is no kubelet: the pod's status is written as one would write it, its metrics are served here."""
+    targets = {"queueDepth": 4}
+    shared.apply("busy", replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": targets})
+    shared.wait_settled("busy")
+    (pod,) = (item for item in shared.items("pods") if item["metadata"]["name"].startswith("busy-"))
+    start = shared.server.audit.position()
+    state = {"name": "engine", "ready": True, "restartCount": 0, "image": "x", "imageID": "", "state": {"running": {}}}
+    conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+    status = {"phase": "Running", "podIP": POD_IP, "containerStatuses": [state], "conditions": conditions}
+    shared.patch("pods", f"{pod['metadata']['name']}/status", {"status": status})
+
+    until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1}, within=40)
+    wait_replicas(shared, "busy", 3)
+    section = autoscaling_status(shared, "busy")
+    assert section is not None and section["desiredReplicas"] == 3
+    decision: Any = section["lastDecision"]
+    assert (decision["from"], decision["to"]) == (1, 3) and decision["inputs"]
+    written = shared.server.audit.mutating_requests(start, user_agent="shared-operator")
+    order = [what for request in written if request.name == "busy" and (what := scaled_to_three(request))]
+    assert order[:2] == ["persisted", "acted upon"] and order.count("acted upon") == 1
+    told = [event["reason"] for event in shared.items("events") if event["involvedObject"]["name"] == "busy"]
+    assert "ScaledUp" in told
