@@ -31,7 +31,19 @@ class Server:
 def server() -> Iterator[Server]:
     command = [sys.executable, "-m", "quire_engine", "--model", str(MODEL), "--served-model-name", "demo"]
     command += ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--kv-cache-memory-bytes", "32MiB"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            address = _address_when_ready(child)
+            with (
+                httpx.Client(base_url=address, timeout=60) as http,
+                openai.OpenAI(base_url=f"{address}/v1", api_key="any", timeout=60) as client,
+            ):
+                yield Server(child, http, client)
+        finally:
+            child.kill()
+
+
+def _address_when_ready(child: subprocess.Popen[str]) -> str:
     assert child.stderr is not None
     log = ""
     while " info    ready: " not in log:
@@ -40,13 +52,7 @@ def server() -> Iterator[Server]:
         log += line
     found = re.search(r"listening on (http://\S+);", log)
     assert found is not None, log
-    with (
-        httpx.Client(base_url=found[1], timeout=60) as http,
-        openai.OpenAI(base_url=f"{found[1]}/v1", api_key="any", timeout=60) as client,
-    ):
-        yield Server(child, http, client)
-    child.kill()
-    child.communicate()
+    return found[1]
 
 
 def test_a_chat_is_answered_in_words(server: Server) -> None:
