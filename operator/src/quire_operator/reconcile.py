@@ -45,7 +45,7 @@ CONFLICT_SECONDS = 30.0
 _PASSING_SECONDS = 2.0
 _QUOTA_SECONDS, _FORBIDDEN_SECONDS, _GONE_SECONDS = 30.0, 60.0, 5.0
 _THROTTLED_SECONDS, _NOT_LEADING_SECONDS = 1.0, 1.0
-_PERSIST_SECONDS = 30.0
+_PERSIST_SECONDS = 10.0
 _CONTESTED_SECONDS = 600.0
 
 
@@ -102,9 +102,14 @@ class _Memory:
     victims: tuple[str, ...] = ()
     persist: _Persist | None = None
     metrics_problem: str | None = None
-    contest: "_Contest | None" = None
+    contest: _Contest | None = None
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """What was written last, and what the server made of it."""
+
+    def give_up_persisting(self, why: str) -> None:
+        if self.persist is not None:
+            self.persist.settle(ScalingNotDone(why))
+            self.persist = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,20 +174,21 @@ class Reconciler:
         """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
-            self._memory.pop(key, None)  # the garbage collector does the rest
+            gone = self._memory.pop(key, None)  # the garbage collector does the rest
+            if gone is not None:
+                gone.give_up_persisting(f"{key} is gone")
             return None
         memory = self._memory_of(resource)
         try:
             return await self._pass(resource, memory)
         except ClusterError as error:
-            if memory.persist is not None:
-                memory.persist.settle(ScalingNotDone(str(error)))
-                memory.persist = None
+            memory.give_up_persisting(str(error))
             raise
 
     async def _pass(self, resource: Resource, memory: _Memory) -> float | None:
         spec = Spec.parse(resource.body)
         if isinstance(spec, Invalid):
+            memory.give_up_persisting("the spec is invalid")
             outcome = _Outcome(blocker=Blocker.invalid(spec.problems))
             await self._report(resource, memory, None, outcome)
             return None
@@ -217,17 +223,20 @@ class Reconciler:
 
     async def _persist(self, resource: Resource, memory: _Memory, spec: Spec, goal: Target) -> None:
         """Write what was decided before it is acted upon, so that whoever comes after a crash acts upon the same."""
-        if spec.autoscaling is None or (goal.persist is None and memory.persist is None):
+        if spec.autoscaling is None:
+            memory.give_up_persisting("it has a fixed number of replicas")
             return
-        record = scaling_record(resource.status) or ScalingRecord()
-        if memory.persist is not None:
-            record = memory.persist.record
+        handed_in = memory.persist
+        if handed_in is not None:
+            record = handed_in.record
         elif goal.persist is not None:
-            record = replace(record, desired_replicas=goal.persist)
+            record = replace(scaling_record(resource.status) or ScalingRecord(), desired_replicas=goal.persist)
+        else:
+            return
         await self._write_status(resource, memory, {**resource.status, **scaling_sections(record, spec)})
-        if memory.persist is not None:
-            memory.persist.settle(None)
+        if handed_in is not None and memory.persist is handed_in:
             memory.persist = None
+            handed_in.settle(None)
 
     async def _mark_victims(self, key: Key, memory: _Memory, replicas: int) -> None:
         pods = self._store.pods(key)

@@ -298,6 +298,21 @@ async def test_a_record_that_can_not_be_written_is_not_done(world: Any) -> None:
         await persisting
 
 
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [({"replicas": 2}, "a fixed number of replicas"), ({"model": {"source": "s3://x"}}, "the spec is invalid")],
+)
+async def test_a_record_for_one_that_no_longer_scales_itself_is_not_done(world: Any, spec: Any, why: str) -> None:
+    world.apply(autoscaling=AUTOSCALING)
+    await world.settle()
+    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(2)))
+    await asyncio.sleep(0)
+    world.apply(**spec)
+    await world.reconciler.reconcile(KEY)
+    with pytest.raises(ScalingNotDone, match=why):
+        await persisting
+
+
 async def test_nothing_is_persisted_for_one_that_is_gone(world: Any) -> None:
     with pytest.raises(ScalingNotDone):
         await world.reconciler.persist(KEY, record(2))
