@@ -15,7 +15,6 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import FlagsError, ModelFolderError
 from quire_engine.runner import load_model
 from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
-from quire_engine.runner.startup import use_threads
 
 Config = Callable[..., EngineConfig]
 Folder = Callable[..., Path]
@@ -142,15 +141,3 @@ def test_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
     )
     assert cpu_features(tmp_path / "cpuinfo") == {"fpu", "avx2", "avx512_bf16"}
     assert cpu_features(tmp_path / "absent") == frozenset()
-
-
-def test_threads_never_exceed_the_cpus(caplog: pytest.LogCaptureFixture) -> None:
-    before = torch.get_num_threads()
-    try:
-        use_threads(10_000)
-        assert torch.get_num_threads() < 10_000
-        assert "instead of 10000" in caplog.text
-        use_threads(1)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)

@@ -14,6 +14,7 @@ from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.inputs import RowState, build
 from quire_engine.runner.sampler import Drawn, Sampler
+from quire_engine.runner.threads import ThreadChooser
 from quire_kernels.kv_cache import KVCache
 
 
@@ -37,10 +38,12 @@ class ModelRunner:
         vocab_size: int,
         max_rows: int,
         max_model_len: int,
+        threads: ThreadChooser,
     ) -> None:
         self._model = model
         self._caches = caches
         self._layout = layout
+        self._threads = threads
         # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
         max_blocks = -(-max_model_len // layout.block_size) + 1
         self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
@@ -54,6 +57,7 @@ class ModelRunner:
         for admission in batch.admitted:
             self._sampler.admit(admission)
         self._rows.apply(batch)
+        self._threads.prepare(batch.num_tokens)
         inputs = build(batch, self._rows, self._layout)
         prepared = time.perf_counter()
         logits = self._model(inputs, self._caches)  # [R, V]

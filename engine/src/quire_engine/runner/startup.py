@@ -4,7 +4,6 @@ Imported only where a model is loaded: this is where torch comes in.
 """
 
 import logging
-import os
 import time
 
 import torch
@@ -29,6 +28,7 @@ from quire_engine.runner.kv_cache import (
 )
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.model_runner import ModelRunner
+from quire_engine.runner.threads import ThreadChooser, sharing_begins, use_threads
 from quire_engine.runner.warm_up import warm_up
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     """See ``runner.load_model``."""
     options = config.model
-    use_threads(config.threads)
+    threads = use_threads(config.threads)
     model_config = load_config(options.path, SUPPORTED)
     if problems := _option_problems(config, model_config):
         raise FlagsError(problems)
@@ -56,6 +56,11 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     began = time.perf_counter()
     size = _size_cache(config, model_config, dtype)
     layout = make_layout(model_config, config.cache.block_size, size.num_blocks)
+    linears = 4 * model_config.num_layers + 1
+    shared_from = sharing_begins(
+        mean_linear_bytes=built.weight_bytes / linears,
+        mean_linear_weights=built.weight_bytes / dtype.itemsize / linears,
+    )
     runner = ModelRunner(
         model=built.model,
         caches=allocate(layout, model_config, dtype),
@@ -63,6 +68,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         vocab_size=model_config.vocab_size,
         max_rows=config.scheduler.max_num_seqs,
         max_model_len=size.max_model_len,
+        threads=ThreadChooser(threads, shared_from_tokens=shared_from),
     )
     cached = time.perf_counter()
     warm_up(runner, layout, size.max_model_len)
@@ -85,14 +91,6 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         weights=backend.weights,
         phase_seconds=phases,
     )
-
-
-def use_threads(threads: int) -> None:
-    """One pool of compute threads, never more than the CPUs this process may run on."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads > allowed:
-        _log.warning("using %d threads instead of %d: this process may run on %d CPUs", allowed, threads, allowed)
-    torch.set_num_threads(min(threads, allowed))
 
 
 def _option_problems(config: EngineConfig, model: ModelConfig) -> list[str]:

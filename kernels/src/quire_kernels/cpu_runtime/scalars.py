@@ -113,6 +113,26 @@ def fetch_add(typingctx: Any, pointer: Any, index: Any) -> Any:
 
 
 @intrinsic
+def _prefetch_line(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        read, all_levels, data = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
+        builder.call(function, [builder.inttoptr(args[0], byte), read, all_levels, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@njit
+def prefetch(address: Any, size: Any) -> None:
+    """Asks for ``size`` bytes that will soon be read, without waiting for them."""
+    for line in range(address, address + size, 64):
+        _prefetch_line(line)
+
+
+@intrinsic
 def float_from_bits(typingctx: Any, bits: Any) -> Any:
     """The float64 whose bits an ``int64`` of the argument block holds."""
 

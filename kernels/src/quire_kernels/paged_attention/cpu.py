@@ -31,6 +31,7 @@ from quire_kernels.cpu_runtime.scalars import (
     float_from_bits,
     int32_pointer,
     int64_pointer,
+    prefetch,
     storage_pointer,
     to_float32,
     to_storage,
@@ -292,6 +293,10 @@ def _attend_worker(block: Any) -> None:
                     a[2] = 1
                     return
                 keys = storage_pointer(block, key_cache + (index * kv_heads + kv_head) * key_bytes)
+                prefetch(value_cache + (index * kv_heads + kv_head) * value_bytes, value_bytes)
+                if start + block_size < end:
+                    ahead = table[start // block_size + 1]
+                    prefetch(key_cache + (ahead * kv_heads + kv_head) * key_bytes, key_bytes)
                 tokens = min(block_size, end - start)
                 _add_scores(queries, keys, block_size, tokens, advance(scores_pointer, start - begin), piece_tokens)
             for r in range(rows):

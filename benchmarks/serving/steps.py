@@ -1,0 +1,86 @@
+"""Shared by the step benchmarks: an engine in this process, kept busy with decoding, and the time of its steps."""
+
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+
+from quire_engine.config import (
+    CacheOptions,
+    DType,
+    EngineConfig,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from quire_engine.core.ports import LoadedModel
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine, make_engine
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "quire-demo"
+MAX_BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    wall_seconds: float
+    cpu_seconds: float
+
+
+class Bench:
+    """One loaded model; each measurement has a fresh scheduler over it. Load it after the environment is set."""
+
+    def __init__(self, folder: Path, *, threads: int, dtype: DType = "auto", dummy: bool = False) -> None:
+        from quire_engine.runner import load_model
+
+        self._config = EngineConfig(
+            model=ModelOptions(path=folder, dtype=dtype, load_format="dummy" if dummy else "safetensors"),
+            cache=CacheOptions(enable_prefix_caching=False),
+            scheduler=SchedulerOptions(max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS),
+            parallel=ParallelOptions(),
+            server=ServerOptions(),
+            threads=threads,
+        )
+        self.model: LoadedModel = load_model(self._config)
+
+    def decoding(self, batch: int, context: int, steps: int) -> Engine:
+        """An engine whose ``batch`` sequences, of about ``context`` tokens, have ``steps`` decode steps before them."""
+        engine = make_engine(self.model, scheduler=self._config.scheduler, cache=self._config.cache)
+        self._submit(engine, batch, context, steps + 1)
+        while engine.gauges().num_running < batch or engine.gauges().queued_tokens:
+            engine.step()
+        return engine
+
+    def prefill(self, prompts: int, length: int) -> StepTime:
+        """The time until each of ``prompts`` of ``length`` tokens has its first token."""
+        engine = make_engine(self.model, scheduler=self._config.scheduler, cache=self._config.cache)
+        self._submit(engine, prompts, length, 1)
+        began, began_cpu = perf_counter(), process_time()
+        while engine.has_work:
+            engine.step()
+        return StepTime(wall_seconds=perf_counter() - began, cpu_seconds=process_time() - began_cpu)
+
+    def _submit(self, engine: Engine, count: int, length: int, max_tokens: int) -> None:
+        chance = random.Random(1)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        for key in range(count):
+            prompt = [chance.randrange(self.model.vocab_size // 2) for _ in range(length)]
+            refusal = engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=key))
+            if refusal is not None:
+                raise SystemExit(refusal.message)
+
+
+def time_steps(engine: Engine, steps: int) -> list[StepTime]:
+    times = []
+    for _ in range(steps):
+        began, began_cpu = perf_counter(), process_time()
+        engine.step()
+        times.append(StepTime(wall_seconds=perf_counter() - began, cpu_seconds=process_time() - began_cpu))
+    return times
+
+
+def usable_threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,45 @@
+"""With how many threads a step computes."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from quire_engine.runner.threads import ThreadChooser, sharing_begins, use_threads
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_never_exceed_the_cpus(caplog: pytest.LogCaptureFixture) -> None:
+    assert use_threads(10_000) == torch.get_num_threads() < 10_000
+    assert "instead of 10000" in caplog.text
+    assert use_threads(1) == torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "mean_linear_bytes", "mean_linear_weights", "tokens"),
+    [
+        ("5 million parameters in 16 bits", 440e3, 220e3, 36),
+        ("the same in 32 bits", 880e3, 220e3, 36),
+        ("135 million parameters in 16 bits: reading its weights alone is worth it", 2.2e6, 1.1e6, 1),
+        ("a toy", 1e3, 500.0, 16_000),
+    ],
+)
+def test_small_layers_are_shared_from_many_tokens_on(
+    name: str, mean_linear_bytes: float, mean_linear_weights: float, tokens: int
+) -> None:
+    assert sharing_begins(mean_linear_bytes=mean_linear_bytes, mean_linear_weights=mean_linear_weights) == tokens
+
+
+def test_each_step_gets_the_threads_its_size_calls_for() -> None:
+    chooser = ThreadChooser(2, shared_from_tokens=36)
+    used = []
+    for tokens in (1, 35, 36, 500, 2):
+        chooser.prepare(tokens)
+        used.append(torch.get_num_threads())
+    assert used == [1, 1, 2, 2, 1]
