@@ -1,9 +1,11 @@
 """Each child that is made of an LLMDeployment, field by field where the field is a promise."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from quire_operator.domain.desired import Manifests, child_refs, desired, select
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.spec import Spec
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 Children = Callable[..., Manifests]
 SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
 
@@ -163,3 +166,11 @@ def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: in
     pod = deployment["spec"]["template"]["spec"]
     pause = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause + engine_contract.kill_grace_seconds(spec) >= pause + seconds
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_something_to_deploy(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        spec = Spec.parse(document)
+        assert isinstance(spec, Spec), str(spec)
+        assert isinstance(desired(spec, 1, uid="u", images=Images(engine="e", operator="o")), Manifests)
