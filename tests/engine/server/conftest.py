@@ -16,7 +16,6 @@ import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
-from quire_engine.errors import RequestError
 from quire_engine.ipc.messages import Finished, Logprobs, Ready, Sampling
 from quire_engine.ipc.stream import Update
 from quire_engine.server.access import Access
@@ -91,7 +90,7 @@ class FakeStream:
         finished = None if finish is None else Finished(0, finish, stop_id, cached, 0)  # type: ignore[arg-type]
         self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished))
 
-    def breaks(self, error: RequestError) -> None:
+    def breaks(self, error: Exception) -> None:
         self._updates.put_nowait(error)
 
 
@@ -106,7 +105,7 @@ class FakeEngine:
     streams: list[FakeStream] = field(default_factory=list)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     resets: int = 0
-    refuses: RequestError | None = None
+    refuses: Exception | None = None
     """What ``submit`` raises."""
 
     def submit(self, prompt_token_ids: Sequence[int], params: Sampling, **routing: Any) -> FakeStream:

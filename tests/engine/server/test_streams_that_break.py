@@ -223,6 +223,27 @@ async def test_an_engine_that_goes_while_a_request_comes_in_leaves_no_place_take
         assert server.context.metrics.arrived_requests == 0
 
 
+async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server:
+        server.engine.refuses = RuntimeError("secret detail")
+        response = await server.chat()
+        assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+        assert "secret" not in response.text and "secret detail" in caplog.text
+        assert (await server.http.get("/livez")).status_code == 200
+        assert (server.admission.requests, server.context.lifecycle.in_flight) == (0, 0)
+
+
+async def test_a_fault_of_ours_in_a_stream_is_an_error_event(
+    serving: Serving, token_ids: TokenIds, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server, streaming(server, token_ids("Hel")) as response:
+        server.engine.streams[0].breaks(RuntimeError("secret detail"))
+        text = await read_until_broken(response)
+        assert '"type":"server_error"' in text and "secret" not in text and "secret detail" in caplog.text
+
+
 async def test_a_client_that_takes_nothing_is_given_up(
     serving: Serving, token_ids: TokenIds, monkeypatch: pytest.MonkeyPatch
 ) -> None:

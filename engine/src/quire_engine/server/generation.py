@@ -229,7 +229,7 @@ def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], ro
                 cache_salt=routing.cache_salt,
             )
             runs.append(_Run(choice, stream, RequestTimes(routing.arrival_time)))
-    except RequestError:  # the engine went away since the request came in
+    except Exception:  # mostly: the engine went away since the request came in
         for run in runs:
             run.stream.cancel()
         for choice in choices:
