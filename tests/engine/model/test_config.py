@@ -1,16 +1,17 @@
 """config.json of a model folder: what is read from it, and everything that is wrong with it at once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model.config import ModelConfig, load_config, parse_config
+from quire_engine.model.config import ModelConfig, load_config, parse_config, without_idle_windows
 from quire_engine.model.rope import LinearScaling, Llama3Scaling
 
-SUPPORTED = ("LlamaForCausalLM", "OtherForCausalLM")
+SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,
@@ -75,6 +76,57 @@ def test_rope_is_read_from_old_and_new_fields(changes: dict[str, Any], theta: fl
 
 
 @pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "sliding_window": 8}, (None, None, None)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 8}, (8, 8, 8)),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
+        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 2047}, (2047, 2047, 2047)),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}, (None, None, None)),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True},
+            (None, None, None),
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            (None, 8, 8),
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (8, None, 8),
+        ),
+    ],
+)
+def test_which_layers_have_a_window_is_read_as_the_architecture_means_it(
+    changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert parsed(num_hidden_layers=3, **changes).windows == windows
+
+
+def test_a_window_that_hides_nothing_shares_the_block_tables_of_full_attention() -> None:
+    config = replace(parsed(), windows=(8, None, 100))
+    assert config.kv_groups == (8, None, 100)
+    assert without_idle_windows(config, 100).windows == (8, None, None)
+    assert without_idle_windows(config, 8).kv_groups == (None,)
+
+
+def test_phi3_may_rotate_part_of_a_head() -> None:
+    assert parsed(architectures=["Phi3ForCausalLM"], partial_rotary_factor=0.75).rotary_dim == 12
+    assert parsed(architectures=["Phi3ForCausalLM"], rope_parameters={"partial_rotary_factor": 0.5}).rotary_dim == 8
+    assert parsed(partial_rotary_factor=0.5).rotary_dim == 16
+
+
+@pytest.mark.parametrize(
     ("config", "generation", "ids"),
     [
         ({"eos_token_id": 5}, {}, (5,)),
@@ -95,11 +147,11 @@ def test_generation_config_names_the_tokens_that_end_a_turn(
     [
         (
             {"architectures": ["BertModel"]},
-            "architecture BertModel is not supported; supported: LlamaForCausalLM, OtherForCausalLM",
+            "architecture BertModel is not supported; supported: LlamaForCausalLM, MistralForCausalLM, Phi3ForCausalLM",
         ),
         (
             {"architectures": None},
-            "architectures is None; a list with one of LlamaForCausalLM, OtherForCausalLM is needed",
+            "architectures is None; a list with one of LlamaForCausalLM, MistralForCausalLM, Phi3ForCausalLM",
         ),
         ({"vocab_size": None}, "vocab_size is missing; a whole number above 0 is needed"),
         ({"hidden_size": "64"}, "hidden_size is '64'; a whole number above 0 is needed"),
@@ -116,6 +168,30 @@ def test_generation_config_names_the_tokens_that_end_a_turn(
         (
             {"rope_scaling": {"rope_type": "yarn"}},
             "rope_scaling.rope_type is 'yarn'; supported: default, linear, llama3",
+        ),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}},
+            "rope_scaling.rope_type is 'longrope'; supported: default, linear, llama3",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "sliding_window": -1},
+            "sliding_window is -1; a whole number above 0 is needed",
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "chunked_attention"],
+            },
+            "layer_types is ['full_attention', 'chunked_attention']; a list of 2 of full_attention, sliding_attention",
+        ),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 2},
+            "partial_rotary_factor is 2.0; at most 1 is needed",
+        ),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.2},
+            "partial_rotary_factor makes 3 components rotate; an even number of them is needed",
         ),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; an object is needed"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor is missing; a number above 0 is needed"),

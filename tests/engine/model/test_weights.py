@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model import llama
+from quire_engine.model import llama, mistral, phi3, qwen2, qwen3
 from quire_engine.model.config import ModelConfig
+from quire_engine.model.family import Family
 from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.rope import RopeConfig
 from quire_engine.model.weights import RandomWeights, check_tensors, open_checkpoint
@@ -33,12 +34,14 @@ CONFIG = ModelConfig(
     attention_bias=False,
     mlp_bias=False,
     eos_token_ids=(),
+    windows=(None, None),
+    rotary_dim=8,
 )
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def tensors(config: ModelConfig = CONFIG) -> dict[str, Tensor]:
-    return {name: torch.randn(shape) for name, shape in llama.tensor_shapes(config).items()}
+    return {name: torch.randn(shape) for name, shape in llama.FAMILY.tensor_shapes(config).items()}
 
 
 def check(folder: Path, config: ModelConfig = CONFIG) -> None:
@@ -84,8 +87,32 @@ def test_one_file_and_several_are_read_alike(tmp_path: Path, save: Callable[[Pat
     ],
 )
 def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expected: set[str]) -> None:
-    plain = llama.tensor_shapes(replace(CONFIG, num_layers=config.num_layers))
-    assert set(llama.tensor_shapes(config)) - set(plain) == expected
+    plain = llama.FAMILY.tensor_shapes(replace(CONFIG, num_layers=config.num_layers))
+    assert set(llama.FAMILY.tensor_shapes(config)) - set(plain) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "fewer"),
+    [
+        (mistral.FAMILY, set(), set()),
+        (qwen2.FAMILY, {f"self_attn.{name}_proj.bias" for name in "qkv"}, set()),
+        (qwen3.FAMILY, {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}, set()),
+        (
+            phi3.FAMILY,
+            {"self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"},
+            {
+                *(f"self_attn.{name}_proj.weight" for name in "qkv"),
+                "mlp.gate_proj.weight",
+                "mlp.up_proj.weight",
+            },
+        ),
+    ],
+)
+def test_families_differ_from_llama_in_a_few_tensors(family: Family, more: set[str], fewer: set[str]) -> None:
+    config = replace(CONFIG, num_layers=1)
+    own, plain = set(family.tensor_shapes(config)), set(llama.FAMILY.tensor_shapes(config))
+    assert own - plain == {f"model.layers.0.{name}" for name in more}
+    assert plain - own == {f"model.layers.0.{name}" for name in fewer}
 
 
 def drop(content: dict[str, Tensor]) -> None:
@@ -193,7 +220,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
-    shapes = llama.tensor_shapes(replace(CONFIG, attention_bias=True))
+    shapes = llama.FAMILY.tensor_shapes(replace(CONFIG, attention_bias=True))
     first, second = (RandomWeights(shapes, torch.Generator().manual_seed(5)) for _ in range(2))
     assert all(torch.equal(first.read(name), second.read(name)) for name in shapes)
     assert float(first.read("model.norm.weight").min()) == 1.0

@@ -27,21 +27,21 @@ VOCABULARY = 250
 
 @pytest.fixture(scope="session")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A checkpoint of a random Llama; the changes are fields of its config.json."""
+    """A checkpoint of a random model of a transformers ``family``; the changes are fields of its config.json."""
     made: dict[str, Path] = {}
 
-    def make(**changes: Any) -> Path:
-        name = repr(sorted(changes.items()))
+    def make(family: str = "llama", **changes: Any) -> Path:
+        name = repr((family, sorted(changes.items())))
         if name not in made:
-            made[name] = _save_llama(tmp_path_factory.mktemp("llama"), changes)
+            made[name] = _save_model(tmp_path_factory.mktemp(family), family, changes)
         return made[name]
 
     return make
 
 
-def _save_llama(folder: Path, changes: dict[str, Any]) -> Path:
+def _save_model(folder: Path, family: str, changes: dict[str, Any]) -> Path:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(11)
     fields: dict[str, Any] = {
@@ -59,10 +59,12 @@ def _save_llama(folder: Path, changes: dict[str, Any]) -> Path:
         "dtype": "float32",
         **changes,
     }
-    model = LlamaForCausalLM(LlamaConfig(**fields))
-    for name, parameter in model.named_parameters():
-        if name.endswith(".bias"):  # zero at birth, which would hide a bias that is not added
-            torch.nn.init.normal_(parameter, std=0.15)
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_config(AutoConfig.for_model(family, **fields))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases 0 and norms 1 at birth, which would hide one that is not applied
+                parameter += torch.randn_like(parameter) * 0.15
     model.save_pretrained(folder)
     return folder
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quire_engine.config import CacheOptions
 from quire_engine.core.kv_layout import kv_bytes_per_token
+from quire_engine.core.kv_manager import KVManager
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.rope import RopeConfig
 from quire_engine.runner.kv_cache import (
@@ -24,7 +25,9 @@ from quire_engine.runner.kv_cache import (
 from quire_engine.runner.memory import AvailableMemory
 
 GIB = 1 << 30
-DEMAND = CacheDemand(block_bytes=1 << 20, block_size=16, model_limit=1000, must_hold_limit=False, max_num_seqs=4)
+DEMAND = CacheDemand(
+    block_bytes=1 << 20, block_size=16, model_limit=1000, must_hold_limit=False, max_num_seqs=4, window=None
+)
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=30,
@@ -41,6 +44,8 @@ MODEL = ModelConfig(
     attention_bias=False,
     mlp_bias=False,
     eos_token_ids=(),
+    windows=(None, None, None),
+    rotary_dim=16,
 )
 
 
@@ -96,6 +101,33 @@ def test_a_cache_too_small_is_refused_with_the_number_that_works(
     assert all(word in result.message for word in words), result.message
     named = replace(options, kv_cache_memory_bytes=66060288)
     assert size_cache(demand, named, machine(8)) == CacheSize(num_blocks=63, max_model_len=1000)
+
+
+def test_a_window_needs_its_blocks_and_a_step_more_whatever_the_length() -> None:
+    demand = replace(DEMAND, window=100, model_limit=101, max_num_seqs=1)
+    options = CacheOptions(kv_cache_memory_bytes=8 << 20)
+    assert isinstance(refused := size_cache(demand, options, None), CacheTooSmall)
+    assert f"--kv-cache-memory-bytes {9 << 20}" in refused.message and "--max-model-len" not in refused.message
+    assert size_cache(demand, CacheOptions(kv_cache_memory_bytes=9 << 20), None) == CacheSize(
+        num_blocks=9, max_model_len=101
+    )
+    assert size_cache(demand, CacheOptions(), machine(8)) == CacheSize(num_blocks=9, max_model_len=101)
+
+
+def test_a_window_is_always_left_room_for_a_chunk_of_more_than_a_block() -> None:
+    for window in range(1, 70):
+        demand = replace(DEMAND, window=window, model_limit=1000)
+        config = replace(MODEL, windows=(window,) * 3)
+        manager = KVManager(make_layout(config, 16, demand.fewest_blocks), max_chunk=1000, enable_prefix_caching=True)
+        assert manager.max_chunk > 16
+
+
+def test_layers_with_the_same_window_share_a_group() -> None:
+    layout = make_layout(replace(MODEL, windows=(8, None, 8)), 16, 5)
+    assert [(group.layers, group.window, group.num_blocks) for group in layout.groups] == [
+        ((0, 2), 8, 5),
+        ((1,), None, 5),
+    ]
 
 
 @given(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from quire_engine.config import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
@@ -28,6 +28,27 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Beside Llama. Windows shorter than most prompts, of which 24 is no whole number of blocks.
+OTHERS: dict[str, dict[str, Any]] = {
+    "qwen2": {"family": "qwen2"},
+    "qwen2, windows in its last layers": {
+        "family": "qwen2",
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {"family": "qwen3", "head_dim": 24},
+    "mistral": {"family": "mistral", "sliding_window": None},
+    "mistral, window": {"family": "mistral", "sliding_window": 24},
+    "phi3": {"family": "phi3", "sliding_window": 24, "pad_token_id": 0},
+    "phi3, partly rotated": {
+        "family": "phi3",
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "grouped-query": {},
     "multi-head": {"num_key_value_heads": 4},
@@ -36,6 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "wide heads": {"head_dim": 40},
     "llama3 scaling": {"rope_parameters": LLAMA3},
     "linear scaling": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+    **OTHERS,
 }
 # Of 2 layers with 2 KV heads of 16 in float32. All prompts with their answers want 33 blocks, the longest 10.
 BLOCK_BYTES = 16 * 512
@@ -65,7 +87,7 @@ def prompts() -> list[list[int]]:
     return [[numbers.randrange(3, 250) for _ in range(length)] for length in LENGTHS]
 
 
-def compare(model: LlamaForCausalLM, prompt: list[int], answer: list[int], comparison: Comparison) -> None:
+def compare(model: PreTrainedModel, prompt: list[int], answer: list[int], comparison: Comparison) -> None:
     """One forward pass over prompt and answer gives the reference's choice after every token of the answer."""
     assert len(answer) == ANSWER
     with torch.inference_mode():
@@ -79,8 +101,9 @@ def compare(model: LlamaForCausalLM, prompt: list[int], answer: list[int], compa
             return
 
 
-def reference(folder: Path) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def reference(folder: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.requires_grad_(False)
 
 
 @pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
@@ -126,6 +149,34 @@ def test_tokens_equal_transformers_under_every_schedule(
         assert sum(running.engine.counters.preemptions.values()) > 0
     if options.get("enable_prefix_caching", True):
         assert running.engine.counters.prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+def test_tokens_of_other_families_survive_chunks_preemption_and_prefix_hits(
+    changes: dict[str, Any],
+    make_folder: Callable[..., Path],
+    start: Callable[..., Any],
+    greedy: Callable[[int], SamplingParams],
+    comparison: Comparison,
+) -> None:
+    folder = make_folder(**changes)
+    chunks = SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=40)
+    # With half as much again as the longest sequence wants.
+    probe = start(folder, max_model_len=100).model
+    block_bytes = probe.kv_cache_bytes // probe.layout.groups[0].num_blocks
+    running = start(folder, scheduler=chunks, max_model_len=100, kv_cache_memory_bytes=9 * block_bytes)
+    chosen = [prompt for prompt in prompts() if len(prompt) <= 80]
+    for key, prompt in enumerate(chosen):
+        running.add(key, prompt, greedy(ANSWER))
+    running.finish()
+    for key in (100, 101):
+        running.add(key, chosen[-1], greedy(ANSWER))
+        running.finish()
+    model = reference(folder)
+    for key, prompt in [*enumerate(chosen), (100, chosen[-1]), (101, chosen[-1])]:
+        compare(model, prompt, running.tokens[key], comparison)
+    assert sum(running.engine.counters.preemptions.values()) > 0
+    assert running.engine.counters.prefix_cache_hits > 0
 
 
 def test_a_sequence_alone_says_what_it_says_in_a_batch(

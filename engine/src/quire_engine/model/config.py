@@ -5,12 +5,13 @@ are called is the family's. Needs no torch, so a folder can be judged before tor
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
+from quire_engine.model.dialect import Windows, find_dialect
 from quire_engine.model.rope import RopeConfig, parse_rope
 
 
@@ -33,6 +34,22 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     eos_token_ids: tuple[int, ...]
+    windows: Windows
+    rotary_dim: int
+    """Components of a head that are rotated: the first ones."""
+
+    @property
+    def kv_groups(self) -> Windows:
+        """The windows that occur, in the layers' order: layers with the same one share block tables."""
+        return tuple(dict.fromkeys(self.windows))
+
+
+def without_idle_windows(config: ModelConfig, longest: int) -> ModelConfig:
+    """A window no shorter than the longest sequence hides nothing: its layers are as those with full attention."""
+    return replace(
+        config,
+        windows=tuple(window if window is not None and window < longest else None for window in config.windows),
+    )
 
 
 def load_config(folder: Path, supported: tuple[str, ...]) -> ModelConfig:
@@ -57,12 +74,15 @@ def parse_config(
     """The configuration, or None with the reasons in ``problems``."""
     fields = Fields(raw, problems)
     architecture = _architecture(raw, supported, problems)
+    dialect = find_dialect(architecture)
     shape_begins = len(problems)
     hidden, heads = fields.positive_int("hidden_size"), fields.positive_int("num_attention_heads")
     kv_heads = fields.positive_int("num_key_value_heads", default=heads)
-    head_dim = fields.positive_int("head_dim", default=max(1, hidden // heads))
+    head_dim = fields.positive_int("head_dim", default=dialect.head_dim or max(1, hidden // heads))
+    rotary_dim = int(head_dim * _partial_rotary_factor(raw, problems)) if dialect.partial_rotary else head_dim
     if len(problems) == shape_begins:
-        problems += _head_problems(hidden, heads, kv_heads, raw.get("head_dim"))
+        problems += _head_problems(hidden, heads, kv_heads, raw.get("head_dim") or dialect.head_dim, rotary_dim)
+    layers = fields.positive_int("num_hidden_layers")
     fields.one_of("hidden_act", ("silu",), default="silu")
     if raw.get("quantization_config") is not None:
         problems.append("quantization_config is given; only checkpoints in 16 or 32 bits are supported")
@@ -71,7 +91,7 @@ def parse_config(
         vocab_size=fields.positive_int("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.positive_int("intermediate_size"),
-        num_layers=fields.positive_int("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -82,11 +102,13 @@ def parse_config(
         attention_bias=fields.boolean("attention_bias", default=False),
         mlp_bias=fields.boolean("mlp_bias", default=False),
         eos_token_ids=_eos_token_ids(raw, generation, problems),
+        windows=dialect.windows(fields, layers),
+        rotary_dim=rotary_dim,
     )
     return None if problems else config
 
 
-def _head_problems(hidden: int, heads: int, kv_heads: int, head_dim: int | None) -> list[str]:
+def _head_problems(hidden: int, heads: int, kv_heads: int, head_dim: int | None, rotary_dim: int) -> list[str]:
     """What is wrong between fields that are right each by itself."""
     problems = []
     if heads % kv_heads:
@@ -96,7 +118,19 @@ def _head_problems(hidden: int, heads: int, kv_heads: int, head_dim: int | None)
     elif (head_dim or hidden // heads) % 2:
         wrong = head_dim or hidden // heads
         problems.append(f"head_dim {wrong} is odd; rotary position embedding pairs its components")
+    elif rotary_dim % 2 or rotary_dim < 2:
+        problems.append(f"partial_rotary_factor makes {rotary_dim} components rotate; an even number of them is needed")
     return problems
+
+
+def _partial_rotary_factor(raw: dict[str, Any], problems: list[str]) -> float:
+    rope = raw.get("rope_parameters")
+    place = rope if isinstance(rope, dict) and rope.get("partial_rotary_factor") is not None else raw
+    factor = Fields(place, problems).positive_float("partial_rotary_factor", default=1.0)
+    if factor > 1.0:
+        problems.append(f"partial_rotary_factor is {factor}; at most 1 is needed")
+        return 1.0
+    return factor
 
 
 def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: list[str]) -> str:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
 
 @dataclass(frozen=True, slots=True)
 class Fields:
@@ -18,6 +20,23 @@ class Fields:
             return value
         self._note(name, value, "a whole number above 0 is needed")
         return 1
+
+    def natural_int(self, name: str, default: int | None = None) -> int:
+        value = self._get(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        self._note(name, value, "a whole number, 0 or more, is needed")
+        return 0
+
+    def layer_types(self, layers: int) -> tuple[str, ...]:
+        """The kind of attention of each layer; empty where ``layer_types`` is not given."""
+        value = self.raw.get("layer_types")
+        if value is None:
+            return ()
+        if isinstance(value, list) and len(value) == layers and all(kind in _LAYER_TYPES for kind in value):
+            return tuple(value)
+        self._note("layer_types", value, f"a list of {layers} of {', '.join(_LAYER_TYPES)} is needed")
+        return ()
 
     def positive_float(self, name: str, default: float | None = None) -> float:
         value = self._get(name, default)

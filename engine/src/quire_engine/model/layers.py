@@ -3,7 +3,8 @@
 A family's builder makes them from weights; ``DecoderStack`` runs them. All that a step needs comes in as
 ``ModelInputs``: no layer reads a global.
 
-Legend: T tokens, R rows of logits, H hidden size, HQ/HK query/KV heads, D head dim, V vocabulary.
+Legend: T tokens, R rows of logits, H hidden size, HQ/HK query/KV heads, D head dim, DR its rotated part, P positions,
+V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -50,13 +51,16 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
-    cos_sin: Tensor  # [P, D]
-    group: int = 0
+    cos_sin: Tensor  # [P, DR]
+    q_norm: Norm | None
+    k_norm: Norm | None
+    group: int
 
     def __call__(self, x: Tensor, inputs: ModelInputs, cache: KVCache) -> Tensor:
         group = inputs.groups[self.group]
         projected = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [T, HQ + 2 HK, D]
         q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, k = _normalise_heads(q, self.q_norm), _normalise_heads(k, self.k_norm)
         store_kv(q, k, v, self.cos_sin, inputs.positions, group.slots, cache)
         attended = paged_attention(q, cache, group.plan, self.head_dim**-0.5)  # [T, HQ, D]
         return self.out(attended.view(x.shape[0], -1))
@@ -104,6 +108,11 @@ class DecoderStack:
         if addend is not None and rows.shape[0] != residual.shape[0]:
             addend, residual = addend.index_select(0, rows), residual.index_select(0, rows)
         return self.lm_head(_normalise(addend, residual, self.norm))
+
+
+def _normalise_heads(x: Tensor, norm: Norm | None) -> Tensor:
+    """[T, heads, D], each head by itself."""
+    return x if norm is None else rms_norm(x.reshape(-1, x.shape[2]), norm.weight, norm.eps).view(x.shape)
 
 
 def _normalise(addend: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:

@@ -9,6 +9,10 @@ from quire_engine.model.family import Family
 
 _MODULES = {
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Phi3ForCausalLM": "phi3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
 }
 
 SUPPORTED = tuple(sorted(_MODULES))

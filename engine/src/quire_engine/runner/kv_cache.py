@@ -32,6 +32,13 @@ class CacheDemand:
     must_hold_limit: bool
     """Whether a person asked for that length, so that a smaller cache is an error rather than a smaller limit."""
     max_num_seqs: int
+    window: int | None
+    """Tokens: the largest sliding window of any layer; None where all attention is full."""
+
+    @property
+    def fewest_blocks(self) -> int:
+        """With which one sequence runs at all, whatever its length: a window, a block's tokens in each step."""
+        return 1 if self.window is None else -(-self.window // self.block_size) + 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +78,10 @@ def size_cache(
     else:
         budget, source = _share(options, available), "what was free to take"
         # More than every sequence at full length could never be used.
-        num_blocks = min(budget // demand.block_bytes, demand.max_num_seqs * per_sequence)
-    if num_blocks < (per_sequence if demand.must_hold_limit else 1):
-        return CacheTooSmall(message=_too_small(demand, budget, source, num_blocks, per_sequence))
+        num_blocks = min(budget // demand.block_bytes, max(demand.fewest_blocks, demand.max_num_seqs * per_sequence))
+    fewest = max(demand.fewest_blocks, per_sequence if demand.must_hold_limit else 1)
+    if num_blocks < fewest:
+        return CacheTooSmall(message=_too_small(demand, budget, source, num_blocks, max(fewest, per_sequence)))
     return CacheSize(num_blocks=num_blocks, max_model_len=min(demand.model_limit, num_blocks * demand.block_size))
 
 
@@ -85,21 +93,28 @@ def _share(options: CacheOptions, available: AvailableMemory | None) -> int:
     return int(available.size * _SHARE_OF_A_MACHINE)
 
 
-def _too_small(demand: CacheDemand, budget: int, source: str, num_blocks: int, per_sequence: int) -> str:
-    needed = per_sequence * demand.block_bytes
+def _too_small(demand: CacheDemand, budget: int, source: str, num_blocks: int, wanted: int) -> str:
+    needed = wanted * demand.block_bytes
     message = (
         f"a KV cache of {budget:,} bytes ({source}) is too small for one sequence of {demand.model_limit:,} tokens:"
         f" use --kv-cache-memory-bytes {needed}"
     )
-    if num_blocks:
+    if num_blocks >= demand.fewest_blocks:
         message += f", or --max-model-len {num_blocks * demand.block_size}"
     return message
 
 
 def make_layout(config: ModelConfig, block_size: int, num_blocks: int) -> KVCacheLayout:
-    """One group: every layer of the families here attends to the whole sequence."""
-    group = KVCacheGroup(layers=tuple(range(config.num_layers)), num_blocks=num_blocks)
-    return KVCacheLayout(block_size=block_size, groups=(group,))
+    """A group for each window that occurs, and one for full attention; as many blocks in each."""
+    groups = tuple(
+        KVCacheGroup(
+            layers=tuple(layer for layer, own in enumerate(config.windows) if own == window),
+            num_blocks=num_blocks,
+            window=window,
+        )
+        for window in config.kv_groups
+    )
+    return KVCacheLayout(block_size=block_size, groups=groups)
 
 
 def allocate(layout: KVCacheLayout, config: ModelConfig, dtype: torch.dtype) -> tuple[KVCache, ...]:

@@ -11,7 +11,7 @@ import torch
 from quire_engine.config import CacheOptions, EngineConfig, ModelOptions
 from quire_engine.core.ports import LoadedModel
 from quire_engine.errors import FlagsError
-from quire_engine.model.config import ModelConfig, load_config
+from quire_engine.model.config import ModelConfig, load_config, without_idle_windows
 from quire_engine.model.linear import choose_linear_backend
 from quire_engine.model.loader import build_model
 from quire_engine.model.registry import SUPPORTED
@@ -41,6 +41,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     model_config = load_config(options.path, SUPPORTED)
     if problems := _option_problems(config, model_config):
         raise FlagsError(problems)
+    model_config = without_idle_windows(model_config, _model_limit(options, model_config))
     dtype = resolve_dtype(options.dtype, cpu_features())
     backend = choose_linear_backend(dtype)
     with torch.inference_mode():
@@ -122,6 +123,7 @@ def _size_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
         model_limit=_model_limit(config.model, model),
         must_hold_limit=config.model.max_model_len is not None,
         max_num_seqs=config.scheduler.max_num_seqs,
+        window=max((window for window in model.windows if window is not None), default=None),
     )
     match size_cache(demand, options, available_memory()):
         case CacheTooSmall(message=message):

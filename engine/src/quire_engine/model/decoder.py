@@ -1,0 +1,137 @@
+"""Decoder-only families that are one shape with variations: which tensors, and how to build, given its ``Traits``.
+
+A family's own module says in what it differs and nothing else. What varies between two checkpoints of one family
+(sizes, windows, tied embeddings) is in ``ModelConfig`` instead.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_engine.model.config import ModelConfig
+from quire_engine.model.family import Family, ReadTensor
+from quire_engine.model.layers import Attention, DecoderLayer, DecoderStack, GatedMlp, Norm
+from quire_engine.model.linear import Linear, LinearBackend
+from quire_engine.model.rope import inverse_frequencies
+from quire_kernels.rotary import rotary_table
+
+_EMBEDDING, _NORM, _LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """In what a family differs from Llama."""
+
+    qkv_bias: bool = False
+    """Queries, keys and values have a bias whatever the config says, the output projection has none."""
+    qk_norm: bool = False
+    """Each head's queries and keys are normalised before they are rotated."""
+    fused: bool = False
+    """The checkpoint holds queries, keys and values as one tensor, and gate and up as one."""
+
+
+def decoder_family(traits: Traits) -> Family:
+    return Family(
+        tensor_shapes=functools.partial(_tensor_shapes, traits),
+        is_ignorable=_is_ignorable,
+        build=functools.partial(_build, traits),
+    )
+
+
+def _tensor_shapes(traits: Traits, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), _NORM: (hidden,)}
+    if not config.tie_word_embeddings:
+        shapes[_LM_HEAD] = (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        for name, shape in _layer_shapes(traits, config).items():
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    return shapes
+
+
+def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    projections = {f"self_attn.{name}": (rows, hidden) for name, rows in zip(_QKV, (q, kv, kv), strict=True)}
+    projections |= {f"mlp.{name}": (inner, hidden) for name in _GATE_UP}
+    if traits.fused:
+        projections = {"self_attn.qkv_proj": (q + 2 * kv, hidden), "mlp.gate_up_proj": (2 * inner, hidden)}
+    projections |= {"self_attn.o_proj": (hidden, q), "mlp.down_proj": (hidden, inner)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    if traits.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    for name, shape in projections.items():
+        shapes[f"{name}.weight"] = shape
+        if _has_bias(traits, config, name):
+            shapes[f"{name}.bias"] = shape[:1]
+    return shapes
+
+
+def _has_bias(traits: Traits, config: ModelConfig, projection: str) -> bool:
+    if projection.startswith("mlp."):
+        return config.mlp_bias
+    if traits.qkv_bias:
+        return projection != "self_attn.o_proj"
+    return config.attention_bias
+
+
+def _is_ignorable(config: ModelConfig, name: str) -> bool:
+    return name.endswith(".rotary_emb.inv_freq") or (name == _LM_HEAD and config.tie_word_embeddings)
+
+
+def _build(
+    traits: Traits, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int
+) -> DecoderStack:
+    frequencies = torch.tensor(inverse_frequencies(config.rope, config.rotary_dim), dtype=torch.float64)
+    cos_sin = rotary_table(frequencies, positions)  # [P, DR]
+    embedding = read(_EMBEDDING)
+    layers = tuple(_build_layer(traits, config, index, read, backend, cos_sin) for index in range(config.num_layers))
+    return DecoderStack(
+        embedding=embedding,
+        layers=layers,
+        norm=Norm(weight=read(_NORM), eps=config.rms_norm_eps),
+        lm_head=backend.pack(embedding if config.tie_word_embeddings else read(_LM_HEAD), None),
+    )
+
+
+def _build_layer(
+    traits: Traits, config: ModelConfig, index: int, read: ReadTensor, backend: LinearBackend, cos_sin: Tensor
+) -> DecoderLayer:
+    prefix = f"model.layers.{index}"
+
+    def linear(part: str, names: tuple[str, ...]) -> Linear:
+        """One layer of several projections of the same input, their outputs side by side."""
+        weight = torch.cat([read(f"{prefix}.{part}.{name}.weight") for name in names])
+        biased = _has_bias(traits, config, f"{part}.{names[0]}")
+        joined = torch.cat([read(f"{prefix}.{part}.{name}.bias") for name in names]) if biased else None
+        return backend.pack(weight, joined)
+
+    def norm(name: str) -> Norm:
+        return Norm(weight=read(f"{prefix}.{name}.weight"), eps=config.rms_norm_eps)
+
+    return DecoderLayer(
+        attention_norm=norm("input_layernorm"),
+        attention=Attention(
+            qkv=linear("self_attn", ("qkv_proj",) if traits.fused else _QKV),
+            out=linear("self_attn", ("o_proj",)),
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            cos_sin=cos_sin,
+            q_norm=norm("self_attn.q_norm") if traits.qk_norm else None,
+            k_norm=norm("self_attn.k_norm") if traits.qk_norm else None,
+            group=config.kv_groups.index(config.windows[index]),
+        ),
+        mlp_norm=norm("post_attention_layernorm"),
+        mlp=GatedMlp(
+            gate_up=linear("mlp", ("gate_up_proj",) if traits.fused else _GATE_UP),
+            down=linear("mlp", ("down_proj",)),
+        ),
+    )
