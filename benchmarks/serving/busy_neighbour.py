@@ -54,7 +54,7 @@ def run_policy(arguments: argparse.Namespace, *, sleeping: bool) -> dict[str, fl
     command = [sys.executable, __file__, *sys.argv[1:], "--inner"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise SystemExit(done.returncode)
+        raise SystemExit(f"the measuring process ended with code {done.returncode}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
