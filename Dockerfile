@@ -69,6 +69,8 @@ RUN if [ -n "${COMPILER}" ]; then \
     fi
 COPY --from=engine-dependencies /opt/quire /opt/quire
 COPY --from=engine-code /code /opt/quire
+# Where a pod looks for examples/demo.yaml's file://./models/quire-demo: the example runs wherever the image does.
+COPY examples/models/quire-demo /models/models/quire-demo
 COPY LICENSE /licenses/
 USER 65532:65532
 EXPOSE 8000
