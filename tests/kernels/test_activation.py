@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_kernels.activation import reference, silu_and_mul
+from quire_kernels.activation import gelu_tanh_and_mul, reference, silu_and_mul
 from quire_kernels.errors import ArgumentError
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 704), (5, 33), (130, 320)])
+@pytest.mark.parametrize("op", [silu_and_mul, gelu_tanh_and_mul])
 def test_equals_the_reference(
+    op: Callable[[Tensor], Tensor],
     rows: int,
     width: int,
     dtype: torch.dtype,
@@ -18,13 +20,15 @@ def test_equals_the_reference(
     assert_close: Callable[[Tensor, Tensor], None],
 ) -> None:
     gate_up = strided(rows, 2 * width, dtype=dtype)
-    assert_close(silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+    assert_close(op(gate_up), getattr(reference, op.__name__)(gate_up))
 
 
-def test_holds_at_the_ends_of_the_range() -> None:
+@pytest.mark.parametrize("op", [silu_and_mul, gelu_tanh_and_mul])
+def test_holds_at_the_ends_of_the_range(op: Callable[[Tensor], Tensor]) -> None:
     gate = torch.tensor([-1e30, -200.0, -87.5, -1.0, 0.0, 1.0, 88.5, 1e30])
     gate_up = torch.cat((gate, torch.ones(8))).unsqueeze(0)
-    torch.testing.assert_close(silu_and_mul(gate_up), reference.silu_and_mul(gate_up), rtol=1e-6, atol=1e-30)
+    expected = getattr(reference, op.__name__)(gate_up)
+    torch.testing.assert_close(op(gate_up), expected, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize(

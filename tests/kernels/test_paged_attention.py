@@ -30,6 +30,7 @@ def attend(
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
     window: int | None = None,
+    soft_cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What the kernel and the reference make of a random batch."""
     queries, contexts = [q for q, _ in batch], [c for _, c in batch]
@@ -42,7 +43,7 @@ def attend(
         block_size=block_size,
         window=window,
     )
-    found = paged_attention(q, filled.cache, plan, head_dim**-0.5)
+    found = paged_attention(q, filled.cache, plan, head_dim**-0.5, soft_cap)
     expected = reference.paged_attention(
         q,
         filled.cache,
@@ -51,6 +52,7 @@ def attend(
         context_lens=contexts,
         scale=head_dim**-0.5,
         window=window,
+        soft_cap=soft_cap,
     )
     return found, expected
 
@@ -89,6 +91,15 @@ def test_a_window_hides_what_lies_further_back(
 ) -> None:
     batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]
     assert_close(*attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, window=window))
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 2.0, 50.0])
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_soft_cap_bounds_the_scores(
+    soft_cap: float, window: int | None, fill_cache: Callable[..., Any], assert_close: Close
+) -> None:
+    batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]
+    assert_close(*attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, window=window, soft_cap=soft_cap))
 
 
 def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> None:

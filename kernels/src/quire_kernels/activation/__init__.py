@@ -19,16 +19,30 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
     Computed in float32. Raises ArgumentError on other shapes, strides or dtypes.
     """
-    check_storage("silu_and_mul", "gate_up", gate_up)
-    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
-        refuse("silu_and_mul", "gate_up", f"has shape {tuple(gate_up.shape)}; [rows, 2 * intermediate size] is needed")
+    _check("silu_and_mul", gate_up)
     return _implementation(gate_up.device.type).silu_and_mul(gate_up)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """y = gelu(gate) * up with gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) / 2: that of GeGLU.
+
+    As ``silu_and_mul`` otherwise (Hendrycks and Gimpel, arXiv 1606.08415; Shazeer, arXiv 2002.05202).
+    """
+    _check("gelu_tanh_and_mul", gate_up)
+    return _implementation(gate_up.device.type).gelu_tanh_and_mul(gate_up)
+
+
+def _check(op: str, gate_up: Tensor) -> None:
+    check_storage(op, "gate_up", gate_up)
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        refuse(op, "gate_up", f"has shape {tuple(gate_up.shape)}; [rows, 2 * intermediate size] is needed")
+    if gate_up.device.type != "cpu":
+        unsupported(op, gate_up.device.type)
 
 
 @functools.cache
 def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("silu_and_mul", device_type)
+    assert device_type == "cpu", "checked before"
     from quire_kernels.activation import cpu
 
     return cpu

@@ -13,6 +13,7 @@ from quire_kernels.cpu_runtime.scalars import (
     exp_float32,
     fetch_add,
     storage_pointer,
+    tanh_float32,
     to_float32,
     to_storage,
 )
@@ -38,13 +39,40 @@ def _silu_and_mul_worker(block: Any) -> None:
             out[i] = to_storage(silu * to_float32(up[i]), gate[i])
 
 
-_SILU_AND_MUL = Worker(_silu_and_mul_worker)
+def _gelu_tanh_and_mul_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 8)
+    items, width, source, row_bytes, target, element_bytes = a[1], a[3], a[4], a[5], a[6], a[7]
+    half, one = np.float32(0.5), np.float32(1.0)
+    root, cubic = np.float32(0.7978845608028654), np.float32(0.044715)
+    while True:
+        row = fetch_add(counter, 0)
+        if row >= items:
+            break
+        gate = carray(storage_pointer(block, source + row * row_bytes), width)
+        up = carray(storage_pointer(block, source + row * row_bytes + width * element_bytes), width)
+        out = carray(storage_pointer(block, target + row * width * element_bytes), width)
+        for i in range(width):
+            x = to_float32(gate[i])
+            gelu = half * x * (one + tanh_float32(root * (x + cubic * x * x * x)))
+            out[i] = to_storage(gelu * to_float32(up[i]), gate[i])
+
+
+_SILU_AND_MUL, _GELU_TANH_AND_MUL = Worker(_silu_and_mul_worker), Worker(_gelu_tanh_and_mul_worker)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
+    return _run(_SILU_AND_MUL, gate_up)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    return _run(_GELU_TANH_AND_MUL, gate_up)
+
+
+def _run(worker: Worker, gate_up: Tensor) -> Tensor:
     rows, columns = gate_up.shape
     out = torch.empty((rows, columns // 2), dtype=gate_up.dtype)
     size = gate_up.element_size()
     arguments = (columns // 2, gate_up.data_ptr(), gate_up.stride(0) * size, out.data_ptr(), size)
-    launch(_SILU_AND_MUL, gate_up.dtype, rows, arguments, parallel=out.numel() >= _PARALLEL_ELEMENTS)
+    launch(worker, gate_up.dtype, rows, arguments, parallel=out.numel() >= _PARALLEL_ELEMENTS)
     return out

@@ -190,3 +190,18 @@ def exp_float32(x: Any) -> Any:
     power = _float32_of_bits(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
     value = series * power if x >= np.float32(-87.3) else np.float32(0.0)
     return value if x <= np.float32(88.0) else np.float32(np.inf)
+
+
+@njit(inline="always", fastmath={"contract"})
+def tanh_float32(x: Any) -> Any:
+    """tanh x to 4e-7 of itself, without a call: by its Taylor series to degree 9 about 0, else by e ** -2|x|."""
+    square = x * x
+    series = np.float32(62.0 / 2835.0)
+    series = series * square - np.float32(17.0 / 315.0)
+    series = series * square + np.float32(2.0 / 15.0)
+    series = series * square - np.float32(1.0 / 3.0)
+    near = x + x * square * series
+    size = abs(x)
+    power = exp_float32(np.float32(-2.0) * size)
+    far = (np.float32(1.0) - power) / (np.float32(1.0) + power)
+    return near if size < np.float32(0.2) else (far if x > np.float32(0.0) else -far)

@@ -63,11 +63,14 @@ def plan_attention(
     return _implementation(block_tables.device.type).plan_attention(block_tables, query, context, block_size, window)
 
 
-def paged_attention(q: Tensor, cache: KVCache, plan: AttentionPlan, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor, cache: KVCache, plan: AttentionPlan, scale: float, soft_cap: float | None = None
+) -> Tensor:
     """softmax(scale * q k^T) v over each query's visible tokens, query head h reading KV head h // (HQ / HK).
 
     q        [T, HQ, D]; a token's heads are dense, tokens at any stride
     cache    the layer's cache, of the same dtype, holding the T tokens already
+    soft_cap bounds the scores, s to soft_cap tanh(s / soft_cap), before they are weighed; above 0
     returns  [T, HQ, D], new and contiguous, dtype of q
 
     Accumulated in float32. A row's result does not depend on the rest of the batch. Raises ArgumentError on other
@@ -83,7 +86,9 @@ def paged_attention(q: Tensor, cache: KVCache, plan: AttentionPlan, scale: float
         refuse(op, "q", f"has {q.shape[1]} heads; a multiple of the {cache.kv_heads} KV heads is needed")
     if cache.keys.dtype != q.dtype:
         refuse(op, "cache", f"holds {cache.keys.dtype}; the dtype of q, {q.dtype}, is needed")
-    return _implementation(q.device.type).paged_attention(q, cache, plan, scale)
+    if soft_cap is not None and not soft_cap > 0.0:
+        refuse(op, "soft_cap", f"is {soft_cap}; a number above 0 is needed")
+    return _implementation(q.device.type).paged_attention(q, cache, plan, scale, soft_cap)
 
 
 @functools.cache

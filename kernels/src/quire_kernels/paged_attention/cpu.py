@@ -33,6 +33,7 @@ from quire_kernels.cpu_runtime.scalars import (
     int64_pointer,
     prefetch,
     storage_pointer,
+    tanh_float32,
     to_float32,
     to_storage,
 )
@@ -102,7 +103,7 @@ def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach
     return np.stack((owner, first_query, tokens, ends, first_piece, pieces, np.zeros_like(owner)))
 
 
-def paged_attention(q: Tensor, cache: KVCache, plan: CpuPlan, scale: float) -> Tensor:
+def paged_attention(q: Tensor, cache: KVCache, plan: CpuPlan, scale: float, soft_cap: float | None) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype)
     heads, dim = q.shape[1:]
     rows = plan.max_tile_tokens * heads // cache.kv_heads
@@ -135,6 +136,7 @@ def paged_attention(q: Tensor, cache: KVCache, plan: CpuPlan, scale: float) -> T
         q.element_size(),
         partials.data_ptr(),
         finished.ctypes.data,
+        float_bits(soft_cap or 0.0),
     )
     parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
     if launch(_WORKER, q.dtype, plan.items.shape[1] * cache.kv_heads, arguments, parallel=parallel):
@@ -177,6 +179,13 @@ def _largest(values: Any, largest: Any) -> Any:
     for i in range(values.size):
         largest = values[i] if values[i] > largest else largest
     return largest
+
+
+@njit(fastmath=FAST)
+def _cap_scores(scores: Any, soft_cap: Any) -> None:
+    inverse = np.float32(1.0) / soft_cap
+    for i in range(scores.size):
+        scores[i] = soft_cap * tanh_float32(scores[i] * inverse)
 
 
 @njit(fastmath=FAST)
@@ -250,12 +259,13 @@ def _merge_partials(place: Any, count: Any, piece_floats: Any, totals: Any, atte
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 27)
+    a = carray(counter, 28)
     q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
     block_tables, table_width = a[8], a[9]
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
     heads, kv_heads, dim, value_dim, num_blocks, block_size = a[14], a[15], a[16], a[17], a[18], a[19]
     piece_tokens, max_rows, window, scale, size = a[20], a[21], a[22], np.float32(float_from_bits(a[23])), a[24]
+    soft_cap = np.float32(float_from_bits(a[27]))  # 0 is none
     group = heads // kv_heads
     head_bytes = dim * size
     # Of one KV head in one block.
@@ -302,6 +312,8 @@ def _attend_worker(block: Any) -> None:
             for r in range(rows):
                 position = first_position + r // group
                 low, high = max(0, position + 1 - window - begin), min(end, position + 1) - begin
+                if soft_cap > np.float32(0.0):
+                    _cap_scores(scores[r, low : max(low, high)], soft_cap)
                 largest[r], totals[r] = _weigh_row(
                     scores[r], low, high, end - begin, largest[r], totals[r], attended[r]
                 )

@@ -17,6 +17,7 @@ def paged_attention(
     context_lens: Sequence[int],
     scale: float,
     window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     outputs = []
     group = q.shape[1] // cache.kv_heads
@@ -25,6 +26,8 @@ def paged_attention(
         keys, values = read_tokens(cache, blocks, context_len)  # [HK, L, D] each
         keys, values = (x.float().repeat_interleave(group, dim=0) for x in (keys, values))  # [HQ, L, D]
         scores = torch.einsum("qhd,hld->hql", queries.float(), keys) * scale
+        if soft_cap is not None:
+            scores = (scores / soft_cap).tanh() * soft_cap
         weights = scores.masked_fill(~visible(len(queries), context_len, window), -torch.inf).softmax(dim=-1)
         outputs.append(torch.einsum("hql,hld->qhd", weights, values).to(q.dtype))
     return torch.cat(outputs)
