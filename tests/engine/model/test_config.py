@@ -9,9 +9,17 @@ import pytest
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig, load_config, parse_config, without_idle_windows
-from quire_engine.model.rope import LinearScaling, Llama3Scaling
+from quire_engine.model.rope import LinearScaling, Llama3Scaling, RopeConfig
 
-SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED = (
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,
@@ -45,7 +53,7 @@ def test_what_is_not_given_takes_the_familys_defaults() -> None:
     config = parsed()
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert (config.tie_word_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
-    assert (config.rope.theta, config.rope.scaling, config.eos_token_ids) == (10_000.0, None, ())
+    assert (config.ropes[0].theta, config.ropes[0].scaling, config.eos_token_ids) == (10_000.0, None, ())
 
 
 def test_given_fields_are_taken() -> None:
@@ -71,7 +79,7 @@ def test_given_fields_are_taken() -> None:
     ],
 )
 def test_rope_is_read_from_old_and_new_fields(changes: dict[str, Any], theta: float, scaling: object) -> None:
-    rope = parsed(**changes).rope
+    rope = parsed(**changes).ropes[0]
     assert (rope.theta, rope.scaling) == (theta, scaling)
 
 
@@ -83,6 +91,15 @@ def test_rope_is_read_from_old_and_new_fields(changes: dict[str, Any], theta: fl
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None, None)),
         ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 2047}, (2047, 2047, 2047)),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}, (None, None, None)),
+        ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8}, (8, None, 8)),
+        ({"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None)),
+        (
+            {
+                "architectures": ["Gemma3ForCausalLM"],
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+            (None, 4096, None),
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True},
             (None, None, None),
@@ -120,6 +137,49 @@ def test_a_window_that_hides_nothing_shares_the_block_tables_of_full_attention()
     assert without_idle_windows(config, 8).kv_groups == (None,)
 
 
+def test_gemma_2_has_defaults_of_its_own() -> None:
+    config = parsed(architectures=["Gemma2ForCausalLM"])
+    assert (config.head_dim, config.tie_word_embeddings, config.attention_scale) == (256, True, 1 / 16)
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (50.0, 30.0)
+    uncapped = parsed(
+        architectures=["Gemma2ForCausalLM"],
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        query_pre_attn_scalar=64,
+    )
+    assert (uncapped.attention_soft_cap, uncapped.logit_soft_cap, uncapped.attention_scale) == (None, None, 1 / 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "local", "everywhere"),
+    [
+        ({}, RopeConfig(theta=1e4), RopeConfig(theta=1e6)),
+        (
+            {"rope_theta": 2e6, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 8}},
+            RopeConfig(theta=5e3),
+            RopeConfig(theta=2e6, scaling=LinearScaling(factor=8.0)),
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+                    "full_attention": {"rope_type": "linear", "rope_theta": 2e6, "factor": 8},
+                }
+            },
+            RopeConfig(theta=5e3),
+            RopeConfig(theta=2e6, scaling=LinearScaling(factor=8.0)),
+        ),
+    ],
+)
+def test_gemma_3_rotates_otherwise_within_windows(
+    changes: dict[str, Any], local: RopeConfig, everywhere: RopeConfig
+) -> None:
+    config = parsed(architectures=["Gemma3ForCausalLM"], sliding_window=8, sliding_window_pattern=2, **changes)
+    assert config.ropes == (local, everywhere)
+    # Still so where the window hides nothing.
+    assert without_idle_windows(config, 8).ropes == (local, everywhere)
+
+
 def test_phi3_may_rotate_part_of_a_head() -> None:
     assert parsed(architectures=["Phi3ForCausalLM"], partial_rotary_factor=0.75).rotary_dim == 12
     assert parsed(architectures=["Phi3ForCausalLM"], rope_parameters={"partial_rotary_factor": 0.5}).rotary_dim == 8
@@ -147,11 +207,11 @@ def test_generation_config_names_the_tokens_that_end_a_turn(
     [
         (
             {"architectures": ["BertModel"]},
-            "architecture BertModel is not supported; supported: LlamaForCausalLM, MistralForCausalLM, Phi3ForCausalLM",
+            "architecture BertModel is not supported; supported: Gemma2ForCausalLM, Gemma3ForCausalLM",
         ),
         (
             {"architectures": None},
-            "architectures is None; a list with one of LlamaForCausalLM, MistralForCausalLM, Phi3ForCausalLM",
+            "architectures is None; a list with one of Gemma2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM",
         ),
         ({"vocab_size": None}, "vocab_size is missing; a whole number above 0 is needed"),
         ({"hidden_size": "64"}, "hidden_size is '64'; a whole number above 0 is needed"),
@@ -184,6 +244,18 @@ def test_generation_config_names_the_tokens_that_end_a_turn(
                 "layer_types": ["full_attention", "chunked_attention"],
             },
             "layer_types is ['full_attention', 'chunked_attention']; a list of 2 of full_attention, sliding_attention",
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "relu"},
+            "hidden_activation is 'relu'; supported: gelu_pytorch_tanh",
+        ),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 0},
+            "attn_logit_softcapping is 0; a number above 0 is needed",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention is set; only causal models are supported",
         ),
         (
             {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 2},

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model import llama, mistral, phi3, qwen2, qwen3
+from quire_engine.model import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family
 from quire_engine.model.registry import SUPPORTED, find_family
@@ -29,13 +29,16 @@ CONFIG = ModelConfig(
     head_dim=8,
     rms_norm_eps=1e-5,
     max_position_embeddings=64,
-    rope=RopeConfig(theta=1e4),
+    ropes=(RopeConfig(theta=1e4),) * 2,
     tie_word_embeddings=True,
     attention_bias=False,
     mlp_bias=False,
     eos_token_ids=(),
     windows=(None, None),
     rotary_dim=8,
+    attention_scale=8**-0.5,
+    attention_soft_cap=None,
+    logit_soft_cap=None,
 )
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -97,6 +100,21 @@ def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expecte
         (mistral.FAMILY, set(), set()),
         (qwen2.FAMILY, {f"self_attn.{name}_proj.bias" for name in "qkv"}, set()),
         (qwen3.FAMILY, {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}, set()),
+        (
+            gemma2.FAMILY,
+            {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
+            set(),
+        ),
+        (
+            gemma3.FAMILY,
+            {
+                "pre_feedforward_layernorm.weight",
+                "post_feedforward_layernorm.weight",
+                "self_attn.q_norm.weight",
+                "self_attn.k_norm.weight",
+            },
+            set(),
+        ),
         (
             phi3.FAMILY,
             {"self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"},

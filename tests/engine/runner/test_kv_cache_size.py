@@ -39,13 +39,16 @@ MODEL = ModelConfig(
     head_dim=16,
     rms_norm_eps=1e-5,
     max_position_embeddings=64,
-    rope=RopeConfig(theta=1e4),
+    ropes=(RopeConfig(theta=1e4),) * 3,
     tie_word_embeddings=True,
     attention_bias=False,
     mlp_bias=False,
     eos_token_ids=(),
     windows=(None, None, None),
     rotary_dim=16,
+    attention_scale=16**-0.5,
+    attention_soft_cap=None,
+    logit_soft_cap=None,
 )
 
 

@@ -28,6 +28,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA: dict[str, Any] = {
+    "head_dim": 24,
+    "sliding_window": 24,
+    "query_pre_attn_scalar": 40,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
 # Beside Llama. Windows shorter than most prompts, of which 24 is no whole number of blocks.
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen2": {"family": "qwen2"},
@@ -43,6 +50,17 @@ OTHERS: dict[str, dict[str, Any]] = {
     "mistral": {"family": "mistral", "sliding_window": None},
     "mistral, window": {"family": "mistral", "sliding_window": 24},
     "phi3": {"family": "phi3", "sliding_window": 24, "pad_token_id": 0},
+    "gemma2": {**GEMMA, "family": "gemma2", "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma3": {
+        **GEMMA,
+        "family": "gemma3_text",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 4.0},
+        },
+    },
     "phi3, partly rotated": {
         "family": "phi3",
         "pad_token_id": 0,
@@ -102,7 +120,11 @@ def compare(model: PreTrainedModel, prompt: list[int], answer: list[int], compar
 
 
 def reference(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",  # the others leave out Gemma 2's soft cap
+    )
     return model.requires_grad_(False)
 
 

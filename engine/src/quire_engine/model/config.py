@@ -11,8 +11,8 @@ from typing import Any
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
-from quire_engine.model.dialect import Windows, find_dialect
-from quire_engine.model.rope import RopeConfig, parse_rope
+from quire_engine.model.dialect import Dialect, Windows, find_dialect
+from quire_engine.model.rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,8 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
+    """By layer."""
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
@@ -37,6 +38,10 @@ class ModelConfig:
     windows: Windows
     rotary_dim: int
     """Components of a head that are rotated: the first ones."""
+    attention_scale: float
+    """What products of queries and keys are multiplied by."""
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
 
     @property
     def kv_groups(self) -> Windows:
@@ -83,9 +88,13 @@ def parse_config(
     if len(problems) == shape_begins:
         problems += _head_problems(hidden, heads, kv_heads, raw.get("head_dim") or dialect.head_dim, rotary_dim)
     layers = fields.positive_int("num_hidden_layers")
-    fields.one_of("hidden_act", ("silu",), default="silu")
+    activation_field, activation = dialect.activation
+    fields.one_of(activation_field, (activation,), default=activation)
+    if raw.get("use_bidirectional_attention"):
+        problems.append("use_bidirectional_attention is set; only causal models are supported")
     if raw.get("quantization_config") is not None:
         problems.append("quantization_config is given; only checkpoints in 16 or 32 bits are supported")
+    windows = dialect.windows(fields, layers)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.positive_int("vocab_size"),
@@ -97,13 +106,20 @@ def parse_config(
         head_dim=head_dim,
         rms_norm_eps=fields.positive_float("rms_norm_eps", default=1e-6),
         max_position_embeddings=fields.positive_int("max_position_embeddings"),
-        rope=parse_rope(raw, problems),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
+        ropes=dialect.parse_ropes(raw, windows, problems),
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=dialect.tie_word_embeddings),
         attention_bias=fields.boolean("attention_bias", default=False),
         mlp_bias=fields.boolean("mlp_bias", default=False),
         eos_token_ids=_eos_token_ids(raw, generation, problems),
-        windows=dialect.windows(fields, layers),
+        windows=windows,
         rotary_dim=rotary_dim,
+        attention_scale=_attention_scale(fields, dialect, head_dim),
+        attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", dialect.attention_soft_cap)
+        if dialect.caps_attention
+        else None,
+        logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", dialect.logit_soft_cap)
+        if dialect.caps_logits
+        else None,
     )
     return None if problems else config
 
@@ -131,6 +147,18 @@ def _partial_rotary_factor(raw: dict[str, Any], problems: list[str]) -> float:
         problems.append(f"partial_rotary_factor is {factor}; at most 1 is needed")
         return 1.0
     return factor
+
+
+def _attention_scale(fields: Fields, dialect: Dialect, head_dim: int) -> float:
+    if dialect.query_scalar is None:
+        return float(head_dim**-0.5)
+    return fields.positive_float("query_pre_attn_scalar", default=float(dialect.query_scalar)) ** -0.5
+
+
+def _soft_cap(fields: Fields, name: str, default: float | None) -> float | None:
+    """An explicit null is none, an absent field the family's default."""
+    value = fields.raw.get(name, default)
+    return None if value is None else fields.positive_float(name, default=default)
 
 
 def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: list[str]) -> str:

@@ -7,6 +7,7 @@ A family's own module says in what it differs and nothing else. What varies betw
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family, ReadTensor
 from quire_engine.model.layers import Attention, DecoderLayer, DecoderStack, GatedMlp, Norm
 from quire_engine.model.linear import Linear, LinearBackend
-from quire_engine.model.rope import inverse_frequencies
+from quire_engine.model.rope import RopeConfig, inverse_frequencies
 from quire_kernels.rotary import rotary_table
 
 _EMBEDDING, _NORM, _LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -32,6 +33,14 @@ class Traits:
     """Each head's queries and keys are normalised before they are rotated."""
     fused: bool = False
     """The checkpoint holds queries, keys and values as one tensor, and gate and up as one."""
+    norm_outputs: bool = False
+    """What attention and feed-forward give is normalised before it is added to the residual stream."""
+    norm_offset: float = 0.0
+    """Added to the weights of every norm."""
+    scale_embedding: bool = False
+    """Embeddings are multiplied by the square root of the hidden size."""
+    gelu: bool = False
+    """The feed-forward layers' gate passes through gelu (by tanh), else silu."""
 
 
 def decoder_family(traits: Traits) -> Family:
@@ -61,10 +70,8 @@ def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, .
     if traits.fused:
         projections = {"self_attn.qkv_proj": (q + 2 * kv, hidden), "mlp.gate_up_proj": (2 * inner, hidden)}
     projections |= {"self_attn.o_proj": (hidden, q), "mlp.down_proj": (hidden, inner)}
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
+    norms = _layer_norms(traits)
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (hidden,) for name in norms if name is not None}
     if traits.qk_norm:
         shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
     for name, shape in projections.items():
@@ -72,6 +79,22 @@ def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, .
         if _has_bias(traits, config, name):
             shapes[f"{name}.bias"] = shape[:1]
     return shapes
+
+
+class _LayerNorms(NamedTuple):
+    """Names of the norms over the hidden size, in the order in which they are applied."""
+
+    attention: str
+    attention_out: str | None
+    mlp: str
+    mlp_out: str | None
+
+
+def _layer_norms(traits: Traits) -> _LayerNorms:
+    after = "post_attention_layernorm"  # of what attention gives, or of what the feed-forward layers take
+    if traits.norm_outputs:
+        return _LayerNorms("input_layernorm", after, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    return _LayerNorms("input_layernorm", None, after, None)
 
 
 def _has_bias(traits: Traits, config: ModelConfig, projection: str) -> bool:
@@ -89,16 +112,31 @@ def _is_ignorable(config: ModelConfig, name: str) -> bool:
 def _build(
     traits: Traits, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int
 ) -> DecoderStack:
-    frequencies = torch.tensor(inverse_frequencies(config.rope, config.rotary_dim), dtype=torch.float64)
-    cos_sin = rotary_table(frequencies, positions)  # [P, DR]
+    tables = {rope: _rotary_table(rope, config.rotary_dim, positions) for rope in set(config.ropes)}
     embedding = read(_EMBEDDING)
-    layers = tuple(_build_layer(traits, config, index, read, backend, cos_sin) for index in range(config.num_layers))
+    layers = tuple(
+        _build_layer(traits, config, index, read, backend, tables[rope]) for index, rope in enumerate(config.ropes)
+    )
+    # Rounded as the embedding is, which is how it was rounded in training.
+    scale = float(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype))
     return DecoderStack(
         embedding=embedding,
         layers=layers,
-        norm=Norm(weight=read(_NORM), eps=config.rms_norm_eps),
+        norm=_norm(traits, config, read, _NORM),
         lm_head=backend.pack(embedding if config.tie_word_embeddings else read(_LM_HEAD), None),
+        embedding_scale=scale if traits.scale_embedding else None,
+        logit_soft_cap=config.logit_soft_cap,
     )
+
+
+def _rotary_table(rope: RopeConfig, rotary_dim: int, positions: int) -> Tensor:
+    frequencies = torch.tensor(inverse_frequencies(rope, rotary_dim), dtype=torch.float64)
+    return rotary_table(frequencies, positions)  # [P, DR]
+
+
+def _norm(traits: Traits, config: ModelConfig, read: ReadTensor, tensor: str) -> Norm:
+    weight = read(tensor)
+    return Norm(weight=weight + traits.norm_offset if traits.norm_offset else weight, eps=config.rms_norm_eps)
 
 
 def _build_layer(
@@ -114,10 +152,11 @@ def _build_layer(
         return backend.pack(weight, joined)
 
     def norm(name: str) -> Norm:
-        return Norm(weight=read(f"{prefix}.{name}.weight"), eps=config.rms_norm_eps)
+        return _norm(traits, config, read, f"{prefix}.{name}.weight")
 
+    names = _layer_norms(traits)
     return DecoderLayer(
-        attention_norm=norm("input_layernorm"),
+        attention_norm=norm(names.attention),
         attention=Attention(
             qkv=linear("self_attn", ("qkv_proj",) if traits.fused else _QKV),
             out=linear("self_attn", ("o_proj",)),
@@ -128,10 +167,15 @@ def _build_layer(
             q_norm=norm("self_attn.q_norm") if traits.qk_norm else None,
             k_norm=norm("self_attn.k_norm") if traits.qk_norm else None,
             group=config.kv_groups.index(config.windows[index]),
+            scale=config.attention_scale,
+            soft_cap=config.attention_soft_cap,
         ),
-        mlp_norm=norm("post_attention_layernorm"),
+        attention_out_norm=norm(names.attention_out) if names.attention_out else None,
+        mlp_norm=norm(names.mlp),
         mlp=GatedMlp(
             gate_up=linear("mlp", ("gate_up_proj",) if traits.fused else _GATE_UP),
             down=linear("mlp", ("down_proj",)),
+            gelu=traits.gelu,
         ),
+        mlp_out_norm=norm(names.mlp_out) if names.mlp_out else None,
     )

@@ -5,11 +5,31 @@ Needs no torch, as ``config`` does not. An architecture that is not listed reads
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from quire_engine.model.config_fields import Fields
+from quire_engine.model.rope import RopeConfig, parse_rope
 
 Windows = tuple[int | None, ...]
 """By layer, the tokens a query may look back on, itself included; None is all of them."""
+
+
+def one_rope(raw: dict[str, Any], windows: Windows, problems: list[str]) -> tuple[RopeConfig, ...]:
+    return (parse_rope(raw, problems),) * len(windows)
+
+
+def local_and_global_rope(raw: dict[str, Any], windows: Windows, problems: list[str]) -> tuple[RopeConfig, ...]:
+    """One for layers with a window and one for the others: by kind of layer in ``rope_parameters`` (transformers 5), or
+    ``rope_local_base_freq`` and ``rope_theta`` (before)."""
+    given = raw.get("rope_parameters")
+    by_kind = given if isinstance(given, dict) else {}
+    full, local = dict(raw), {"rope_theta": raw.get("rope_local_base_freq")}
+    if "full_attention" in by_kind or "sliding_attention" in by_kind:
+        full["rope_parameters"] = by_kind.get("full_attention")
+        local["rope_parameters"] = by_kind.get("sliding_attention")
+    everywhere = parse_rope(full, problems, default_theta=1e6)
+    within = parse_rope(local, problems)
+    return tuple(everywhere if window is None else within for window in windows)
 
 
 def no_window(fields: Fields, layers: int) -> Windows:
@@ -32,6 +52,23 @@ def window_if_used(fields: Fields, layers: int) -> Windows:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds[:layers])
 
 
+def every_other_window(fields: Fields, layers: int) -> Windows:
+    """In the layers that ``layer_types`` lists, else in the first, the third and so on."""
+    return _patterned(fields, layers, period=2)
+
+
+def all_but_every_nth_window(fields: Fields, layers: int) -> Windows:
+    """In the layers that ``layer_types`` lists, else in all but every ``sliding_window_pattern``-th."""
+    return _patterned(fields, layers, period=fields.positive_int("sliding_window_pattern", default=6))
+
+
+def _patterned(fields: Fields, layers: int, period: int) -> Windows:
+    window = fields.positive_int("sliding_window", default=4096)
+    kinds = fields.layer_types(layers)
+    is_full = [kind == "full_attention" for kind in kinds] or [(layer + 1) % period == 0 for layer in range(layers)]
+    return tuple(None if full else window for full in is_full)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     windows: Callable[[Fields, int], Windows] = no_window
@@ -39,9 +76,44 @@ class Dialect:
     """Where the config gives none; None is hidden size / heads."""
     partial_rotary: bool = False
     """Whether ``partial_rotary_factor`` is heeded."""
+    tie_word_embeddings: bool = False
+    """Where the config does not say."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """The field that names it, and the one the family has."""
+    query_scalar: int | None = None
+    """Attention scores are divided by the root of ``query_pre_attn_scalar``, this by default; None: of the head dim."""
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    """Default of the ``attn_logit_softcapping``, ``final_logit_softcapping`` field; None where it is not given."""
+    caps_attention: bool = False
+    """Whether ``attn_logit_softcapping`` is heeded."""
+    caps_logits: bool = False
+    """Whether ``final_logit_softcapping`` is heeded."""
+    parse_ropes: Callable[[dict[str, Any], Windows, list[str]], tuple[RopeConfig, ...]] = one_rope
 
 
+_GELU = ("hidden_activation", "gelu_pytorch_tanh")
 _DIALECTS = {
+    "Gemma2ForCausalLM": Dialect(
+        windows=every_other_window,
+        head_dim=256,
+        tie_word_embeddings=True,
+        activation=_GELU,
+        query_scalar=256,
+        caps_attention=True,
+        caps_logits=True,
+        attention_soft_cap=50.0,
+        logit_soft_cap=30.0,
+    ),
+    "Gemma3ForCausalLM": Dialect(
+        windows=all_but_every_nth_window,
+        head_dim=256,
+        tie_word_embeddings=True,
+        activation=_GELU,
+        query_scalar=256,
+        caps_logits=True,
+        parse_ropes=local_and_global_rope,
+    ),
     "MistralForCausalLM": Dialect(windows=one_window),
     "Phi3ForCausalLM": Dialect(windows=one_window, partial_rotary=True),
     "Qwen2ForCausalLM": Dialect(windows=window_if_used),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire_engine.model.linear import Linear
-from quire_kernels.activation import silu_and_mul
+from quire_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.paged_attention import AttentionPlan, paged_attention
 from quire_kernels.rms_norm import rms_norm
@@ -55,6 +55,8 @@ class Attention:
     q_norm: Norm | None
     k_norm: Norm | None
     group: int
+    scale: float
+    soft_cap: float | None
 
     def __call__(self, x: Tensor, inputs: ModelInputs, cache: KVCache) -> Tensor:
         group = inputs.groups[self.group]
@@ -62,7 +64,7 @@ class Attention:
         q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, k = _normalise_heads(q, self.q_norm), _normalise_heads(k, self.k_norm)
         store_kv(q, k, v, self.cos_sin, inputs.positions, group.slots, cache)
-        attended = paged_attention(q, cache, group.plan, self.head_dim**-0.5)  # [T, HQ, D]
+        attended = paged_attention(q, cache, group.plan, self.scale, self.soft_cap)  # [T, HQ, D]
         return self.out(attended.view(x.shape[0], -1))
 
 
@@ -70,17 +72,24 @@ class Attention:
 class GatedMlp:
     gate_up: Linear  # H to 2 I
     down: Linear  # I to H
+    gelu: bool
+    """The gate passes through gelu, else silu."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(silu_and_mul(self.gate_up(x)))
+        activate = gelu_tanh_and_mul if self.gelu else silu_and_mul
+        return self.down(activate(self.gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
+    """The ``out`` norms, where a family has them, are of what the residual stream is about to be given."""
+
     attention_norm: Norm
     attention: Attention
+    attention_out_norm: Norm | None
     mlp_norm: Norm
     mlp: GatedMlp
+    mlp_out_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,28 +100,41 @@ class DecoderStack:
     layers: tuple[DecoderLayer, ...]
     norm: Norm
     lm_head: Linear  # H to V
+    embedding_scale: float | None
+    logit_soft_cap: float | None
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         """Logits [R, V] of ``inputs.logits_rows``; ``caches`` has one per layer."""
         residual = functional.embedding(inputs.token_ids, self.embedding)  # [T, H]
+        if self.embedding_scale is not None:
+            residual *= self.embedding_scale
         addend: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             x = _normalise(addend, residual, layer.attention_norm)
-            addend = layer.attention(x, inputs, cache)
+            addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
             x = _normalise(addend, residual, layer.mlp_norm)
-            addend = layer.mlp(x)
+            addend = _normalise_output(layer.mlp(x), layer.mlp_out_norm)
         rows = inputs.logits_rows
         if rows.shape[0] == 0:
             return residual.new_empty((0, self.embedding.shape[0]))
         # Only rows that are sampled go through the LM head, which is a fifth of a small model's work.
         if addend is not None and rows.shape[0] != residual.shape[0]:
             addend, residual = addend.index_select(0, rows), residual.index_select(0, rows)
-        return self.lm_head(_normalise(addend, residual, self.norm))
+        logits = self.lm_head(_normalise(addend, residual, self.norm))
+        return logits if self.logit_soft_cap is None else _cap(logits, self.logit_soft_cap)
 
 
 def _normalise_heads(x: Tensor, norm: Norm | None) -> Tensor:
     """[T, heads, D], each head by itself."""
     return x if norm is None else rms_norm(x.reshape(-1, x.shape[2]), norm.weight, norm.eps).view(x.shape)
+
+
+def _normalise_output(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else rms_norm(x, norm.weight, norm.eps)
+
+
+def _cap(logits: Tensor, soft_cap: float) -> Tensor:
+    return logits.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
 def _normalise(addend: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:

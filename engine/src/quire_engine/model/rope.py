@@ -36,7 +36,7 @@ class RopeConfig:
 _TYPES = ("default", "linear", "llama3")
 
 
-def parse_rope(raw: dict[str, Any], problems: list[str]) -> RopeConfig:
+def parse_rope(raw: dict[str, Any], problems: list[str], default_theta: float = 10_000.0) -> RopeConfig:
     """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
     name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
     given = raw.get(name)
@@ -47,7 +47,7 @@ def parse_rope(raw: dict[str, Any], problems: list[str]) -> RopeConfig:
     merged = {"rope_theta": raw.get("rope_theta"), **(given or {})}
     merged["rope_type"] = merged.get("rope_type") or merged.get("type")
     fields = Fields(merged, problems, prefix=f"{name}.")
-    theta = fields.positive_float("rope_theta", default=10_000.0)
+    theta = fields.positive_float("rope_theta", default=default_theta)
     return RopeConfig(theta=theta, scaling=_parse_scaling(fields))
 
 
