@@ -86,6 +86,57 @@ def test_parameters_are_those_the_publishers_count(body: Mapping[str, object], p
     assert config_of(body).parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [
+        # Gemma 2 2B: embeddings shared without a word in the config, heads of 256 where the hidden size would make 288.
+        (
+            {
+                "architectures": ["Gemma2ForCausalLM"],
+                "hidden_size": 2304,
+                "intermediate_size": 9216,
+                "num_attention_heads": 8,
+                "num_hidden_layers": 26,
+                "num_key_value_heads": 4,
+                "vocab_size": 256000,
+            },
+            2_614_341_888,
+        ),
+        # Qwen3 0.6B: heads of 128 where the hidden size would make 64.
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "hidden_size": 1024,
+                "intermediate_size": 3072,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 28,
+                "num_key_value_heads": 8,
+                "tie_word_embeddings": True,
+                "vocab_size": 151936,
+            },
+            596_049_920,
+        ),
+        # Qwen2 7B.
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "hidden_size": 3584,
+                "intermediate_size": 18944,
+                "num_attention_heads": 28,
+                "num_hidden_layers": 28,
+                "num_key_value_heads": 4,
+                "tie_word_embeddings": False,
+                "vocab_size": 152064,
+            },
+            7_615_616_512,
+        ),
+    ],
+    ids=["gemma-2-2b", "qwen3-0.6b", "qwen2-7b"],
+)
+def test_parameters_of_relatives_are_within_a_thousandth(body: Mapping[str, object], parameters: int) -> None:
+    assert config_of(body).parameters == pytest.approx(parameters, rel=1e-3)
+
+
 def test_a_multimodal_configuration_is_read_where_its_language_model_stands() -> None:
     config = config_of({"architectures": ["Gemma3"], "dtype": "bfloat16", "text_config": LLAMA_3_8B})
     assert (config.family, config.kv_heads, config.dtype) == ("Gemma3", 8, "bfloat16")

@@ -10,6 +10,9 @@ from typing import Literal
 from quire_operator.domain.fields import Fields, Problem
 
 DTypeName = Literal["float32", "float16", "bfloat16"]
+# What a config means where it leaves a field out; the engine's ``model/dialect`` says the same.
+_HEAD_DIM: Mapping[str, int] = {"Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
+_TIED_UNSAID = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM"})
 DTYPE_BYTES: Mapping[DTypeName, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -54,17 +57,18 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
     heads = _size(text, "num_attention_heads", "n_head")
     hidden = _size(text, "hidden_size", "n_embd")
     experts = text.integer("num_local_experts", default=None) or text.integer("num_experts", default=None) or 1
+    family = _family(root)
     config = ModelConfig(
-        family=_family(root),
+        family=family,
         layers=_size(text, "num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         heads=heads,
         kv_heads=text.integer("num_key_value_heads", default=heads, minimum=1),
-        head_dim=text.integer("head_dim", default=max(1, hidden // heads), minimum=1),
+        head_dim=text.integer("head_dim", default=_HEAD_DIM.get(family, max(1, hidden // heads)), minimum=1),
         intermediate_size=_intermediate_size(text, hidden, experts),
         experts=experts,
         vocab_size=_size(text, "vocab_size"),
-        tied_embeddings=root.raw("tie_word_embeddings") is True or text.raw("tie_word_embeddings") is True,
+        tied_embeddings=_are_embeddings_tied(family, root, text),
         max_positions=text.integer("max_position_embeddings", default=None, minimum=1),
         dtype=_dtype(root, text),
     )
@@ -80,6 +84,12 @@ def _size(fields: Fields, *keys: str) -> int:
             return fields.integer(key, default=1, minimum=1)
     fields.problem(keys[0], "is missing")
     return 1
+
+
+def _are_embeddings_tied(family: str, *places: Fields) -> bool:
+    """Some families' embeddings are, where nothing is said."""
+    said = [fields.raw("tie_word_embeddings") for fields in places]
+    return True in said or (family in _TIED_UNSAID and False not in said)
 
 
 def _intermediate_size(fields: Fields, hidden: int, experts: int) -> int:
