@@ -7,7 +7,7 @@ counted, and may be at most 0.5 % of the tokens compared.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,27 @@ def test_tokens_of_other_families_survive_chunks_preemption_and_prefix_hits(
         compare(model, prompt, running.tokens[key], comparison)
     assert sum(running.engine.counters.preemptions.values()) > 0
     assert running.engine.counters.prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+def test_probabilities_of_other_families_equal_transformers(
+    changes: dict[str, Any],
+    make_folder: Callable[..., Path],
+    start: Callable[..., Any],
+    greedy: Callable[[int], SamplingParams],
+) -> None:
+    """Soft caps, windows and scales may leave the likeliest token as it is, but not its probability."""
+    folder = make_folder(**changes)
+    running = start(folder, scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=96))
+    prompt = prompts()[-1]
+    running.add(0, prompt, replace(greedy(ANSWER), logprobs=1))
+    running.finish()
+    answer = running.tokens[0]
+    with torch.inference_mode():
+        logits = reference(folder)(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    expected = logits.log_softmax(-1)[torch.arange(ANSWER), torch.tensor(answer)]
+    found = torch.tensor([entry.logprobs[0] for entry in running.logprobs[0]])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
 def test_a_sequence_alone_says_what_it_says_in_a_batch(
