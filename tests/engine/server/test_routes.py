@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from quire_engine import logs
 from quire_engine.config import AccessOptions
-from quire_engine.server import logs
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]

@@ -8,7 +8,6 @@ step leaves rows and blocks in doubt, so the process says what happened and the 
 import ctypes
 import gc
 import importlib
-import json
 import logging
 import os
 import signal
@@ -23,7 +22,8 @@ from typing import BinaryIO, cast
 import msgspec
 import zmq
 
-from quire_engine.config import EngineConfig, LogOptions
+from quire_engine import logs
+from quire_engine.config import EngineConfig
 from quire_engine.core.batch import TokenLogprobs
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sequence import Request
@@ -227,22 +227,6 @@ def _load(factory: start_up.RunnerFactory, config: EngineConfig) -> LoadedModel:
     return function(config, **factory.options)
 
 
-def _log_to_stderr(options: LogOptions) -> None:
-    class Formatter(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            if options.format == "text":
-                return super().format(record)
-            entry = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
-            entry["message"] = record.getMessage()
-            if record.exc_info is not None:
-                entry["exception"] = self.formatException(record.exc_info)
-            return json.dumps(entry, ensure_ascii=False)
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter("%(asctime)s %(levelname)-7s engine: %(message)s", datefmt="%H:%M:%S"))
-    logging.basicConfig(level=options.level.upper(), handlers=[handler])
-
-
 def serve(wanted: start_up.StartUp) -> int:
     """Load, say so, and step until told to stop; the exit status."""
     channel = Channel(wanted.address)
@@ -295,7 +279,7 @@ def main() -> int:
         return 2
     wanted = start_up.decode(line)
     _outlive_nobody(cast("BinaryIO", lifeline))
-    _log_to_stderr(wanted.config.log)
+    logs.set_up_engine(wanted.config.log)
     return serve(wanted)
 
 

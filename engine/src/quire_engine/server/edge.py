@@ -13,8 +13,8 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire_engine import logs
 from quire_engine.errors import RequestError
-from quire_engine.server import logs
 from quire_engine.server.access import Access
 from quire_engine.server.load_report import ASKED_BY, HEADER, load_report
 from quire_engine.server.metrics import EngineFigures

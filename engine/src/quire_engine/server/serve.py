@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 import uvicorn
 import uvloop
 
+from quire_engine import logs
 from quire_engine.config import EngineConfig
 from quire_engine.errors import Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import ModelFolder
-from quire_engine.server import logs
 from quire_engine.server.access import Access
 from quire_engine.server.admission import Admission
 from quire_engine.server.app import make_app

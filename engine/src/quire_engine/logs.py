@@ -1,4 +1,7 @@
-"""Logging of the API process: one line an event on standard error, as text or as JSON, with the request's id."""
+"""Logging of both processes: one line an event on standard error, as text or as JSON, with the request's id.
+
+The engine process marks its lines, so that one stream of the two can be told apart.
+"""
 
 import json
 import logging
@@ -13,21 +16,30 @@ request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 class _TextFormatter(logging.Formatter):
+    def __init__(self, process: str | None) -> None:
+        super().__init__()
+        self._mark = "" if process is None else f"{process}: "
+
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
-        line = f"{time} {record.levelname.lower():7} {record.getMessage()}"
+        line = f"{time} {record.levelname.lower():7} {self._mark}{record.getMessage()}"
         if (current := request_id.get()) is not None:
             line += f" [{current}]"
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class _JsonFormatter(logging.Formatter):
+    def __init__(self, process: str | None) -> None:
+        super().__init__()
+        self._mark = {} if process is None else {"process": process}
+
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._mark,
         }
         if (current := request_id.get()) is not None:
             entry["request_id"] = current
@@ -41,13 +53,13 @@ def _is_told_otherwise(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("ASGI callable returned without completing response")
 
 
-def formatter(format: Literal["text", "json"]) -> logging.Formatter:
-    return _JsonFormatter() if format == "json" else _TextFormatter()
+def formatter(format: Literal["text", "json"], *, process: str | None = None) -> logging.Formatter:
+    return _JsonFormatter(process) if format == "json" else _TextFormatter(process)
 
 
 def set_up(options: LogOptions) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter(options.format))
+    """Of the API process."""
+    handler = _handler(options, process=None)
     level = options.level.upper()
     for name, own_level in {"quire_engine": level, "uvicorn": "WARNING", "asyncio": "WARNING"}.items():
         logger = logging.getLogger(name)
@@ -55,3 +67,14 @@ def set_up(options: LogOptions) -> None:
         logger.handlers = [handler]
         logger.propagate = False
     logging.getLogger("uvicorn.error").addFilter(_is_told_otherwise)
+
+
+def set_up_engine(options: LogOptions) -> None:
+    """Of the engine process, whose libraries log too."""
+    logging.basicConfig(level=options.level.upper(), handlers=[_handler(options, process="engine")])
+
+
+def _handler(options: LogOptions, *, process: str | None) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(options.format, process=process))
+    return handler
