@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a block of 17": (
         {"engine": {"blockSize": 17}},
         "spec.engine.blockSize",
-        'Unsupported value: 17: supported values: "8", "16", "32", "64", "128"',
+        'Unsupported value: 17: supported values: "16", "32", "64", "128"',
     ),
     "a cache switch of another kind": (
         {"engine": {"prefixCaching": True}},

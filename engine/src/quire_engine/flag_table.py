@@ -47,7 +47,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
               "they do not add up: slow, for hunting faults"),
     ),
     "KV cache": (
-        _flag("block-size", Choice("8", "16", "32", "64", "128", integer=True), "tokens in a KV cache block", "16"),
+        _flag("block-size", Choice("16", "32", "64", "128", integer=True), "tokens in a KV cache block", "16"),
         _flag("kv-cache-memory-bytes", Size(), "size of the KV cache, such as 4GiB, 512MiB or a number of bytes",
               unset="a share of the memory this process may use"),
         _flag("gpu-memory-utilization", Number(0.0, 1.0, above_minimum=True),

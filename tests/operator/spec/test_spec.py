@@ -189,7 +189,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             {"engine": {"maxSequences": 64, "maxBatchedTokens": 32}},
             "spec.engine.maxBatchedTokens: must be >= maxSequences (64)",
         ),
-        ({"engine": {"blockSize": 17}}, "spec.engine.blockSize: must be one of 8, 16, 32, 64, 128, got 17"),
+        ({"engine": {"blockSize": 17}}, "spec.engine.blockSize: must be one of 16, 32, 64, 128, got 17"),
         ({"engine": {"dtype": "bfloat16"}}, "did you mean BFloat16?"),
         ({"engine": {"preemption": "Swap"}}, 'spec.engine.preemption: "Swap" comes with a later version'),
         ({"engine": {"kvCache": {"size": "1Gi", "memoryPercent": 50}}}, "spec.engine.kvCache: has both"),

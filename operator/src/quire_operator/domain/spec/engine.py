@@ -11,7 +11,7 @@ from quire_operator.domain.names import object_name_problem
 from quire_operator.domain.quantities import parse_bytes, parse_quantity
 
 GPU_RESOURCE = "nvidia.com/gpu"
-BLOCK_SIZES = (8, 16, 32, 64, 128)
+BLOCK_SIZES = (16, 32, 64, 128)
 
 
 class DType(StrEnum):
