@@ -27,7 +27,7 @@ $(BIN)/uv: requirements/bootstrap.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "quire needs Python 3.11 to 3.13; found %d.%d. Choose another with: make PYTHON=python3.12 …" % v)'
 	@echo "==> creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --require-hashes -r requirements/bootstrap.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/bootstrap.lock
 	@touch $@
 
 $(VENV)/.runtime: $(BIN)/uv requirements/runtime.lock $(foreach d,$(DISTRIBUTIONS),$(d)/pyproject.toml)

@@ -3,6 +3,8 @@
 # With TORCH_SPEC set, torch comes from there (a wheel's path, or a specifier), without the packages that only its CUDA build needs.
 set -euo pipefail
 lock=$1
+# The machine's own certificates, as its other tools use: an index behind a company's mirror is trusted too.
+export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 install() { "${UV:-$(dirname "$PYTHON")/uv}" pip install --python "$PYTHON" "$@"; }
 if [ -z "${TORCH_SPEC:-}" ]; then
   note=""
