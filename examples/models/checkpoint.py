@@ -22,7 +22,7 @@ def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFa
         eos_token_id=[ids.eos, ids.turn_end],
         pad_token_id=ids.pad,
         do_sample=True,
-        temperature=0.7,
+        temperature=0.3,
         top_p=0.95,
     )
     model.bfloat16().save_pretrained(folder)
