@@ -158,6 +158,7 @@ def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeSer
         (["--token-ids", "9:1"], "not a range"),
         (["--trace", "/nowhere.csv"], "cannot read the trace"),
         (["--requests", "0"], "--requests"),
+        (["--json", "/dev/null/out.json"], "cannot write /dev/null/out.json"),
     ],
 )
 def test_a_wrong_argument_is_one_clear_error(server: FakeServer, arguments: list[str], told: str) -> None:

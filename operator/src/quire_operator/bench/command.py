@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quire_operator.bench import client, report
-from quire_operator.bench.summary import Objective, Outcome, summarise
+from quire_operator.bench.summary import Objective, Outcome, Summary, summarise
 from quire_operator.bench.traces import Replay, TraceError, read_trace, replayed
 from quire_operator.bench.workload import Alphabet, Conversation, Shape, synthetic
 from quire_operator.domain.quantities import parse_duration_seconds
@@ -131,6 +131,7 @@ def bench(
     Ends with 1 when any request failed.
     """
     arguments = {name: str(value) for name, value in locals().items() if name != "api_key" and value is not None}
+    _check_writable(json_file, plot)
     console = Console(stderr=True)
     alphabet = Alphabet(first_token_id=token_ids.first, last_token_id=token_ids.last, words=endpoint is Endpoint.chat)
     if trace is not None:
@@ -172,16 +173,32 @@ def bench(
     objective = Objective(ttft_seconds=slo_ttft, tpot_seconds=slo_tpot, e2e_seconds=slo_e2e)
     summary = summarise(outcomes, objective)
     title = f"{target.model} at {target.base_url}"
-    output = Console()
-    output.print(report.table(summary, title))
-    for line in report.lines(summary):
-        output.print(line, highlight=False)
+    _show(summary, title)
     if json_file is not None:
         report.write_json(json_file, arguments, started_at, summary, outcomes)
     if plot is not None:
         report.write_plot(plot, title, summary, outcomes)
     if summary.errors:
         raise typer.Exit(1)
+
+
+def _show(summary: Summary, title: str) -> None:
+    output = Console()
+    output.print(report.table(summary, title))
+    for line in report.lines(summary):
+        output.print(line, highlight=False)
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Before the measurement, not after it."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        except OSError as error:
+            _fail(f"cannot write {path}: {error.strerror}")
 
 
 def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> list[Conversation]:

@@ -59,7 +59,6 @@ def write_json(
         "summary": asdict(summary),
         "requests": [asdict(outcome) for outcome in outcomes],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
@@ -104,7 +103,6 @@ def write_plot(path: Path, title: str, summary: Summary, outcomes: Sequence[Outc
             )
             spread.legend()
     spread.set(xscale="log", xlabel="milliseconds", ylabel="% of values at or below", ylim=(0, 100))
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
