@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Client libraries that the server is tried with.
+CLIENTS := .venv-clients
 FILE ?= examples/demo.yaml
 PORT ?= 8000
 # A smaller or other torch, e.g. TORCH_SPEC=/path/to/torch-2.13.0+cpu-….whl (README, "A smaller torch").
@@ -21,7 +23,7 @@ help: ## Show this list
 
 setup: $(VENV)/.runtime ## Install what `make up` needs into .venv
 
-setup-dev: $(VENV)/.dev ## Install what the tests and checks need as well
+setup-dev: $(VENV)/.dev $(CLIENTS)/.done ## Install what the tests and checks need as well
 
 $(BIN)/uv: requirements/bootstrap.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "quire needs Python 3.11 to 3.13; found %d.%d. Choose another with: make PYTHON=python3.12 …" % v)'
@@ -40,10 +42,16 @@ $(VENV)/.dev: $(BIN)/uv requirements/dev.lock $(foreach d,$(DISTRIBUTIONS),$(d)/
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation $(EDITABLE)
 	@touch $@ $(VENV)/.runtime
 
+$(CLIENTS)/.done: $(BIN)/uv requirements/clients.lock
+	@echo "==> creating $(CLIENTS)"
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(CLIENTS)
+	@PYTHON=$(CLIENTS)/bin/python UV=$(BIN)/uv requirements/install.sh requirements/clients.lock
+	@touch $@
+
 up: $(VENV)/.runtime ## Start FILE (examples/demo.yaml) locally on PORT; Ctrl-C drains
 	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
 
-test: $(VENV)/.dev lint ## Run every check and test
+test: $(VENV)/.dev $(CLIENTS)/.done lint ## Run every check and test
 	$(BIN)/pytest
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts
@@ -81,6 +89,6 @@ engine-flags: $(VENV)/.runtime ## Renew the operator's copy of the engine's flag
 lock: $(BIN)/uv ## Resolve requirements/*.in into the hash-locked *.lock
 	BIN=$(BIN) requirements/lock.sh
 
-clean: ## Remove what the tools left behind (keeps .venv)
+clean: ## Remove what the tools left behind (keeps .venv and .venv-clients)
 	rm -rf out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
