@@ -36,6 +36,14 @@ class BlockUpdates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopies:
+    """Whole blocks of one KV cache group to copy between the cache and the swap space: parallel columns."""
+
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step. Column i of each [B] list belongs to one scheduled sequence."""
 
@@ -52,6 +60,10 @@ class Batch:
     block_updates: tuple[BlockUpdates, ...]  # one per KV cache group
     released_rows: list[int]
     """Rows given back since the step before; a row may be released and admitted again in one batch (release first)."""
+    swap_out: tuple[BlockCopies, ...] = ()
+    """One per KV cache group, or none: cache to swap space, before anything else of the step is done."""
+    swap_in: tuple[BlockCopies, ...] = ()
+    """One per KV cache group, or none: swap space to cache, after ``swap_out`` and before the model runs."""
     rank_count: int = 1
 
     @property
@@ -80,6 +92,8 @@ class RunnerOutput:
     """Building the inputs; with ``run_seconds`` and ``sample_seconds`` it feeds the step-time metric."""
     run_seconds: float = 0.0
     sample_seconds: float = 0.0
+    swap_seconds: float = 0.0
+    """Copying what ``swap_out`` and ``swap_in`` name; beside the other three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
