@@ -14,6 +14,8 @@ class KVCacheGroup:
     num_blocks: int
     window: int | None = None
     """Tokens a query may look back on, itself included; None is full attention."""
+    num_swap_blocks: int = 0
+    """Blocks of host memory that preempted sequences may be copied to; 0 is no swap space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,3 +44,9 @@ class LoadedModel:
     phase_seconds: dict[str, float]
     asynchronous: bool = False
     """Whether ``execute`` returns before the step is done, so that scheduling one step ahead gains time."""
+    prefill_tokens_per_second: float | None = None
+    """Measured at warm-up, as is the next: where ``core.preemption_cost`` begins. None is not measured."""
+    swap_bytes_per_second: float | None = None
+    """Copying blocks between the cache and the swap space, either way."""
+    block_bytes: tuple[int, ...] = ()
+    """Bytes of one block, keys and values of all its layers, one entry per KV cache group; empty is not known."""

@@ -10,6 +10,8 @@ from typing import Literal
 
 from quire_engine.core.sequence import Sequence
 
+PreemptionMode = Literal["auto", "recompute", "swap"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:

@@ -19,7 +19,7 @@ from quire_engine.core.batch import Admission, Batch, FinishedSequence, RunnerOu
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.policy import PolicyName, make_policy
-from quire_engine.core.preemption import take_victim
+from quire_engine.core.preemption import PreemptionMode, take_victim
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.stats import Counters, Gauges
 from quire_engine.core.stopping import Stop, find_stop
@@ -38,6 +38,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     policy: PolicyName = "fcfs"
     enable_prefix_caching: bool = True
+    preemption_mode: PreemptionMode = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
