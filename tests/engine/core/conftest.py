@@ -26,6 +26,8 @@ class World:
     runner: FakeRunner
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishedSequence] = field(default_factory=dict)
+    reported: dict[int, list[int]] = field(default_factory=dict)
+    """Prompt tokens whose logprobs were told."""
 
     def add(
         self,
@@ -46,6 +48,9 @@ class World:
         step = self.engine.step()
         self.engine.check_integrity()
         if step is not None:
+            for report in step.output.prompt_logprobs:
+                assert report.key not in self.tokens and report.key not in self.finished, "reported after the prompt"
+                self.reported.setdefault(report.key, []).extend(entry.token_ids[0] for entry in report.entries)
             for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):
                 assert key not in self.finished
                 self.tokens.setdefault(key, []).append(token_id)
@@ -73,6 +78,7 @@ def make_world(
     caching: bool = True,
     policy: PolicyName = "fcfs",
     vocab_size: int = 50,
+    positions: int = 256,
 ) -> World:
     layout = KVCacheLayout(
         block_size=block_size,
@@ -87,6 +93,7 @@ def make_world(
         eos_token_ids=(EOS,),
         policy=policy,
         enable_prefix_caching=caching,
+        max_prompt_logprobs_positions=positions,
     )
     scheduler = Scheduler(config, layout)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size)

@@ -27,6 +27,7 @@ params = st.builds(
     ignore_eos=st.sampled_from([True, True, False]),
     min_tokens=st.sampled_from([0, 0, 3]),
     stop_token_ids=st.sampled_from([(), (), (), (3,)]),
+    prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
 )
 additions = st.tuples(
     st.just("add"), prompts, params, st.integers(0, 2), st.sampled_from([None, None, "tenant"]), st.integers(1, 3)
@@ -52,6 +53,7 @@ worlds = st.fixed_dictionaries(
         "budget": st.integers(6, 40),
         "overlap": st.booleans(),
         "caching": st.booleans(),
+        "positions": st.sampled_from([1, 3, 256]),
         "policy": st.sampled_from(["fcfs", "priority"]),
     }
 )
@@ -64,6 +66,8 @@ class Play:
         self.here = here
         self.expected_tokens = expected_tokens
         self.expected: dict[int, list[int]] = {}
+        self.prompts: dict[int, list[int]] = {}
+        """Of those that ask for their prompt's logprobs."""
         self.cancelled: set[int] = set()
 
     def add(
@@ -74,6 +78,8 @@ class Play:
                 self.expected[key] = self.expected_tokens(
                     prompt, params, vocab_size=VOCABULARY, max_model_len=MAX_MODEL_LEN
                 )
+                if params.prompt_logprobs is not None and len(prompt) > 1:
+                    self.prompts[key] = prompt
 
     def step(self, number: int, count: int) -> None:
         for _ in range(count):
@@ -110,6 +116,10 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
     for key, answer in play.expected.items():
         said = here.tokens.get(key, [])
         assert said == (answer[: len(said)] if key in play.cancelled else answer)
+    assert set(here.reported) <= set(play.prompts)
+    for key, prompt in play.prompts.items():
+        told = here.reported.get(key, [])
+        assert told == prompt[1:] if key not in play.cancelled else told == prompt[1 : 1 + len(told)]
     gauges = here.engine.gauges()
     assert (gauges.blocks_used, gauges.num_running, gauges.num_waiting, gauges.queued_tokens) == (0, 0, 0, 0)
     assert here.engine.counters.generation_tokens == sum(map(len, here.tokens.values()))

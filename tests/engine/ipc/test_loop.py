@@ -139,6 +139,14 @@ def test_request_without_a_seed_gets_one_of_its_own(run: Run, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+def test_logprobs_of_a_prompt_come_while_it_is_read(run: Run, asynchronous: bool) -> None:
+    script, _ = run(submit(1, length=600, prompt_logprobs=0), submit(2), asynchronous=asynchronous)
+    reports = [report for message in script.of(Outputs) for report in message.prompt_logprobs]
+    assert [(report.key, len(report.entries)) for report in reports] == [(1, 256), (1, 256), (1, 87)]
+    assert all(entry.token_ids == [2] for report in reports for entry in report.entries)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_logprobs_stand_beside_their_tokens(run: Run, asynchronous: bool) -> None:
     script, _ = run(submit(1, logprobs=2), submit(2), asynchronous=asynchronous)
     for message in script.of(Outputs):

@@ -44,6 +44,20 @@ class BlockCopies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPositions:
+    """Prompt tokens of one scheduled sequence whose successors' probabilities are asked for."""
+
+    index: int
+    """The sequence's place in the batch's columns."""
+    first: int
+    """The position of the first of them; the others follow on it, all among the tokens to compute now."""
+    next_token_ids: list[int]
+    """The prompt's token after each."""
+    num_logprobs: int
+    """How many of the likeliest to report beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One step. Column i of each [B] list belongs to one scheduled sequence."""
 
@@ -64,6 +78,7 @@ class Batch:
     """One per KV cache group, or none: cache to swap space, before anything else of the step is done."""
     swap_in: tuple[BlockCopies, ...] = ()
     """One per KV cache group, or none: swap space to cache, after ``swap_out`` and before the model runs."""
+    prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     rank_count: int = 1
 
     @property
@@ -73,7 +88,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Natural-log probabilities at one drawn token: the drawn one first, then the likeliest in falling order."""
+    """Natural-log probabilities at one drawn token (or one of a prompt): itself first, then the likeliest in falling
+    order."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -88,6 +104,8 @@ class RunnerOutput:
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None = None
     """None when no sequence of the batch asked for any."""
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+    """For each of ``Batch.prompt_logprobs`` one entry a position."""
     prepare_seconds: float = 0.0
     """Building the inputs; with ``run_seconds`` and ``sample_seconds`` it feeds the step-time metric."""
     run_seconds: float = 0.0
@@ -108,6 +126,14 @@ class FinishedSequence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Of prompt tokens that follow on those reported before; the first report begins with the second token."""
+
+    key: int
+    entries: list[TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """What came of one step: parallel columns, one entry a sequence that got a token."""
 
@@ -117,3 +143,5 @@ class StepOutput:
     finished: list[FinishedSequence]
     first_scheduled_keys: list[int]
     """Sequences that ran for the first time in this step: the end of their queueing."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    """Each position of a prompt once, before the sequence's first token or with it."""

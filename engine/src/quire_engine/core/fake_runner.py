@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from quire_engine.config import EngineConfig
-from quire_engine.core.batch import Admission, Batch, RunnerOutput, TokenLogprobs
+from quire_engine.core.batch import Admission, Batch, PromptPositions, RunnerOutput, TokenLogprobs
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.ports import LoadedModel
 
@@ -89,6 +89,7 @@ class FakeRunner:
         logprobs: list[TokenLogprobs | None] = []
         place = 0
         columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, strict=True)
+        reports = [self._report(batch, asked) for asked in batch.prompt_logprobs]
         for number, start, count, samples in columns:
             row = self.rows[number]
             assert number in admitted or start == row.num_tokens, (
@@ -107,7 +108,16 @@ class FakeRunner:
             else:
                 row.drawn = None
         wanted = any(entry is not None for entry in logprobs)
-        return RunnerOutput(token_ids=token_ids, logprobs=logprobs if wanted else None)
+        return RunnerOutput(token_ids=token_ids, logprobs=logprobs if wanted else None, prompt_logprobs=reports)
+
+    def _report(self, batch: Batch, asked: PromptPositions) -> list[TokenLogprobs]:
+        """One entry a position, each of which is computed in this step."""
+        start, count = batch.num_computed[asked.index], batch.num_scheduled[asked.index]
+        row = self.rows[batch.rows[asked.index]]
+        last = asked.first + len(asked.next_token_ids)
+        assert start <= asked.first < last <= start + count, f"positions {asked.first} to {last} are not computed now"
+        assert asked.next_token_ids == row.admission.prompt_token_ids[asked.first + 1 : last + 1]
+        return [_entry(token_id, asked.num_logprobs, self.vocab_size) for token_id in asked.next_token_ids]
 
     def _write(self, row: _Row, start: int, inputs: list[int]) -> int:
         """Store the inputs in every group; the digest after the last, as read back."""
@@ -159,8 +169,10 @@ class FakePending:
 
 def _logprobs(admission: Admission, token_id: int, vocab_size: int) -> TokenLogprobs | None:
     count = admission.params.logprobs
-    if count is None:
-        return None
+    return None if count is None else _entry(token_id, count, vocab_size)
+
+
+def _entry(token_id: int, count: int, vocab_size: int) -> TokenLogprobs:
     ids = [token_id, *((token_id + step) % vocab_size for step in range(count))]
     return TokenLogprobs(token_ids=ids, logprobs=[-0.5, *(-0.5 - step for step in range(count))], rank=1)
 

@@ -160,8 +160,10 @@ class KVManager:
 
     def _find_prefix(self, sequence: Sequence) -> int:
         """Leading blocks that every group still holds, as far as a query after them can see; at least one token is
-        left to compute, since the next one is drawn from what it gives."""
+        left to compute, since the next one is drawn from what it gives, and all whose logits are asked for."""
         most = (sequence.num_tokens - 1) // self._block_size
+        if sequence.num_reported < sequence.num_to_report:
+            most = min(most, sequence.num_reported // self._block_size)
         hit = 0
         while hit < most and self._is_published(sequence, hit):
             hit += 1

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar, cast
 
-from quire_engine.core.batch import Admission, Batch, FinishedSequence, RunnerOutput, StepOutput
+from quire_engine.core.batch import (
+    Admission,
+    Batch,
+    FinishedSequence,
+    PromptLogprobs,
+    PromptPositions,
+    RunnerOutput,
+    StepOutput,
+)
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.policy import PolicyName, make_policy
@@ -26,6 +34,7 @@ from quire_engine.core.stopping import Stop, find_stop
 from quire_engine.core.waiting import WaitingQueue
 
 T = TypeVar("T")
+
 _order = attrgetter("order")
 
 
@@ -38,6 +47,9 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     policy: PolicyName = "fcfs"
     enable_prefix_caching: bool = True
+    max_prompt_logprobs_positions: int = 256
+    """Prompt positions whose logits a step computes at most, unless each sequence has but one: at 128,000 tokens in the
+    vocabulary that many take 128 MB."""
     preemption_mode: PreemptionMode = "auto"
 
 
@@ -53,6 +65,8 @@ class _Plan:
     """A batch in the making: its columns, and the sequences behind them."""
 
     budget: int
+    positions_left: int
+    """Of prompts whose logprobs are asked for."""
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)
@@ -63,12 +77,37 @@ class _Plan:
     admitted: list[Admission] = field(default_factory=list)
     first_scheduled_keys: list[int] = field(default_factory=list)
     preempted: bool = False
+    prompt_logprobs: list[PromptPositions] = field(default_factory=list)
+    reporting: list[Sequence] = field(default_factory=list)
+
+    def budget_for(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that this step may compute."""
+        if sequence.num_reported < sequence.num_to_report:
+            return min(self.budget, max(1, self.positions_left))
+        return self.budget
+
+    def report(self, sequence: Sequence, start: int, end: int) -> None:
+        """Ask for the logprobs of a prompt, as far as the last of the planned sequences computes it now."""
+        first, end = max(start, sequence.num_reported), min(end, sequence.num_to_report)
+        if first < end:
+            self.prompt_logprobs.append(
+                PromptPositions(
+                    index=len(self.sequences) - 1,
+                    first=first,
+                    next_token_ids=sequence.token_ids[first + 1 : end + 1],
+                    num_logprobs=sequence.request.params.prompt_logprobs or 0,
+                )
+            )
+            self.reporting.append(sequence)
+            self.positions_left -= end - first
+            sequence.num_reported = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
     batch: Batch
     sampled: list[Sequence]
+    reporting: list[Sequence]
     first_scheduled_keys: list[int]
 
 
@@ -161,7 +200,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step, or None where no sequence can go on before a commit or a new request."""
         assert len(self._in_flight) < 2, "schedule() runs at most one step ahead of commit()"
-        plan = _Plan(self._config.max_num_batched_tokens)
+        plan = _Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
         self._serve_running(plan)
         if not plan.preempted:
             self._admit_waiting(plan)
@@ -180,10 +219,16 @@ class Scheduler:
             admitted=plan.admitted,
             block_updates=self._kv.take_updates(),
             released_rows=self._released_rows,
+            prompt_logprobs=plan.prompt_logprobs,
         )
         self._released_rows = []
         self._in_flight.append(
-            _InFlight(batch=batch, sampled=plan.sampled, first_scheduled_keys=plan.first_scheduled_keys)
+            _InFlight(
+                batch=batch,
+                sampled=plan.sampled,
+                reporting=plan.reporting,
+                first_scheduled_keys=plan.first_scheduled_keys,
+            )
         )
         self.counters.steps += 1
         self.counters.scheduled_tokens += len(plan.token_ids)
@@ -205,6 +250,8 @@ class Scheduler:
             if count > 1:
                 # One token is left for everyone behind: a long prompt does not starve those that decode.
                 count = min(count, budget - behind, max_chunk)
+                if start < sequence.num_to_report:
+                    count = min(count, max(1, plan.positions_left))
             end = start + count
             if end > sequence.capacity and not self._make_room(sequence, end, plan):
                 break
@@ -216,6 +263,8 @@ class Scheduler:
             else:
                 token_ids.append(sequence.token_ids[start])
             sequences.append(sequence)
+            if start < sequence.num_to_report:
+                plan.report(sequence, start, end)
             num_computed.append(start)
             num_scheduled.append(count)
             sequence.num_computed = end
@@ -251,7 +300,7 @@ class Scheduler:
                 return
             assert sequence.num_pending == 0
             sequence.row = self._free_rows.pop()
-            count = self._kv.admit(sequence, budget=plan.budget, alone=not self._running)
+            count = self._kv.admit(sequence, budget=plan.budget_for(sequence), alone=not self._running)
             if count is None:
                 self._free_rows.append(sequence.row)
                 sequence.row = None
@@ -280,6 +329,7 @@ class Scheduler:
                 self.counters.prefix_cache_hits += start
         end = start + count
         plan.sequences.append(sequence)
+        plan.report(sequence, start, end)
         plan.num_computed.append(start)
         plan.num_scheduled.append(count)
         plan.token_ids += sequence.token_ids[start:end]
@@ -297,6 +347,7 @@ class Scheduler:
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         keys: list[int] = []
+        reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
         finished: list[FinishedSequence] = []
         discarded: list[int] = []
         for index, (sequence, token_id) in enumerate(zip(flight.sampled, output.token_ids, strict=True)):
@@ -319,6 +370,11 @@ class Scheduler:
             logprobs=None if output.logprobs is None else _without(output.logprobs, discarded),
             finished=finished,
             first_scheduled_keys=flight.first_scheduled_keys,
+            prompt_logprobs=[
+                PromptLogprobs(key=sequence.key, entries=entries)
+                for sequence, entries in zip(flight.reporting, output.prompt_logprobs, strict=True)
+                if sequence.key in reported
+            ],
         )
 
     def _stop(self, sequence: Sequence, token_id: int) -> Stop | None:

@@ -38,6 +38,8 @@ class Sequence:
     ``capacity``      tokens the block tables reach, those that left a window included.
     ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first of them: 0 but where
                       a sliding window has moved on.
+    ``num_to_report`` prompt tokens whose successors' logprobs are asked for, ``num_reported`` those that have been, or
+                      are by the steps under way: no prefix beyond them is taken from the cache.
     ``row``           its place in the runner while it runs, else None.
     """
 
@@ -56,6 +58,8 @@ class Sequence:
         "num_preemptions",
         "num_prompt",
         "num_published",
+        "num_reported",
+        "num_to_report",
         "num_tokens",
         "order",
         "request",
@@ -83,6 +87,8 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         self.num_preemptions = 0
+        self.num_reported = 0
+        self.num_to_report = 0 if params.prompt_logprobs is None else self.num_prompt - 1
         self.finished = False
         self.row: int | None = None
         self.capacity = 0

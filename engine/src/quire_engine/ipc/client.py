@@ -182,6 +182,9 @@ class EngineClient:
         for key in outputs.first_scheduled_keys:
             if (stream := streams.get(key)) is not None:
                 stream.first_scheduled(outputs.first_scheduled_time)
+        for report in outputs.prompt_logprobs:
+            if (stream := streams.get(report.key)) is not None:
+                stream.take_prompt_logprobs(report.entries)
         logprobs = outputs.logprobs
         for index, (key, token_id) in enumerate(zip(outputs.keys, outputs.token_ids, strict=True)):
             if (stream := streams.get(key)) is not None:

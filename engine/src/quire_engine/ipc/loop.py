@@ -38,6 +38,7 @@ from quire_engine.ipc.messages import (
     FromEngine,
     Logprobs,
     Outputs,
+    PromptLogprobs,
     Ready,
     Refused,
     ResetPrefixCache,
@@ -144,7 +145,8 @@ class EngineLoop:
         step = self._engine.step()
         if step is not None:
             began = monotonic()
-            if step.output.keys or step.output.first_scheduled_keys:
+            output = step.output
+            if output.keys or output.first_scheduled_keys or output.prompt_logprobs:
                 self._channel.send(outputs_message(step))
             if began >= self._stats_due:
                 self._send_stats()
@@ -168,14 +170,20 @@ def outputs_message(step: Step) -> Outputs:
             Finished(ended.key, ended.reason, ended.stop_token_id, ended.num_cached_tokens, ended.num_preemptions)
             for ended in output.finished
         ],
-        logprobs=None if output.logprobs is None else [_logprobs(entry) for entry in output.logprobs],
+        logprobs=None
+        if output.logprobs is None
+        else [None if entry is None else _logprobs(entry) for entry in output.logprobs],
         first_scheduled_keys=output.first_scheduled_keys,
         first_scheduled_time=step.began,
+        prompt_logprobs=[
+            PromptLogprobs(report.key, [_logprobs(entry) for entry in report.entries])
+            for report in output.prompt_logprobs
+        ],
     )
 
 
-def _logprobs(entry: TokenLogprobs | None) -> Logprobs | None:
-    return None if entry is None else Logprobs(entry.token_ids, entry.logprobs, entry.rank)
+def _logprobs(entry: TokenLogprobs) -> Logprobs:
+    return Logprobs(entry.token_ids, entry.logprobs, entry.rank)
 
 
 def _stats(engine: Engine) -> Stats:

@@ -20,15 +20,19 @@ class Sampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int | None = None
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def to_params(self) -> SamplingParams:
         return SamplingParams(**msgspec.structs.asdict(self))
@@ -88,11 +92,18 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=T
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True):
-    """Of one drawn token: itself first, then the likeliest in falling order."""
+    """Of one drawn token, or one of a prompt: itself first, then the likeliest in falling order."""
 
     token_ids: list[int]
     logprobs: list[float]
     rank: int
+
+
+class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Of prompt tokens that follow on those sent before; the first message begins with the prompt's second token."""
+
+    key: int
+    entries: list[Logprobs]
 
 
 class Finished(msgspec.Struct, array_like=True, frozen=True):
@@ -116,6 +127,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", frozen=True, kw_on
     first_scheduled_keys: list[int] = []
     """Requests which ran for the first time in this step, and when that step began: the end of their queueing."""
     first_scheduled_time: float = 0.0
+    prompt_logprobs: list[PromptLogprobs] = []
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):

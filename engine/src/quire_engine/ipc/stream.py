@@ -22,6 +22,8 @@ class Update:
     first_scheduled_time: float | None = None
     """When its first step began: told once."""
     finished: Finished | None = None
+    prompt_logprobs: list[Logprobs] | None = None
+    """Of the prompt's tokens from the second on, where they were asked for: all before the first token, or with it."""
 
 
 class Stream:
@@ -71,6 +73,12 @@ class Stream:
             if update.logprobs is None:
                 update.logprobs = []
             update.logprobs.append(logprobs)
+        self._wake()
+
+    def take_prompt_logprobs(self, entries: list[Logprobs]) -> None:
+        if self._update.prompt_logprobs is None:
+            self._update.prompt_logprobs = []
+        self._update.prompt_logprobs += entries
         self._wake()
 
     def first_scheduled(self, time: float) -> None:
