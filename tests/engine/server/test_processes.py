@@ -20,7 +20,6 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-SERVER = Path(__file__).parent / "fake_engine_server.py"
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -82,17 +81,9 @@ class Process:
 async def started(folder: Path, *flags: str, **runner: Any) -> AsyncIterator[Process]:
     child = await asyncio.create_subprocess_exec(
         *(
-            sys.executable,
-            str(SERVER),
-            json.dumps(runner),
-            "--model",
-            str(folder),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
+            *(sys.executable, "-m", "quire_engine.server.fake", json.dumps(runner)),
+            *("--model", str(folder), "--host", "127.0.0.1", "--port", "0", "--threads", "1", *flags),
         ),
-        *("--threads", "1", *flags),
         stderr=asyncio.subprocess.PIPE,
     )
     assert child.stderr is not None

@@ -1,5 +1,6 @@
 """Server-sent events as OpenAI streams them: ``data: JSON``, a blank line, and ``data: [DONE]`` after success only."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,6 +22,19 @@ _encode = msgspec.json.Encoder().encode
 def event(payload: Any) -> bytes:
     """JSON escapes line breaks, so that one payload is always one data line."""
     return b"data: " + _encode(payload) + b"\n\n"
+
+
+class TextEvent:
+    """An event of which only one text changes from token to token: everything around it is encoded once."""
+
+    def __init__(self, payload_of: Callable[[str], Any]) -> None:
+        # No other string in an answer has such characters: names and ids are printable.
+        place = "\x00text\x00"
+        self._head, found, self._tail = event(payload_of(place)).partition(_encode(place))
+        assert found, "the payload leaves the text out"
+
+    def event(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._head, _encode(text), self._tail)
 
 
 def error_event(error: RequestError) -> bytes:

@@ -6,8 +6,7 @@ end: no client can take it for a whole answer.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -72,26 +71,67 @@ class _EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send_deltas(send, self._first)
-            async for deltas in self._generation.deltas():
-                await self._send_deltas(send, deltas)
-            await _send(send, self._writer.last(self._generation.choices), more=False)
+            async with asyncio.timeout(None) as deadline:
+                with _PatientSender(send, deadline) as sender:
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    await self._send_events(sender)
         except (ClientGone, TimeoutError):
             _log.info("the client went away, its request is ended")
-        except RequestError as error:
-            await _send(send, sse.error_event(error), more=True)
-        except Exception:
-            _log.exception("a stream broke off by a fault of ours")
-            await _send(send, sse.error_event(InternalError("the server failed; see its log")), more=True)
         finally:
             self._watch.stop()
             self._generation.close()
 
-    async def _send_deltas(self, send: Send, deltas: list[Delta]) -> None:
-        await _send(send, b"".join([self._writer.chunk(delta) for delta in deltas]), more=True)
+    async def _send_events(self, sender: "_PatientSender") -> None:
+        chunk = self._writer.chunk
+        try:
+            await sender.send(b"".join([chunk(delta) for delta in self._first]))
+            async for deltas in self._generation.deltas():
+                await sender.send(b"".join([chunk(delta) for delta in deltas]))
+            await sender.send(self._writer.last(self._generation.choices), more=False)
+        except RequestError as error:
+            await sender.send(sse.error_event(error))
+        except (ClientGone, TimeoutError):
+            raise
+        except Exception:
+            _log.exception("a stream broke off by a fault of ours")
+            await sender.send(sse.error_event(InternalError("the server failed; see its log")))
 
 
-async def _send(send: Callable[[dict[str, object]], Awaitable[None]] | Send, body: bytes, *, more: bool) -> None:
-    async with asyncio.timeout(_SEND_TIMEOUT_SECONDS):
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+class _PatientSender:
+    """Sends the parts of one body, until the client has taken nothing of one for too long: then ``deadline`` is over.
+
+    One timer a stream looks now and then whether a send is stuck: a timer about each send would cost as much as the
+    token's text.
+    """
+
+    LOOKS = 4
+
+    def __init__(self, send: Send, deadline: asyncio.Timeout) -> None:
+        self._send = send
+        self._deadline = deadline
+        self._sending = False
+        self._looks = 0
+        """How often the send under way was seen."""
+
+    def __enter__(self) -> Self:
+        self._look_later()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    async def send(self, body: bytes, *, more: bool = True) -> None:
+        self._looks = 0
+        self._sending = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending = False
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_SEND_TIMEOUT_SECONDS / self.LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._looks = self._looks + 1 if self._sending else 0
+        if self._looks > self.LOOKS:
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._look_later()
