@@ -78,8 +78,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
               unset="no limit"),
     ),
     "Access": (
-        _flag("api-key-file", PathName(), "keys that clients must send, one a line: KEY, NAME:KEY or NAME:sha256:HEX; "
-              "read again when it changes", unset="open to all"),
+        _flag("api-key-file", PathName(), "keys that clients must send, one a line: KEY or sha256:HEX, before it, if "
+              "wanted, name=TENANT and the limits requests_per_minute=N tokens_per_minute=N max_concurrent=N; read again "
+              "when it changes", unset="open to all"),
         _flag("admin-key-file", PathName(), "keys for /admin", unset="/admin answers this host only"),
         _flag("metrics-key-file", PathName(), "keys for /metrics", unset="open to all"),
     ),

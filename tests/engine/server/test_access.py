@@ -8,7 +8,10 @@ from starlette.datastructures import Headers
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, KeyFileError, Unauthorized
 from quire_engine.server.access import Access
+from quire_engine.server.caller import ANYBODY
 from quire_engine.server.keys import parse_keys
+
+SECRET = hashlib.sha256(b"secret-key-1")
 
 
 class Clock:
@@ -45,8 +48,7 @@ API_PATHS = [
 @pytest.mark.parametrize("path", API_PATHS)
 def test_every_path_but_the_probes_needs_the_key(tmp_path: Path, path: str) -> None:
     access = guarded(tmp_path, Clock(), api="secret-key-1")
-    found = access.check(path, bearer("secret-key-1"), "10.0.0.9")
-    assert found is not None and found.name is None
+    assert access.check(path, bearer("secret-key-1"), "10.0.0.9").tenant == f"key-{SECRET.hexdigest()[:8]}"
     for headers in (Headers({}), bearer("other-key-1"), bearer(""), Headers({"authorization": "Basic secret-key-1"})):
         with pytest.raises(Unauthorized):
             access.check(path, headers, "127.0.0.1")
@@ -54,12 +56,12 @@ def test_every_path_but_the_probes_needs_the_key(tmp_path: Path, path: str) -> N
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
 def test_probes_and_metrics_are_open(tmp_path: Path, path: str) -> None:
-    assert guarded(tmp_path, Clock(), api="secret-key-1").check(path, Headers({}), None) is None
+    assert guarded(tmp_path, Clock(), api="secret-key-1").check(path, Headers({}), None) == ANYBODY
 
 
 def test_metrics_can_have_a_key_of_their_own(tmp_path: Path) -> None:
     access = guarded(tmp_path, Clock(), api="secret-key-1", metrics="metrics-key-1")
-    assert access.check("/metrics", bearer("metrics-key-1"), None) is not None
+    assert access.check("/metrics", bearer("metrics-key-1"), None).tenant is not None
     with pytest.raises(Unauthorized):
         access.check("/metrics", bearer("secret-key-1"), None)
 
@@ -70,7 +72,7 @@ def test_metrics_can_have_a_key_of_their_own(tmp_path: Path) -> None:
 def test_admin_without_a_key_answers_this_host_only(tmp_path: Path, host: str | None, allowed: bool) -> None:
     access = guarded(tmp_path, Clock(), api="secret-key-1")
     if allowed:
-        assert access.check("/admin/drain", Headers({}), host) is None
+        assert access.check("/admin/drain", Headers({}), host) == ANYBODY
         return
     with pytest.raises(Forbidden):
         access.check("/admin/drain", bearer("secret-key-1"), host)
@@ -78,7 +80,7 @@ def test_admin_without_a_key_answers_this_host_only(tmp_path: Path, host: str | 
 
 def test_an_admin_key_opens_admin_and_an_api_key_does_not(tmp_path: Path) -> None:
     access = guarded(tmp_path, Clock(), api="secret-key-1", admin="admin-key-1")
-    assert access.check("/admin/drain", bearer("admin-key-1"), "10.0.0.9") is not None
+    assert access.check("/admin/drain", bearer("admin-key-1"), "10.0.0.9").tenant is not None
     with pytest.raises(Unauthorized):
         access.check("/admin/drain", bearer("secret-key-1"), "127.0.0.1")
 
@@ -117,7 +119,7 @@ def test_keys_are_read_again_when_the_file_changes(tmp_path: Path) -> None:
     replacement.write_text("second-key-1")
     os.replace(replacement, tmp_path / "api")
     clock.now = 2.0
-    assert access.check("/v1/models", bearer("second-key-1"), None) is not None
+    assert access.check("/v1/models", bearer("second-key-1"), None).tenant is not None
     with pytest.raises(Unauthorized):
         access.check("/v1/models", bearer("first-key-1"), None)
 
@@ -131,4 +133,4 @@ def test_a_file_spoilt_later_leaves_the_keys_as_they_were(tmp_path: Path, spoil:
     else:
         (tmp_path / "api").write_text("no")
     clock.now = 2.0
-    assert access.check("/v1/models", bearer("first-key-1"), None) is not None
+    assert access.check("/v1/models", bearer("first-key-1"), None).tenant is not None

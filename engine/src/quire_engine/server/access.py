@@ -5,12 +5,16 @@
 
 import ipaddress
 from collections.abc import Callable
+from pathlib import Path
 
 from starlette.datastructures import Headers
 
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, Unauthorized
+from quire_engine.server.allowance import Allowance
+from quire_engine.server.caller import ANYBODY, Caller
 from quire_engine.server.keys import Key, KeyFile
+from quire_engine.server.rate_limits import UNLIMITED
 
 PROBES = frozenset({"/livez", "/readyz"})
 
@@ -19,25 +23,43 @@ class Access:
     """Raises KeyFileError when made, if a file cannot be used."""
 
     def __init__(self, options: AccessOptions, now: Callable[[], float]) -> None:
-        def load(file: object) -> KeyFile | None:
-            return None if file is None else KeyFile(file, now)  # type: ignore[arg-type]
+        def load(file: Path | None, *, limits: bool = False) -> KeyFile | None:
+            return None if file is None else KeyFile(file, now, limits=limits)
 
-        self._api = load(options.api_key_file)
+        self._now = now
+        self._api = load(options.api_key_file, limits=True)
         self._admin = load(options.admin_key_file)
         self._metrics = load(options.metrics_key_file)
+        self._allowances: dict[str, Allowance] = {}
+        """By tenant; of those that had limits."""
 
-    def check(self, path: str, headers: Headers, client_host: str | None) -> Key | None:
-        """The key that was sent, where one is needed. Raises Unauthorized or Forbidden."""
+    def check(self, path: str, headers: Headers, client_host: str | None) -> Caller:
+        """Whose request it is. Raises Unauthorized or Forbidden."""
         if path in PROBES:
-            return None
+            return ANYBODY
         if path == "/metrics":
-            return None if self._metrics is None else _matching(self._metrics, headers)
+            return _caller(self._metrics, headers)
         if path.startswith("/admin/"):
             if self._admin is None:
                 _require_this_host(client_host)
-                return None
-            return _matching(self._admin, headers)
-        return None if self._api is None else _matching(self._api, headers)
+            return _caller(self._admin, headers)
+        if self._api is None:
+            return ANYBODY
+        return self._limited(_matching(self._api, headers))
+
+    def _limited(self, key: Key) -> Caller:
+        """With the allowance of its tenant, as the key's limits are now."""
+        allowance = self._allowances.get(key.tenant)
+        if allowance is None:
+            if key.limits == UNLIMITED:
+                return Caller(tenant=key.tenant)
+            allowance = self._allowances[key.tenant] = Allowance(key.tenant, key.limits, self._now)
+        allowance.limits = key.limits
+        return Caller(tenant=key.tenant, allowance=allowance)
+
+
+def _caller(keys: KeyFile | None, headers: Headers) -> Caller:
+    return ANYBODY if keys is None else Caller(tenant=_matching(keys, headers).tenant)
 
 
 def _matching(keys: KeyFile, headers: Headers) -> Key:

@@ -34,7 +34,7 @@ def make_app(context: Context, registry: CollectorRegistry, access: Access, *, l
     app.add_exception_handler(HTTPException, _of_routing)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _ours)
-    return Edge(app, access, context.metrics.engine, log_requests=log_requests)
+    return Edge(app, access, context.metrics, log_requests=log_requests)
 
 
 async def _told(request: Request, error: Exception) -> Response:

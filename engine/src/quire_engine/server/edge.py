@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire_engine import logs
 from quire_engine.errors import RequestError
 from quire_engine.server.access import Access
+from quire_engine.server.caller import ANYBODY
 from quire_engine.server.load_report import ASKED_BY, HEADER, load_report
-from quire_engine.server.metrics import EngineFigures
+from quire_engine.server.metrics import Metrics
 from quire_engine.server.problems import error_response
 
 _log = logging.getLogger(__name__)
@@ -28,10 +29,10 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class Edge:
     """``log_requests`` writes one line a request: never what was asked or answered."""
 
-    def __init__(self, app: ASGIApp, access: Access, figures: EngineFigures, *, log_requests: bool) -> None:
+    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics, *, log_requests: bool) -> None:
         self._app = app
         self._access = access
-        self._figures = figures
+        self._metrics = metrics
         self._log_requests = log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,6 +44,7 @@ class Edge:
         token = logs.request_id.set(request_id)
         began = time.monotonic()
         status = 0
+        caller = ANYBODY
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -51,20 +53,25 @@ class Edge:
                 answered = MutableHeaders(scope=message)
                 answered["x-request-id"] = request_id
                 asked = headers.get(ASKED_BY)
-                if asked is not None and (report := load_report(asked, self._figures.latest)) is not None:
+                if asked is not None and (report := load_report(asked, self._metrics.engine.latest)) is not None:
                     answered[HEADER] = report
+                if caller.allowance is not None:
+                    answered.update(caller.allowance.headers())
             await send(message)
 
         try:
             client = scope.get("client")
             try:
-                key = self._access.check(scope["path"], headers, client[0] if client else None)
+                caller = self._access.check(scope["path"], headers, client[0] if client else None)
+                if caller.allowance is not None and scope["method"] == "POST":
+                    caller.allowance.take_request()
             except RequestError as error:
+                self._metrics.rejected["key_limit" if error.status == 429 else "unauthorized"] += 1
                 await error_response(error)(scope, receive, send_with_id)
                 return
             state: MutableMapping[str, Any] = scope.setdefault("state", {})
             state["request_id"] = request_id
-            state["tenant"] = key.name if key is not None else None
+            state["caller"] = caller
             await self._app(scope, receive, send_with_id)
         finally:
             if self._log_requests:

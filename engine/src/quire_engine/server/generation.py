@@ -6,13 +6,16 @@ and the drain learn of requests from here.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from quire_engine.errors import RequestError, Unavailable
 from quire_engine.ipc.messages import Sampling
 from quire_engine.ipc.stream import Update
 from quire_engine.server.admission import Admission
+from quire_engine.server.allowance import Allowance
+from quire_engine.server.caller import ANYBODY, Caller
 from quire_engine.server.choice import Choice, Delta
 from quire_engine.server.engine_port import Engine, EngineStream
 from quire_engine.server.lifecycle import Lifecycle
@@ -31,7 +34,7 @@ class Routing:
 
     arrival_time: float
     priority: int = 0
-    tenant: str | None = None
+    caller: Caller = ANYBODY
     cache_salt: str | None = None
 
 
@@ -61,9 +64,10 @@ class _Run:
 class Generation:
     """Made by ``submit``. ``fail`` and ``abandon`` may come at any time, from the event loop."""
 
-    def __init__(self, desk: Desk, runs: list[_Run]) -> None:
+    def __init__(self, desk: Desk, runs: list[_Run], allowance: Allowance | None) -> None:
         self._desk = desk
         self._runs = runs
+        self._allowance = allowance
         self._stop: RequestError | ClientGone | None = None
         self._iterator = self._deltas()
         self._pumps: list[asyncio.Task[None]] = []
@@ -165,7 +169,10 @@ class Generation:
             return None
         now = self._desk.now()
         self._note_times(run, update, now)
+        counted = run.choice.num_tokens
         delta = run.choice.take(update.token_ids, update.logprobs, update.finished)
+        if self._allowance is not None:
+            self._allowance.use_tokens(run.choice.num_tokens - counted)
         if run.choice.finish_reason is not None:
             if update.finished is None:  # by a stop string, which the engine does not know of
                 run.stream.cancel()
@@ -194,6 +201,8 @@ class Generation:
         if run.waiting:
             run.waiting = False
             self._desk.admission.leave(prompt, now, ran=False)
+        if self._allowance is not None:
+            self._allowance.leave(1)
         self._desk.metrics.request_finished(run.times, reason, prompt, run.choice.num_tokens, now)
 
 
@@ -212,11 +221,43 @@ def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], ro
     """Send the sequences to the engine. Raises Overloaded, InvalidRequest, Unavailable before any is sent."""
     desk.lifecycle.check_open()
     now = desk.now()
+    allowance = routing.caller.allowance
+    lengths = [len(choice.prompt_token_ids) for choice in choices]
+    # Several answers to one prompt hold the same list: it counts once, as in the usage that clients are told.
+    prompt_tokens = sum({id(choice.prompt_token_ids): len(choice.prompt_token_ids) for choice in choices}.values())
+    if allowance is not None:
+        with _counted_as(desk, "key_limit"):
+            allowance.take_work(len(choices), prompt_tokens)
     try:
-        desk.admission.enter([len(choice.prompt_token_ids) for choice in choices], now)
-    except RequestError as error:
-        desk.metrics.rejected["queue_full" if error.status == 429 else "too_many_sequences"] += 1
+        with _counted_as(desk, "queue_full"):
+            desk.admission.enter(lengths, now)
+        try:
+            runs = _sent(desk, choices, params, routing)
+        except Exception:
+            for length in lengths:
+                desk.admission.leave(length, now, ran=False)
+            raise
+    except Exception:
+        if allowance is not None:
+            allowance.give_back(len(choices), prompt_tokens)
         raise
+    for length in lengths:
+        desk.metrics.arrived(length)
+    return Generation(desk, runs, allowance)
+
+
+@contextmanager
+def _counted_as(desk: Desk, reason: str) -> Iterator[None]:
+    """Counts what is refused; more sequences than could ever run are the client's fault, whatever the limit."""
+    try:
+        yield
+    except RequestError as error:
+        desk.metrics.rejected[reason if error.status == 429 else "too_many_sequences"] += 1
+        raise
+
+
+def _sent(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], routing: Routing) -> list[_Run]:
+    """All of them, or none: the engine may have gone away since the request came in."""
     runs: list[_Run] = []
     try:
         for choice, sampling in zip(choices, params, strict=True):
@@ -225,16 +266,12 @@ def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], ro
                 sampling,
                 arrival_time=routing.arrival_time,
                 priority=routing.priority,
-                tenant=routing.tenant,
+                tenant=routing.caller.tenant,
                 cache_salt=routing.cache_salt,
             )
             runs.append(_Run(choice, stream, RequestTimes(routing.arrival_time)))
-    except Exception:  # mostly: the engine went away since the request came in
+    except Exception:
         for run in runs:
             run.stream.cancel()
-        for choice in choices:
-            desk.admission.leave(len(choice.prompt_token_ids), now, ran=False)
         raise
-    for choice in choices:
-        desk.metrics.arrived(len(choice.prompt_token_ids))
-    return Generation(desk, runs)
+    return runs

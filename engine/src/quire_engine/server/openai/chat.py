@@ -64,7 +64,7 @@ async def chat_completions(request: Request) -> Response:
     routing = Routing(
         arrival_time=arrived,
         priority=body.priority,
-        tenant=request.state.tenant,
+        caller=request.state.caller,
         cache_salt=body.cache_salt,
     )
     generation = submit(context.desk, choices, [of_nth(sampling, i) for i in range(n)], routing)

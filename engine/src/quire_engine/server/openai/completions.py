@@ -64,7 +64,7 @@ async def completions(request: Request) -> Response:
     routing = Routing(
         arrival_time=arrived,
         priority=body.priority,
-        tenant=request.state.tenant,
+        caller=request.state.caller,
         cache_salt=body.cache_salt,
     )
     generation = submit(context.desk, choices, params, routing)
