@@ -84,8 +84,13 @@ class ChatWriter:
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
         self._begun: set[int] = set()
+        # By answer: where from event to event nothing but the text changes.
+        self._plain: dict[int, sse.TextEvent] = {}
 
     def chunk(self, delta: Delta) -> bytes:
+        plain = self._plain.get(delta.index)
+        if plain is not None and delta.finish_reason is None:
+            return plain.event(delta.text)
         opening = b""
         if delta.index not in self._begun:
             self._begun.add(delta.index)
@@ -93,6 +98,10 @@ class ChatWriter:
             if self._body.return_token_ids:
                 first["prompt_token_ids"] = list(self._choices[delta.index].prompt_token_ids)
             opening = self._event(delta.index, first, None)
+            if not (self._body.logprobs or self._body.return_token_ids or self._usage_always):
+                self._plain[delta.index] = sse.TextEvent(
+                    lambda text: self._payload(delta.index, {"delta": {"content": text}}, None)
+                )
         choice: dict[str, Any] = {"delta": {"content": delta.text} if delta.text else {}}
         if delta.logprobs:
             choice["logprobs"] = self._logprobs(delta)
@@ -103,13 +112,16 @@ class ChatWriter:
         return opening + self._event(delta.index, choice, delta.finish_reason)
 
     def _event(self, index: int, choice: dict[str, Any], finish_reason: str | None) -> bytes:
+        return sse.event(self._payload(index, choice, finish_reason))
+
+    def _payload(self, index: int, choice: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         whole = {"index": index, "logprobs": None, "finish_reason": finish_reason, **choice}
         chunk = {**self._chunk_head, "choices": [whole]}
         if self._usage_always:
             chunk["usage"] = usage_of(self._choices, self._body.n or 1)
         elif self._usage_at_end:
             chunk["usage"] = None
-        return sse.event(chunk)
+        return chunk
 
     def last(self, choices: list[Choice]) -> bytes:
         if not self._usage_at_end:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -92,15 +93,28 @@ class CompletionWriter:
         # Where the next token of each answer begins in its text.
         self._offsets = dict.fromkeys(range(len(choices)), 0)
         self._begun: set[int] = set()
+        # By answer: where from event to event nothing but the text changes.
+        self._plain: dict[int, sse.TextEvent] = {}
 
     def chunk(self, delta: Delta) -> bytes:
+        plain = self._plain.get(delta.index)
+        if plain is not None and delta.finish_reason is None:
+            return plain.event(delta.text)
+        chunk = sse.event(self._payload(delta))
+        alone = self._body.logprobs is None and not self._body.return_token_ids and not self._usage_always
+        if alone and delta.finish_reason is None:
+            # Made after the first event, which may have the prompt in it.
+            self._plain[delta.index] = sse.TextEvent(lambda text: self._payload(replace(delta, text=text)))
+        return chunk
+
+    def _payload(self, delta: Delta) -> dict[str, Any]:
         choice = self._choice(delta.index, delta.text, [delta], delta.finish_reason)
         chunk = {**self._head, "choices": [choice]}
         if self._usage_always:
             chunk["usage"] = usage_of(self._choices, self._body.n or 1)
         elif self._usage_at_end:
             chunk["usage"] = None
-        return sse.event(chunk)
+        return chunk
 
     def last(self, choices: list[Choice]) -> bytes:
         if not self._usage_at_end:
