@@ -11,17 +11,21 @@ from time import monotonic
 from quire_engine.config import CacheOptions, SchedulerOptions
 from quire_engine.core.batch import Batch, StepOutput
 from quire_engine.core.ports import LoadedModel, PendingOutput, Runner
-from quire_engine.core.scheduler import Refusal, Scheduler, SchedulerConfig
+from quire_engine.core.preemption_cost import MeasuredRates
+from quire_engine.core.refusal import Refusal
+from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges
 
 
 @dataclass(slots=True)
 class StepSeconds:
-    """Total seconds by part of the step. ``run`` is what the host spends with the runner beside the other two."""
+    """Total seconds by part of the step. ``run`` is what the host spends with the runner beside the three others
+    there."""
 
     schedule: float = 0.0
     prepare: float = 0.0
+    swap: float = 0.0
     run: float = 0.0
     sample: float = 0.0
     output: float = 0.0
@@ -90,8 +94,10 @@ class Engine:
         ended = self._now()
         seconds = self.seconds
         seconds.prepare += drawn.prepare_seconds
+        seconds.swap += drawn.swap_seconds
         seconds.sample += drawn.sample_seconds
-        seconds.run += max(0.0, ran - scheduled - drawn.prepare_seconds - drawn.sample_seconds)
+        beside = drawn.prepare_seconds + drawn.swap_seconds + drawn.sample_seconds
+        seconds.run += max(0.0, ran - scheduled - beside)
         seconds.output += ended - ran
         self.last_step_time = ended
         return Step(output=output, began=flight.began, ended=ended)
@@ -126,6 +132,12 @@ def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: Cache
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
         policy=scheduler.policy,
+        preemption_mode=scheduler.preemption_mode,
         enable_prefix_caching=cache.enable_prefix_caching,
     )
-    return Engine(scheduler=Scheduler(config, model.layout), runner=model.runner, overlap=model.asynchronous)
+    rates = MeasuredRates(
+        prefill_tokens_per_second=model.prefill_tokens_per_second,
+        swap_bytes_per_second=model.swap_bytes_per_second,
+        block_bytes=model.block_bytes,
+    )
+    return Engine(scheduler=Scheduler(config, model.layout, rates), runner=model.runner, overlap=model.asynchronous)

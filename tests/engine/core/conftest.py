@@ -9,8 +9,11 @@ from quire_engine.core.batch import FinishedSequence
 from quire_engine.core.fake_runner import FakeRunner, draw, next_digest
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
+from quire_engine.core.preemption import PreemptionMode
+from quire_engine.core.preemption_cost import MeasuredRates
+from quire_engine.core.refusal import Refusal
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.scheduler import Refusal, Scheduler, SchedulerConfig
+from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, Step
 
@@ -78,12 +81,16 @@ def make_world(
     caching: bool = True,
     policy: PolicyName = "fcfs",
     vocab_size: int = 50,
+    num_swap_blocks: int = 0,
+    preemption_mode: PreemptionMode = "auto",
+    rates: MeasuredRates | None = None,
     positions: int = 256,
 ) -> World:
     layout = KVCacheLayout(
         block_size=block_size,
         groups=tuple(
-            KVCacheGroup(layers=(index,), num_blocks=num_blocks, window=window) for index, window in enumerate(windows)
+            KVCacheGroup(layers=(index,), num_blocks=num_blocks, window=window, num_swap_blocks=num_swap_blocks)
+            for index, window in enumerate(windows)
         ),
     )
     config = SchedulerConfig(
@@ -93,9 +100,10 @@ def make_world(
         eos_token_ids=(EOS,),
         policy=policy,
         enable_prefix_caching=caching,
+        preemption_mode=preemption_mode,
         max_prompt_logprobs_positions=positions,
     )
-    scheduler = Scheduler(config, layout)
+    scheduler = Scheduler(config, layout, rates)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size)
     return World(Engine(scheduler=scheduler, runner=runner, overlap=overlap), scheduler, runner)
 

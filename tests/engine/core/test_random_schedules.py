@@ -55,6 +55,8 @@ worlds = st.fixed_dictionaries(
         "caching": st.booleans(),
         "positions": st.sampled_from([1, 3, 256]),
         "policy": st.sampled_from(["fcfs", "priority"]),
+        "preemption_mode": st.sampled_from(["swap", "swap", "recompute", "auto"]),
+        "num_swap_blocks": st.sampled_from([0, 4, 12, 100]),
     }
 )
 

@@ -152,7 +152,7 @@ def test_preemption_takes(make_world: MakeWorld, policy: str, priorities: tuple[
     world.run()
     preempted = [key for key, ended in sorted(world.finished.items()) if ended.num_preemptions]
     assert preempted == [victim]
-    assert world.engine.counters.preemptions == {"recompute:no_free_blocks": 1}
+    assert world.engine.counters.preemptions == {"recompute:no_swap_space": 1}
 
 
 def test_preempted_sequence_goes_on_where_it_was(make_world: MakeWorld) -> None:

@@ -83,7 +83,7 @@ def test_last_report_before_waiting_shows_an_idle_engine(run: Run) -> None:
     last = script.sent[-1]
     assert isinstance(last, Stats)
     assert (last.num_running, last.blocks_used, last.generation_tokens, last.prompt_tokens) == (0, 0, 4, 20)
-    assert set(last.step_seconds) == {"schedule", "prepare", "run", "sample", "output"}
+    assert set(last.step_seconds) == {"schedule", "prepare", "swap", "run", "sample", "output"}
 
 
 def test_idle_engine_waits_and_repeats_nothing(run: Run) -> None:

@@ -84,6 +84,9 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0
 
+    def is_shared(self, block: int) -> bool:
+        return self._references[block] > 1
+
     def publish(self, block: int, digest: bytes) -> None:
         """Let a full block be found. Of two blocks with one content the first stays the one that is found."""
         assert self._references[block] > 0

@@ -4,7 +4,8 @@ Where a model would store keys and values, it stores per slot the token, its pos
 up to it; the next token is drawn from what it *reads back* through the block table. So a block given away too early, a
 wrong block table or a wrong slot changes the text, as it would in a real cache, and most often is noticed at once.
 Drawn tokens depend on the sequence's tokens alone. It also holds the scheduler to the rules of ``Batch``: rows are
-released before they are admitted again, positions follow on one another, and the columns fit together.
+released before they are admitted again, positions follow on one another, and the columns fit together. Blocks of the
+swap space hold copies, so that one that is given away too early, or copied in to the wrong place, shows as well.
 
 For tests and benchmarks: no flag leads here.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from quire_engine.config import EngineConfig
-from quire_engine.core.batch import Admission, Batch, PromptPositions, RunnerOutput, TokenLogprobs
+from quire_engine.core.batch import Admission, Batch, BlockCopies, PromptPositions, RunnerOutput, TokenLogprobs
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.ports import LoadedModel
 
@@ -54,15 +55,22 @@ class FakeRunner:
     step_seconds: float = 0.0
     rows: dict[int, _Row] = field(default_factory=dict)
     cache: list[dict[int, _Slot]] = field(default_factory=list)
+    host: list[dict[int, list[_Slot | None]]] = field(default_factory=list)
+    """What each block of the swap space holds, by offset."""
+    token_seconds: float = 0.0
+    """Said to be spent on each token, and on each block that is copied; neither is slept."""
+    copy_seconds: float = 0.0
     steps: int = 0
 
     def __post_init__(self) -> None:
         self.cache = [{} for _ in self.layout.groups]
+        self.host = [{} for _ in self.layout.groups]
 
     def execute(self, batch: Batch) -> "FakePending":
         self.steps += 1
         assert batch.step == self.steps, "steps out of order"
         self._check_columns(batch)
+        self._swap(batch)
         for row in batch.released_rows:
             del self.rows[row]
         for admission in batch.admitted:
@@ -74,6 +82,27 @@ class FakeRunner:
                 self.rows[row].tables[group][place] = block
         return FakePending(self._run(batch), monotonic() + self.step_seconds if self.step_seconds else None)
 
+    def _swap(self, batch: Batch) -> None:
+        """Copy blocks out, then in."""
+        size = self.layout.block_size
+        for group, copies in enumerate(batch.swap_out):
+            self._check_copies(copies, copies.sources, copies.targets, group)
+            for block, host in zip(copies.sources, copies.targets, strict=True):
+                self.host[group][host] = [self.cache[group].get(block * size + offset) for offset in range(size)]
+        for group, copies in enumerate(batch.swap_in):
+            self._check_copies(copies, copies.targets, copies.sources, group)
+            for host, block in zip(copies.sources, copies.targets, strict=True):
+                for offset, slot in enumerate(self.host[group][host]):
+                    self.cache[group].pop(block * size + offset, None)
+                    if slot is not None:
+                        self.cache[group][block * size + offset] = slot
+
+    def _check_copies(self, copies: BlockCopies, blocks: list[int], hosts: list[int], group: int) -> None:
+        shape = self.layout.groups[group]
+        assert len(copies.sources) == len(copies.targets) == len(set(copies.targets)), "copied onto one another"
+        assert all(0 <= block < shape.num_blocks for block in blocks), "no such block"
+        assert all(0 <= host < shape.num_swap_blocks for host in hosts), "no such block in the swap space"
+
     def _check_columns(self, batch: Batch) -> None:
         width = len(batch.rows)
         columns = (batch.num_computed, batch.num_scheduled, batch.num_draft, batch.samples)
@@ -81,6 +110,7 @@ class FakeRunner:
         assert len(set(batch.rows)) == width, "a row is scheduled twice"
         assert min(batch.num_scheduled) >= 1 and sum(batch.num_scheduled) == len(batch.token_ids)
         assert len(batch.block_updates) == len(self.layout.groups)
+        assert {len(batch.swap_out), len(batch.swap_in)} <= {0, len(self.layout.groups)}
 
     def _run(self, batch: Batch) -> RunnerOutput:
         feedback = set(batch.feedback_tokens)
@@ -108,7 +138,14 @@ class FakeRunner:
             else:
                 row.drawn = None
         wanted = any(entry is not None for entry in logprobs)
-        return RunnerOutput(token_ids=token_ids, logprobs=logprobs if wanted else None, prompt_logprobs=reports)
+        copied = sum(len(copies.sources) for copies in (*batch.swap_out, *batch.swap_in))
+        return RunnerOutput(
+            token_ids=token_ids,
+            logprobs=logprobs if wanted else None,
+            prompt_logprobs=reports,
+            run_seconds=self.token_seconds * batch.num_tokens,
+            swap_seconds=self.copy_seconds * copied,
+        )
 
     def _report(self, batch: Batch, asked: PromptPositions) -> list[TokenLogprobs]:
         """One entry a position, each of which is computed in this step."""

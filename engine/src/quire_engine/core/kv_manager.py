@@ -1,56 +1,59 @@
 """Block tables: which blocks hold a sequence's keys and values, in every KV cache group.
 
-The scheduler asks; ``BlockPool`` keeps the blocks. All groups share one block size, so a sequence's tables grow
-together, all or none; they differ in what they let go of: a sliding-window group gives back blocks that no later query
-can see. Whatever changed is collected for the runner (``take_updates``).
+The scheduler asks; ``BlockPool`` keeps the blocks, ``PrefixCache`` finds them again, ``SwapSpace`` keeps the host's.
+All groups share one block size, so a sequence's tables grow together, all or none; they differ in what they let go of:
+a sliding-window group gives back blocks that no later query can see. Whatever changed is collected for the runner
+(``take_updates``, ``take_copies``).
 """
 
 from dataclasses import dataclass
 
 from quire_engine.core.batch import BlockUpdates
 from quire_engine.core.block_pool import BlockPool
+from quire_engine.core.kv_group import KVGroup
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.core.prefix_cache import extend_chain, root_digest
+from quire_engine.core.preemption import SwapRoom
+from quire_engine.core.preemption_cost import Loss
+from quire_engine.core.prefix_cache import PrefixCache
 from quire_engine.core.sequence import Sequence
+from quire_engine.core.swap_space import SwapCopies, SwapSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    pool: BlockPool
-    window: int | None
+class Placement:
+    """Where a waiting sequence would go on, and what of it is there: found in the cache, or in the swap space."""
+
+    position: int
+    """Tokens that need not be computed."""
+    first_blocks: list[int]
+    found: list[list[int | None]]
+    """Per group the blocks that hold them, from ``first_blocks`` on; None where one must be copied in."""
+    swapped: bool
+    """Whether the sequence's own blocks in the swap space are what it goes on from."""
 
 
 class KVManager:
-    """``max_chunk`` bounds the tokens of one sequence in one step; what ``headroom`` blocks are for, ``admit`` says."""
+    """``max_chunk`` bounds the tokens of one sequence in one step; what ``headroom`` blocks are for, ``place`` says."""
 
     def __init__(
         self, layout: KVCacheLayout, *, max_chunk: int, enable_prefix_caching: bool, headroom: float = 0.01
     ) -> None:
         self.layout = layout
         self._block_size = layout.block_size
-        self._groups = tuple(_Group(pool=BlockPool(group.num_blocks), window=group.window) for group in layout.groups)
+        self._groups = tuple(
+            KVGroup(pool=BlockPool(group.num_blocks), block_size=layout.block_size, window=group.window)
+            for group in layout.groups
+        )
         self._windowed = tuple(index for index, group in enumerate(layout.groups) if group.window is not None)
-        self.max_chunk = min([max_chunk, *(self._largest_chunk(self._groups[index]) for index in self._windowed)])
+        self.max_chunk = min([max_chunk, *(self._groups[index].largest_chunk() for index in self._windowed)])
         if self.max_chunk < 1:
             raise ValueError("a sliding-window KV cache group is smaller than its window: not one sequence fits")
         self._headroom = [int(group.num_blocks * headroom) for group in layout.groups]
-        self._caching = enable_prefix_caching
+        self._prefixes = PrefixCache(self._groups, block_size=layout.block_size, enabled=enable_prefix_caching)
+        self.swap_space = SwapSpace([group.num_swap_blocks for group in layout.groups])
         self._updates = tuple(BlockUpdates() for _ in self._groups)
 
     # --- sizes ---
-
-    def _largest_chunk(self, group: _Group) -> int:
-        """Such that the window before a chunk and the chunk itself fit, wherever in a block they begin."""
-        assert group.window is not None
-        return (group.pool.num_blocks - 1) * self._block_size + 2 - group.window
-
-    def _blocks_at_most(self, group: _Group, num_tokens: int) -> int:
-        """The most blocks a sequence of that many tokens ever holds in this group."""
-        blocks = -(-num_tokens // self._block_size)
-        if group.window is None:
-            return blocks
-        span = group.window - 1 + min(num_tokens, self.max_chunk)
-        return min(blocks, (span + self._block_size - 2) // self._block_size + 1)
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
@@ -66,39 +69,80 @@ class KVManager:
 
     # --- admission ---
 
-    def admit(self, sequence: Sequence, *, budget: int, alone: bool) -> int | None:
-        """Give a sequence the blocks of its first chunk; tokens in that chunk, or None where it has to wait.
+    def place(self, sequence: Sequence, *, alone: bool) -> Placement | None:
+        """Where a waiting sequence would go on if it were admitted now, or None where it has to wait.
 
-        The whole of what it must compute has to fit, though only the first chunk's blocks are taken now: while a chunk
-        is left the budget is spent, so nobody is admitted behind it. ``headroom`` blocks stay free besides, unless it
-        is ``alone``, lest the next decode steps preempt it at once.
+        The whole of what it must compute has to fit, though only the first chunk's blocks are taken on entering.
+        ``headroom`` blocks stay free besides, unless it is ``alone``, lest the next decode steps preempt it at once.
         """
-        hit = self._find_prefix(sequence) if self._caching else 0
-        position = hit * self._block_size
-        firsts = [self._first_visible(group, position) for group in self._groups]
-        found = [
-            [group.pool.find_published(digest) for digest in sequence.digests[first:hit]]
-            for group, first in zip(self._groups, firsts, strict=True)
-        ]
-        for group, blocks, headroom in zip(self._groups, found, self._headroom, strict=True):
-            needed = max(0, self._blocks_at_most(group, sequence.num_tokens) - len(blocks))
+        placement = self._look_up(sequence)
+        for group, found, headroom in zip(self._groups, placement.found, self._headroom, strict=True):
+            blocks = [block for block in found if block is not None]
+            most = group.blocks_at_most(sequence.num_tokens, max_chunk=self.max_chunk)
             revived = sum(map(group.pool.is_free, blocks))
-            if needed + revived > group.pool.num_free - (0 if alone else headroom):
+            if max(0, most - len(blocks)) + revived > group.pool.num_free - (0 if alone else headroom):
                 return None
-        for index, group in enumerate(self._groups):
-            group.pool.touch(found[index])
-            self._record(index, sequence, firsts[index], found[index])
-        sequence.num_computed = sequence.capacity = position
-        sequence.block_tables, sequence.first_blocks = found, firsts
-        sequence.num_published = hit
+        return placement
+
+    def _look_up(self, sequence: Sequence) -> Placement:
+        hit = self._prefixes.find(sequence)
+        position = hit * self._block_size
+        if sequence.swap_tables is not None and sequence.num_computed > position:
+            return self._look_up_swapped(sequence, sequence.swap_tables)
+        firsts = [group.first_visible(position) for group in self._groups]
+        return Placement(
+            position=position,
+            first_blocks=firsts,
+            found=[
+                [group.pool.find_published(digest) for digest in sequence.digests[first:hit]]
+                for group, first in zip(self._groups, firsts, strict=True)
+            ],
+            swapped=False,
+        )
+
+    def _look_up_swapped(self, sequence: Sequence, tables: list[list[int]]) -> Placement:
+        """Block by block: what was left behind in the cache, and not taken since, need not be copied in."""
+        return Placement(
+            position=sequence.num_computed,
+            first_blocks=list(sequence.first_blocks),
+            found=[
+                self._prefixes.find_each(sequence, group, first, len(taken))
+                for group, first, taken in zip(self._groups, sequence.first_blocks, tables, strict=True)
+            ],
+            swapped=True,
+        )
+
+    def enter(self, sequence: Sequence, placement: Placement, *, budget: int) -> int:
+        """Give an admitted sequence, which has a row, its blocks; tokens in its first chunk."""
+        for index in range(len(self._groups)):
+            table = self._take(index, placement.found[index], sequence)
+            sequence.block_tables[index] = table
+            self._record(index, sequence, placement.first_blocks[index], table)
+        self.drop_swapped(sequence)
+        position = placement.position
+        sequence.first_blocks = placement.first_blocks
+        sequence.num_computed = position
+        sequence.capacity = -(-position // self._block_size) * self._block_size
+        sequence.num_published = 0
+        self._prefixes.publish(sequence, position)
         chunk = min(sequence.num_tokens - position, budget, self.max_chunk)
         extended = self.extend(sequence, position + chunk)
         assert extended, "a chunk of a prompt that fits as a whole did not fit"
         return chunk
 
-    def _first_visible(self, group: _Group, position: int) -> int:
-        """The first block of which a query at ``position`` sees anything."""
-        return 0 if group.window is None else max(0, position + 1 - group.window) // self._block_size
+    def _take(self, index: int, found: list[int | None], sequence: Sequence) -> list[int]:
+        """The blocks that were found, and new ones in place of those that were not, to be copied in."""
+        pool = self._groups[index].pool
+        # Before any is allocated, lest one that was found be given out.
+        pool.touch(block for block in found if block is not None)
+        missing = [place for place, block in enumerate(found) if block is None]
+        fresh = pool.allocate(len(missing))
+        if missing:
+            assert sequence.swap_tables is not None
+            taken = sequence.swap_tables[index]
+            self.swap_space.copy_in(index, [taken[place] for place in missing], fresh)
+        blocks = iter(fresh)
+        return [next(blocks) if block is None else block for block in found]
 
     # --- growing and letting go ---
 
@@ -119,16 +163,14 @@ class KVManager:
             sequence.block_tables[index] += blocks
             self._record(index, sequence, place, blocks)
         sequence.capacity += missing * self._block_size
-        if self._caching:
-            self._publish(sequence, min(end, len(sequence.token_ids)))
+        self._prefixes.publish(sequence, end)
         return True
 
     def _leave_behind(self, index: int, sequence: Sequence) -> None:
         group = self._groups[index]
-        count = self._first_visible(group, sequence.num_computed) - sequence.first_blocks[index]
+        count = group.first_visible(sequence.num_computed) - sequence.first_blocks[index]
         if count > 0:
-            if self._caching:
-                self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)))
+            self._prefixes.publish(sequence, sequence.num_computed)
             table = sequence.block_tables[index]
             group.pool.release(table[:count])
             del table[:count]
@@ -136,13 +178,16 @@ class KVManager:
 
     def release(self, sequence: Sequence) -> None:
         """Take all blocks back; what they hold may still be found by its prefix."""
-        if self._caching:
-            self._publish(sequence, min(sequence.num_computed, len(sequence.token_ids)))
+        self._give_back(sequence)
+        sequence.first_blocks = [0] * len(self._groups)
+        sequence.num_computed = 0
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._prefixes.publish(sequence, sequence.num_computed)
         for index, group in enumerate(self._groups):
             group.pool.release(sequence.block_tables[index])
             sequence.block_tables[index] = []
-            sequence.first_blocks[index] = 0
-        sequence.capacity = sequence.num_computed = sequence.num_published = 0
+        sequence.capacity = sequence.num_published = 0
 
     def _record(self, index: int, sequence: Sequence, place: int, blocks: list[int]) -> None:
         assert sequence.row is not None
@@ -156,74 +201,86 @@ class KVManager:
         updates, self._updates = self._updates, tuple(BlockUpdates() for _ in self._groups)
         return updates
 
+    # --- swapping ---
+
+    def prepare_to_lose(self, victim: Sequence) -> Loss:
+        """What a victim's way back would take, by either way."""
+        for index in self._windowed:
+            self._leave_behind(index, victim)
+        total = -(-victim.num_computed // self._block_size)
+        counts = [total - first for first in victim.first_blocks]
+        shared = min(self._num_shared(index, victim) for index in range(len(self._groups)))
+        return Loss(
+            tokens=victim.num_computed - min(shared * self._block_size, victim.num_computed),
+            blocks_out=tuple(counts),
+            blocks_in=tuple(max(0, count - shared) for count in counts),
+        )
+
+    def _num_shared(self, index: int, victim: Sequence) -> int:
+        """Leading blocks that another sequence holds as well: they are still there when the victim comes back soon."""
+        if victim.first_blocks[index]:
+            return 0
+        pool, shared = self._groups[index].pool, 0
+        for block in victim.block_tables[index]:
+            if not pool.is_shared(block):
+                break
+            shared += 1
+        return shared
+
+    def swap_room(self, counts: tuple[int, ...]) -> SwapRoom:
+        if not self.swap_space.exists:
+            return "none"
+        return "enough" if self.swap_space.has_room(counts) else "full"
+
+    def swap_out(self, victim: Sequence, counts: tuple[int, ...]) -> None:
+        """Have the victim's computed blocks copied to the swap space, and take its blocks of the cache.
+
+        It keeps ``num_computed`` and ``first_blocks``: what its host blocks hold.
+        """
+        victim.swap_tables = [
+            self.swap_space.copy_out(index, victim.block_tables[index][:count]) for index, count in enumerate(counts)
+        ]
+        self._give_back(victim)
+
+    def drop_swapped(self, sequence: Sequence) -> None:
+        """Give back its host blocks, if it has any: they are copied in, or not needed any more."""
+        tables, sequence.swap_tables = sequence.swap_tables, None
+        if tables is not None:
+            self.swap_space.release(tables)
+
+    def discard_swapped(self, sequence: Sequence) -> None:
+        """The same of a sequence that ended."""
+        if sequence.swap_tables is not None:
+            self.swap_space.forget_copies(sequence.swap_tables)
+            self.drop_swapped(sequence)
+
+    def take_copies(self) -> SwapCopies:
+        return self.swap_space.take_copies()
+
     # --- prefixes ---
 
-    def _find_prefix(self, sequence: Sequence) -> int:
-        """Leading blocks that every group still holds, as far as a query after them can see; at least one token is
-        left to compute, since the next one is drawn from what it gives, and all whose logits are asked for."""
-        most = (sequence.num_tokens - 1) // self._block_size
-        if sequence.num_reported < sequence.num_to_report:
-            most = min(most, sequence.num_reported // self._block_size)
-        hit = 0
-        while hit < most and self._is_published(sequence, hit):
-            hit += 1
-        before = None
-        while hit != before:
-            before = hit
-            for index in self._windowed:
-                hit = self._find_window(self._groups[index], sequence, hit)
-        return hit
+    def publish_computed(self, sequence: Sequence) -> None:
+        """Let all of its full blocks be found, the one that was filled last included."""
+        self._prefixes.publish(sequence, sequence.num_computed)
 
-    def _is_published(self, sequence: Sequence, place: int) -> bool:
-        """In every full-attention group; windowed groups are looked at afterwards."""
-        self._extend_digests(sequence, place + 1)
-        digest = sequence.digests[place]
-        return all(group.window is not None or group.pool.find(digest) is not None for group in self._groups)
-
-    def _find_window(self, group: _Group, sequence: Sequence, most: int) -> int:
-        """The longest prefix of at most that many blocks of which the group holds all that is still visible."""
-        end = most
-        for place in range(most - 1, -1, -1):
-            if place < self._first_visible(group, end * self._block_size):
-                return end
-            if group.pool.find(sequence.digests[place]) is None:
-                end = place
-        return end
-
-    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the blocks be found which are full with the first ``num_tokens`` tokens."""
-        full = num_tokens // self._block_size
-        full = min(full, sequence.capacity // self._block_size)
-        if full <= sequence.num_published:
-            return
-        self._extend_digests(sequence, full)
-        for index, group in enumerate(self._groups):
-            first, table = sequence.first_blocks[index], sequence.block_tables[index]
-            for place in range(max(first, sequence.num_published), full):
-                group.pool.publish(table[place - first], sequence.digests[place])
-        sequence.num_published = full
-
-    def _extend_digests(self, sequence: Sequence, upto: int) -> None:
-        if len(sequence.digests) < upto:
-            request = sequence.request
-            root = (
-                b"" if sequence.digests else root_digest(adapter_id=request.adapter_id, cache_salt=request.cache_salt)
-            )
-            extend_chain(sequence.digests, sequence.token_ids, root=root, block_size=self._block_size, upto=upto)
-
-    def forget_prefixes(self) -> None:
-        for group in self._groups:
-            group.pool.forget()
+    def forget_prefixes(self, waiting: list[Sequence]) -> None:
+        """Those in ``waiting`` that hold no block begin a new chain."""
+        self._prefixes.forget()
+        for sequence in waiting:
+            if sequence.swap_tables is None:
+                sequence.digests.clear()
 
     # --- conservation ---
 
     def check_integrity(self, running: list[Sequence], waiting: list[Sequence]) -> None:
         """Every block is free or held by as many sequences as it counts, and every table reaches what it should."""
         for sequence in waiting:
-            assert not any(sequence.block_tables) and sequence.capacity == 0
+            assert not any(sequence.block_tables) and sequence.capacity == sequence.num_published == 0
+            assert (sequence.num_computed > 0) == (sequence.swap_tables is not None)
         for index, group in enumerate(self._groups):
             holders: dict[int, list[bytes | None]] = {}
             for sequence in running:
+                assert sequence.swap_tables is None
                 first, table = sequence.first_blocks[index], sequence.block_tables[index]
                 assert (first + len(table)) * self._block_size == sequence.capacity
                 assert sequence.num_computed <= sequence.capacity
@@ -236,4 +293,14 @@ class KVManager:
                     f"block {block} is in two sequences"
                 )
             group.pool.check_integrity({block: len(digests) for block, digests in holders.items()})
+        self._check_swapped(waiting)
         assert not any(updates.rows for updates in self._updates), "block updates that no batch has taken"
+
+    def _check_swapped(self, waiting: list[Sequence]) -> None:
+        held: list[list[int]] = [[] for _ in self._groups]
+        for sequence in waiting:
+            for index, taken in enumerate(sequence.swap_tables or ()):
+                blocks = -(-sequence.num_computed // self._block_size)
+                assert sequence.first_blocks[index] + len(taken) == blocks, "host blocks for other tokens"
+                held[index] += taken
+        self.swap_space.check_integrity(held)

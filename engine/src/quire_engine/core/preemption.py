@@ -1,22 +1,27 @@
-"""Which running sequence gives up its blocks when there are none left, and how it comes back.
+"""How a running sequence gives up its blocks when there are none left, and why that way.
+
+The victim is the last in order: the lowest priority, and of those the last to arrive. It keeps its order, so it is the
+first to be admitted again.
 
 Recompute: its blocks are released at once; admitted anew, it computes prompt and output so far like one long prompt
-(most of which its own prefix still holds, if nobody took those blocks meanwhile). The sequence keeps its order, so it
-is the first to be admitted again.
+(most of which its own prefix still holds, if nobody took those blocks meanwhile). Swap: what it has computed is copied
+to host memory, and back into new blocks when it is admitted anew, where it goes on as if nothing had been.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from quire_engine.core.sequence import Sequence
+from quire_engine.core.preemption_cost import Costs
 
 PreemptionMode = Literal["auto", "recompute", "swap"]
+SwapRoom = Literal["none", "full", "enough"]
+Reason = Literal["forced", "cheaper", "swap_space_full", "no_swap_space", "not_measured"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    kind: Literal["recompute"]
-    reason: Literal["no_free_blocks"]
+    kind: Literal["recompute", "swap"]
+    reason: Reason
 
     @property
     def label(self) -> str:
@@ -24,6 +29,21 @@ class Preemption:
         return f"{self.kind}:{self.reason}"
 
 
-def take_victim(running: list[Sequence]) -> tuple[Sequence, Preemption]:
-    """Take the last in order, that is the lowest priority and of those the last to arrive, out of ``running``."""
-    return running.pop(), Preemption(kind="recompute", reason="no_free_blocks")
+def decide(mode: PreemptionMode, *, room: SwapRoom, costs: Costs | None) -> Preemption:
+    """By which way a victim gives way. ``costs`` None is not measured."""
+    if mode == "recompute":
+        return _recompute("forced")
+    if room == "none":
+        return _recompute("no_swap_space")
+    if mode == "auto":
+        if costs is None:
+            return _recompute("not_measured")
+        if costs.recompute_seconds <= costs.swap_seconds:
+            return _recompute("cheaper")
+    if room == "full":
+        return _recompute("swap_space_full")
+    return Preemption(kind="swap", reason="forced" if mode == "swap" else "cheaper")
+
+
+def _recompute(reason: Reason) -> Preemption:
+    return Preemption(kind="recompute", reason=reason)

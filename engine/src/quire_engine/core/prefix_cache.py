@@ -3,17 +3,27 @@
 A block's digest covers its own tokens, all tokens before it, and what else decides its content: the adapter, and a
 tenant's salt, which keeps tenants from telling by a fast answer what others have asked. BLAKE2b with 128 bits: nobody
 can craft two prompts of one digest, which Python's own hash would allow.
+
+Whether a sequence has digests at all is its own affair (``PrefixCache.has_digests``): with prefix caching every one
+has, without it only those that share a prompt with others of their request, under a root that is theirs alone.
+``KVManager`` is the only caller.
 """
 
+from collections.abc import Sequence as Many
 from hashlib import blake2b
 from struct import Struct
+
+from quire_engine.core.kv_group import KVGroup
+from quire_engine.core.sequence import Sequence
 
 DIGEST_BYTES = 16
 
 
-def root_digest(*, adapter_id: int | None, cache_salt: str | None) -> bytes:
+def root_digest(
+    *, adapter_id: int | None, cache_salt: str | None, family: int | None = None, generation: int = 0
+) -> bytes:
     """Where a chain begins."""
-    return blake2b(repr((adapter_id, cache_salt)).encode(), digest_size=DIGEST_BYTES).digest()
+    return blake2b(repr((adapter_id, cache_salt, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, block_size: int, upto: int) -> None:
@@ -23,3 +33,94 @@ def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, blo
     for start in range(len(digests) * block_size, upto * block_size, block_size):
         parent = blake2b(parent + pack(*token_ids[start : start + block_size]), digest_size=DIGEST_BYTES).digest()
         digests.append(parent)
+
+
+class PrefixCache:
+    """Finds and publishes blocks of all KV cache groups. ``enabled``: for everybody, not only within a request."""
+
+    def __init__(self, groups: Many[KVGroup], *, block_size: int, enabled: bool) -> None:
+        self._groups = groups
+        self._windowed = tuple(group for group in groups if group.window is not None)
+        self._block_size = block_size
+        self._enabled = enabled
+        self._generation = 0
+
+    def has_digests(self, sequence: Sequence) -> bool:
+        return self._enabled or sequence.family is not None
+
+    def find(self, sequence: Sequence) -> int:
+        """Leading blocks that every group still holds, as far as a query after them can see; at least one token is
+        left to compute, since the next one is drawn from what it gives, and all whose logits are asked for."""
+        if not self.has_digests(sequence):
+            return 0
+        most = (sequence.num_tokens - 1) // self._block_size
+        if sequence.num_reported < sequence.num_to_report:
+            most = min(most, sequence.num_reported // self._block_size)
+        hit = 0
+        while hit < most and self._is_published(sequence, hit):
+            hit += 1
+        before = None
+        while hit != before:
+            before = hit
+            for group in self._windowed:
+                hit = self._find_window(group, sequence, hit)
+        return hit
+
+    def _is_published(self, sequence: Sequence, place: int) -> bool:
+        """In every full-attention group; windowed groups are looked at afterwards."""
+        self._extend_digests(sequence, place + 1)
+        digest = sequence.digests[place]
+        return all(group.window is not None or group.pool.find(digest) is not None for group in self._groups)
+
+    def _find_window(self, group: KVGroup, sequence: Sequence, most: int) -> int:
+        """The longest prefix of at most that many blocks of which the group holds all that is still visible."""
+        end = most
+        for place in range(most - 1, -1, -1):
+            if place < group.first_visible(end * self._block_size):
+                return end
+            if group.pool.find(sequence.digests[place]) is None:
+                end = place
+        return end
+
+    def find_each(self, sequence: Sequence, group: KVGroup, first: int, count: int) -> list[int | None]:
+        """For each of ``count`` blocks of a sequence, whole or not, from place ``first`` on: where one with the same
+        content is, if anywhere."""
+        full = min(first + count, sequence.num_computed // self._block_size) if self.has_digests(sequence) else 0
+        self._extend_digests(sequence, full)
+        found = [group.pool.find(digest) for digest in sequence.digests[first:full]]
+        return [*found, *[None] * (count - len(found))]
+
+    def publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the blocks be found which are full with the first ``num_tokens`` tokens, as far as these are known."""
+        if not self.has_digests(sequence):
+            return
+        full = min(num_tokens, len(sequence.token_ids), sequence.capacity) // self._block_size
+        if full <= sequence.num_published:
+            return
+        self._extend_digests(sequence, full)
+        for index, group in enumerate(self._groups):
+            first, table = sequence.first_blocks[index], sequence.block_tables[index]
+            for place in range(max(first, sequence.num_published), full):
+                group.pool.publish(table[place - first], sequence.digests[place])
+        sequence.num_published = full
+
+    def _extend_digests(self, sequence: Sequence, upto: int) -> None:
+        if len(sequence.digests) < upto:
+            root = b"" if sequence.digests else self._root(sequence)
+            extend_chain(sequence.digests, sequence.token_ids, root=root, block_size=self._block_size, upto=upto)
+
+    def _root(self, sequence: Sequence) -> bytes:
+        request = sequence.request
+        return root_digest(
+            adapter_id=request.adapter_id,
+            cache_salt=request.cache_salt,
+            family=None if self._enabled else sequence.family,
+            generation=self._generation,
+        )
+
+    def forget(self) -> None:
+        """Nothing computed so far can be found any more, nor what running sequences go on to build upon it: they keep
+        their chains, and chains that begin from now on have other roots."""
+        self._generation += 1
+        for group in self._groups:
+            group.pool.forget()

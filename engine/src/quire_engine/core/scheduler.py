@@ -11,23 +11,18 @@ Nothing here knows tensors, messages or the clock.
 
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar, cast
 
-from quire_engine.core.batch import (
-    Admission,
-    Batch,
-    FinishedSequence,
-    PromptLogprobs,
-    PromptPositions,
-    RunnerOutput,
-    StepOutput,
-)
+from quire_engine.core.batch import Batch, FinishedSequence, PromptLogprobs, RunnerOutput, StepOutput
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.core.kv_manager import KVManager
+from quire_engine.core.kv_manager import KVManager, Placement
+from quire_engine.core.plan import InFlight, Plan
 from quire_engine.core.policy import PolicyName, make_policy
-from quire_engine.core.preemption import PreemptionMode, take_victim
+from quire_engine.core.preemption import PreemptionMode, decide
+from quire_engine.core.preemption_cost import MeasuredRates
+from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.stats import Counters, Gauges
 from quire_engine.core.stopping import Stop, find_stop
@@ -53,66 +48,10 @@ class SchedulerConfig:
     preemption_mode: PreemptionMode = "auto"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A request that could never be served, whatever the load; the message says what would fit."""
-
-    message: str
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A batch in the making: its columns, and the sequences behind them."""
-
-    budget: int
-    positions_left: int
-    """Of prompts whose logprobs are asked for."""
-    sequences: list[Sequence] = field(default_factory=list)
-    sampled: list[Sequence] = field(default_factory=list)
-    num_computed: list[int] = field(default_factory=list)
-    num_scheduled: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    samples: list[bool] = field(default_factory=list)
-    feedback_tokens: list[int] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
-    first_scheduled_keys: list[int] = field(default_factory=list)
-    preempted: bool = False
-    prompt_logprobs: list[PromptPositions] = field(default_factory=list)
-    reporting: list[Sequence] = field(default_factory=list)
-
-    def budget_for(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that this step may compute."""
-        if sequence.num_reported < sequence.num_to_report:
-            return min(self.budget, max(1, self.positions_left))
-        return self.budget
-
-    def report(self, sequence: Sequence, start: int, end: int) -> None:
-        """Ask for the logprobs of a prompt, as far as the last of the planned sequences computes it now."""
-        first, end = max(start, sequence.num_reported), min(end, sequence.num_to_report)
-        if first < end:
-            self.prompt_logprobs.append(
-                PromptPositions(
-                    index=len(self.sequences) - 1,
-                    first=first,
-                    next_token_ids=sequence.token_ids[first + 1 : end + 1],
-                    num_logprobs=sequence.request.params.prompt_logprobs or 0,
-                )
-            )
-            self.reporting.append(sequence)
-            self.positions_left -= end - first
-            sequence.num_reported = end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _InFlight:
-    batch: Batch
-    sampled: list[Sequence]
-    reporting: list[Sequence]
-    first_scheduled_keys: list[int]
-
-
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, layout: KVCacheLayout) -> None:
+    """``rates`` is what preemption by measured cost begins with; without any it recomputes until steps have shown."""
+
+    def __init__(self, config: SchedulerConfig, layout: KVCacheLayout, rates: MeasuredRates | None = None) -> None:
         assert 0 < config.max_num_seqs <= config.max_num_batched_tokens
         self._config = config
         self._max_cached_tokens = layout.max_tokens
@@ -120,6 +59,7 @@ class Scheduler:
         self._kv = KVManager(
             layout, max_chunk=config.max_num_batched_tokens, enable_prefix_caching=config.enable_prefix_caching
         )
+        self._rates = MeasuredRates() if rates is None else rates
         self._policy = make_policy(config.policy)
         self._arrivals = 0
         self._sequences: dict[int, Sequence] = {}
@@ -127,7 +67,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._blocked: Sequence | None = None  # the first in the queue, when it did not fit
         self._blocked_free: list[int] = []
         self._step = 0
@@ -138,7 +78,12 @@ class Scheduler:
     def add(self, request: Request) -> Refusal | None:
         assert request.key not in self._sequences and request.prompt_token_ids
         limit = min(len(request.prompt_token_ids) + request.params.max_tokens, self._config.max_model_len)
-        refusal = self._refusal(request, limit)
+        refusal = refuse(
+            num_prompt=len(request.prompt_token_ids),
+            limit=limit,
+            max_model_len=self._config.max_model_len,
+            max_cached_tokens=self._max_cached_tokens,
+        )
         if refusal is not None:
             return refusal
         self._arrivals += 1
@@ -151,23 +96,6 @@ class Scheduler:
         )
         self._sequences[request.key] = sequence
         self._waiting.push(sequence)
-        return None
-
-    def _refusal(self, request: Request, limit: int) -> Refusal | None:
-        prompt, longest = len(request.prompt_token_ids), self._config.max_model_len
-        if prompt >= longest:
-            return Refusal(
-                message=f"the prompt has {prompt} tokens; this model takes at most {longest - 1}, "
-                f"which leaves one of its {longest} for the answer"
-            )
-        # The last token of a sequence is drawn but never computed: it needs no slot.
-        if self._max_cached_tokens is not None and limit - 1 > self._max_cached_tokens:
-            most = self._max_cached_tokens + 1
-            advice = f"max_tokens of at most {most - prompt} would fit" if prompt < most else "no answer would fit"
-            return Refusal(
-                message=f"the prompt of {prompt} tokens and its answer come to {limit} tokens; "
-                f"the KV cache holds {most}, so {advice}"
-            )
         return None
 
     def cancel(self, key: int) -> bool:
@@ -183,14 +111,15 @@ class Scheduler:
         del self._sequences[sequence.key]
         if sequence.row is None:
             self._waiting.discard(sequence)
+            self._kv.discard_swapped(sequence)
         else:
             del self._running[bisect_left(self._running, sequence.order, key=_order)]
-            self._withdraw(sequence)
+            self._kv.release(sequence)
+            self._take_row(sequence)
 
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Take row and blocks from a sequence that is no longer among the running ones."""
+    def _take_row(self, sequence: Sequence) -> None:
+        """Of a sequence that is no longer among the running ones."""
         assert sequence.row is not None
-        self._kv.release(sequence)
         self._released_rows.append(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row = None
@@ -200,13 +129,14 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step, or None where no sequence can go on before a commit or a new request."""
         assert len(self._in_flight) < 2, "schedule() runs at most one step ahead of commit()"
-        plan = _Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
+        plan = Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
         self._serve_running(plan)
         if not plan.preempted:
             self._admit_waiting(plan)
         if not plan.sequences:
             return None
         self._step += 1
+        copies = self._kv.take_copies()
         batch = Batch(
             step=self._step,
             rows=cast("list[int]", [sequence.row for sequence in plan.sequences]),  # a running sequence has one
@@ -219,11 +149,15 @@ class Scheduler:
             admitted=plan.admitted,
             block_updates=self._kv.take_updates(),
             released_rows=self._released_rows,
+            swap_out=copies.swap_out,
+            swap_in=copies.swap_in,
             prompt_logprobs=plan.prompt_logprobs,
         )
+        self.counters.swapped_out_blocks += copies.num_out
+        self.counters.swapped_in_blocks += copies.num_in
         self._released_rows = []
         self._in_flight.append(
-            _InFlight(
+            InFlight(
                 batch=batch,
                 sampled=plan.sampled,
                 reporting=plan.reporting,
@@ -234,7 +168,7 @@ class Scheduler:
         self.counters.scheduled_tokens += len(plan.token_ids)
         return batch
 
-    def _serve_running(self, plan: _Plan) -> None:
+    def _serve_running(self, plan: Plan) -> None:
         """Let every running sequence catch up. This loop is the step's cost: one pass, plain attributes, no calls."""
         budget, max_chunk, running = plan.budget, self._kv.max_chunk, self._running
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
@@ -278,36 +212,46 @@ class Scheduler:
             budget -= count
         plan.budget = budget
 
-    def _make_room(self, sequence: Sequence, end: int, plan: _Plan) -> bool:
+    def _make_room(self, sequence: Sequence, end: int, plan: Plan) -> bool:
         """Extend block tables to ``end``, at the cost of those behind; False when that took the sequence itself."""
         while not self._kv.extend(sequence, end):
-            victim, preemption = take_victim(self._running)
+            victim = self._running.pop()
             assert self._running or victim is not sequence, "a sequence alone does not fit: it should have been refused"
-            self._withdraw(victim)
-            victim.num_preemptions += 1
-            self._waiting.push(victim)
-            self.counters.preemptions[preemption.label] += 1
+            self._preempt(victim)
             plan.preempted = True
             if victim is sequence:
                 return False
         return True
 
-    def _admit_waiting(self, plan: _Plan) -> None:
+    def _preempt(self, victim: Sequence) -> None:
+        """Take row and blocks from a running sequence, and put it back into the queue."""
+        loss = self._kv.prepare_to_lose(victim)
+        preemption = decide(
+            self._config.preemption_mode, room=self._kv.swap_room(loss.blocks_out), costs=self._rates.costs(loss)
+        )
+        if preemption.kind == "swap":
+            self._kv.swap_out(victim, loss.blocks_out)
+        else:
+            victim.num_lost = victim.num_computed
+            self._kv.release(victim)
+        self._take_row(victim)
+        victim.num_preemptions += 1
+        self._waiting.push(victim)
+        self.counters.preemptions[preemption.label] += 1
+
+    def _admit_waiting(self, plan: Plan) -> None:
         """Admit in order as long as the first in the queue gets a row and blocks; nobody overtakes it."""
         while plan.budget > 0 and self._free_rows:
             sequence = self._waiting.first()
             if sequence is None or self._is_blocked(sequence):
                 return
             assert sequence.num_pending == 0
-            sequence.row = self._free_rows.pop()
-            count = self._kv.admit(sequence, budget=plan.budget_for(sequence), alone=not self._running)
-            if count is None:
-                self._free_rows.append(sequence.row)
-                sequence.row = None
+            placement = self._kv.place(sequence, alone=not self._running)
+            if placement is None:
                 self._blocked, self._blocked_free = sequence, self._kv.num_free()
                 return
             self._waiting.pop()
-            self._enter(sequence, count, plan)
+            self._enter(sequence, placement, plan)
 
     def _is_blocked(self, sequence: Sequence) -> bool:
         """Whether it did not fit before and no group has more free since; saves looking up its prefix each step."""
@@ -315,10 +259,11 @@ class Scheduler:
             return False
         return all(now <= before for now, before in zip(self._kv.num_free(), self._blocked_free, strict=True))
 
-    def _enter(self, sequence: Sequence, count: int, plan: _Plan) -> None:
+    def _enter(self, sequence: Sequence, placement: Placement, plan: Plan) -> None:
         """Put an admitted sequence among the running ones, and its first chunk into the plan."""
+        sequence.row = self._free_rows.pop()
+        count = self._kv.enter(sequence, placement, budget=plan.budget_for(sequence))
         insort(self._running, sequence, key=_order)
-        plan.admitted.append(sequence.admission())
         start = sequence.num_computed
         if sequence.num_preemptions == 0:
             sequence.num_cached = start
@@ -327,25 +272,15 @@ class Scheduler:
             if self._config.enable_prefix_caching:
                 self.counters.prefix_cache_queries += sequence.num_prompt
                 self.counters.prefix_cache_hits += start
-        end = start + count
-        plan.sequences.append(sequence)
-        plan.report(sequence, start, end)
-        plan.num_computed.append(start)
-        plan.num_scheduled.append(count)
-        plan.token_ids += sequence.token_ids[start:end]
-        plan.budget -= count
-        sequence.num_computed = end
-        samples = end == sequence.num_tokens
-        plan.samples.append(samples)
-        if samples:
-            plan.sampled.append(sequence)
-            sequence.num_tokens += 1
-            sequence.num_pending = 1
+        self.counters.recomputed_tokens += max(0, sequence.num_lost - start)
+        sequence.num_lost = 0
+        plan.enter(sequence, count)
 
     def commit(self, batch: Batch, output: RunnerOutput) -> StepOutput:
         """Take in what a step drew: sequences grow, and end. What was drawn for one that had ended is discarded."""
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
+        self._rates.observe_step(batch, output)
         keys: list[int] = []
         reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
         finished: list[FinishedSequence] = []
@@ -414,11 +349,13 @@ class Scheduler:
             blocks_cached=sum(pool.num_cached for pool in pools),
             kv_usage=max(pool.num_used / pool.num_blocks for pool in pools),
             kv_slots_wasted=self._kv.wasted_slots(self._running),
+            swap_blocks_total=sum(self._kv.swap_space.num_blocks),
+            swap_blocks_used=self._kv.swap_space.num_used,
         )
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; what runs goes on."""
-        self._kv.forget_prefixes()
+        self._kv.forget_prefixes(self._waiting.sequences())
         self._blocked = None
 
     def check_integrity(self) -> None:
@@ -431,7 +368,7 @@ class Scheduler:
         )
         assert all(sequence.row is None for sequence in waiting)
         assert len(waiting) == len(self._waiting)
-        assert sum(sequence.num_tokens for sequence in waiting) == self._waiting.num_tokens
+        assert sum(sequence.num_tokens - sequence.num_computed for sequence in waiting) == self._waiting.num_tokens
         assert {sequence.key for sequence in [*running, *waiting]} == set(self._sequences)
         assert running == sorted(running, key=_order)
         for sequence in self._sequences.values():

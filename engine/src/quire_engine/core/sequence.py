@@ -40,6 +40,11 @@ class Sequence:
                       a sliding window has moved on.
     ``num_to_report`` prompt tokens whose successors' logprobs are asked for, ``num_reported`` those that have been, or
                       are by the steps under way: no prefix beyond them is taken from the cache.
+    ``swap_tables``   per group the host blocks of a preempted sequence that was swapped out, else None: they hold
+                      ``num_computed`` tokens from ``first_blocks`` on. Others that wait have computed none.
+    ``num_lost``      tokens that had been computed when it was last preempted by recompute.
+    ``family``        a number that it shares with those that share its prompt, where they are to find it: None where
+                      it has no such siblings, or prefixes are found by all.
     ``row``           its place in the runner while it runs, else None.
     """
 
@@ -48,12 +53,14 @@ class Sequence:
         "capacity",
         "digests",
         "eos_token_ids",
+        "family",
         "finished",
         "first_blocks",
         "key",
         "limit",
         "num_cached",
         "num_computed",
+        "num_lost",
         "num_pending",
         "num_preemptions",
         "num_prompt",
@@ -65,6 +72,7 @@ class Sequence:
         "request",
         "row",
         "stop_ids",
+        "swap_tables",
         "token_ids",
     )
 
@@ -87,6 +95,7 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         self.num_preemptions = 0
+        self.num_lost = 0
         self.num_reported = 0
         self.num_to_report = 0 if params.prompt_logprobs is None else self.num_prompt - 1
         self.finished = False
@@ -96,6 +105,8 @@ class Sequence:
         self.first_blocks = [0] * num_groups
         self.digests: list[bytes] = []
         self.num_published = 0
+        self.swap_tables: list[list[int]] | None = None
+        self.family: int | None = None
 
     @property
     def num_output(self) -> int:

@@ -17,6 +17,11 @@ class Counters:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     preemptions: Counter[str] = field(default_factory=Counter)
+    """By kind and reason, as ``core.preemption.Preemption.label`` names them."""
+    recomputed_tokens: int = 0
+    """Computed again after a preemption by recompute, less what was still found in the prefix cache."""
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +36,5 @@ class Gauges:
     blocks_cached: int
     kv_usage: float
     kv_slots_wasted: int
+    swap_blocks_total: int
+    swap_blocks_used: int

@@ -23,7 +23,7 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         heappush(self._heap, (sequence.order, sequence))
         self._length += 1
-        self.num_tokens += sequence.num_tokens
+        self.num_tokens += sequence.num_tokens - sequence.num_computed
 
     def first(self) -> Sequence | None:
         heap = self._heap
@@ -48,7 +48,7 @@ class WaitingQueue:
 
     def _forget(self, sequence: Sequence) -> None:
         self._length -= 1
-        self.num_tokens -= sequence.num_tokens
+        self.num_tokens -= sequence.num_tokens - sequence.num_computed
 
     def sequences(self) -> list[Sequence]:
         """All of them, in no order; for checks and reports, not for the step."""

@@ -1,0 +1,77 @@
+"""A batch in the making: its columns, and the sequences behind them. Filled by ``Scheduler.schedule``, read by
+``commit``."""
+
+from dataclasses import dataclass, field
+
+from quire_engine.core.batch import Admission, Batch, PromptPositions
+from quire_engine.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Plan:
+    budget: int
+    positions_left: int
+    """Of prompts whose logprobs are asked for."""
+    sequences: list[Sequence] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    num_computed: list[int] = field(default_factory=list)
+    num_scheduled: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    feedback_tokens: list[int] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    first_scheduled_keys: list[int] = field(default_factory=list)
+    preempted: bool = False
+    prompt_logprobs: list[PromptPositions] = field(default_factory=list)
+    reporting: list[Sequence] = field(default_factory=list)
+
+    def budget_for(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that this step may compute."""
+        if sequence.num_reported < sequence.num_to_report:
+            return min(self.budget, max(1, self.positions_left))
+        return self.budget
+
+    def report(self, sequence: Sequence, start: int, end: int) -> None:
+        """Ask for the logprobs of a prompt, as far as the last of the planned sequences computes it now."""
+        first, end = max(start, sequence.num_reported), min(end, sequence.num_to_report)
+        if first < end:
+            self.prompt_logprobs.append(
+                PromptPositions(
+                    index=len(self.sequences) - 1,
+                    first=first,
+                    next_token_ids=sequence.token_ids[first + 1 : end + 1],
+                    num_logprobs=sequence.request.params.prompt_logprobs or 0,
+                )
+            )
+            self.reporting.append(sequence)
+            self.positions_left -= end - first
+            sequence.num_reported = end
+
+    def enter(self, sequence: Sequence, count: int) -> None:
+        """The first chunk of a sequence that was admitted in this step."""
+        start = sequence.num_computed
+        end = start + count
+        self.admitted.append(sequence.admission())
+        self.sequences.append(sequence)
+        self.report(sequence, start, end)
+        self.num_computed.append(start)
+        self.num_scheduled.append(count)
+        self.token_ids += sequence.token_ids[start:end]
+        self.budget -= count
+        sequence.num_computed = end
+        samples = end == sequence.num_tokens
+        self.samples.append(samples)
+        if samples:
+            self.sampled.append(sequence)
+            sequence.num_tokens += 1
+            sequence.num_pending = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A step that is scheduled and not committed."""
+
+    batch: Batch
+    sampled: list[Sequence]
+    reporting: list[Sequence]
+    first_scheduled_keys: list[int]

@@ -1,0 +1,88 @@
+"""What a preempted sequence costs by either way back, from rates measured on this machine: pure but for the averages.
+
+Recompute: the tokens to compute again, at the measured seconds per prompt token. Swap: the bytes to copy out and later
+in, at the measured seconds per byte. Both sides leave out the leading blocks that another running sequence holds too,
+where they can: these are still in the cache when the victim comes back. Blocks of its own may survive there as well if
+nobody needs them meanwhile, which would make either way cheaper; since it lost its place because blocks were needed,
+none is counted on. Time that the copies would share with the model is not taken off either.
+
+``Scheduler.commit`` feeds the rates from what each step took; ``LoadedModel`` has what the warm-up measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire_engine.core.batch import Batch, BlockCopies, RunnerOutput
+
+PROMPT_SHARE = 0.75
+"""A step says what prompts cost when at least that share of its tokens are of prompts; the others are decoded."""
+FEWEST_TOKENS = 64
+"""And when it has this many: smaller ones measure what any step costs."""
+WEIGHT_OF_NEWEST = 0.2
+"""Of an exponential average: some ten samples back count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What a victim stands to lose."""
+
+    tokens: int
+    """To compute again, if it is not swapped."""
+    blocks_out: tuple[int, ...]
+    """To copy out, if it is: per KV cache group."""
+    blocks_in: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    recompute_seconds: float
+    swap_seconds: float
+
+
+class MeasuredRates:
+    """Averages of seconds per token and per byte, each None until something was measured."""
+
+    def __init__(
+        self,
+        *,
+        prefill_tokens_per_second: float | None = None,
+        swap_bytes_per_second: float | None = None,
+        block_bytes: Sequence[int] = (),
+    ) -> None:
+        self.seconds_per_token = 1.0 / prefill_tokens_per_second if prefill_tokens_per_second else None
+        self.seconds_per_byte = 1.0 / swap_bytes_per_second if swap_bytes_per_second else None
+        self._block_bytes = tuple(block_bytes)
+
+    def observe_step(self, batch: Batch, output: RunnerOutput) -> None:
+        self.observe_run(num_tokens=batch.num_tokens, num_sequences=len(batch.rows), seconds=output.run_seconds)
+        num_bytes = self._bytes_of(batch.swap_out) + self._bytes_of(batch.swap_in)
+        if output.swap_seconds > 0.0 and num_bytes > 0:
+            self.seconds_per_byte = _averaged(self.seconds_per_byte, output.swap_seconds / num_bytes)
+
+    def observe_run(self, *, num_tokens: int, num_sequences: int, seconds: float) -> None:
+        """A step's run of the model. Tokens beyond one a sequence are of prompts."""
+        prompt_tokens = num_tokens - num_sequences
+        if seconds > 0.0 and prompt_tokens >= max(FEWEST_TOKENS, PROMPT_SHARE * num_tokens):
+            self.seconds_per_token = _averaged(self.seconds_per_token, seconds / num_tokens)
+
+    def costs(self, loss: Loss) -> Costs | None:
+        """None where a rate is not measured yet, or it is not known how large blocks are."""
+        num_bytes = self._bytes(loss.blocks_out) + self._bytes(loss.blocks_in)
+        if self.seconds_per_token is None or self.seconds_per_byte is None or not num_bytes:
+            return None
+        return Costs(
+            recompute_seconds=loss.tokens * self.seconds_per_token,
+            swap_seconds=num_bytes * self.seconds_per_byte,
+        )
+
+    def _bytes_of(self, copies: tuple[BlockCopies, ...]) -> int:
+        return self._bytes([len(of_group.sources) for of_group in copies]) if copies else 0
+
+    def _bytes(self, num_blocks: Sequence[int]) -> int:
+        if not self._block_bytes:
+            return 0
+        return sum(count * size for count, size in zip(num_blocks, self._block_bytes, strict=True))
+
+
+def _averaged(before: float | None, sample: float) -> float:
+    return sample if before is None else before + WEIGHT_OF_NEWEST * (sample - before)

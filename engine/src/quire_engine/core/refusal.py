@@ -1,0 +1,27 @@
+"""Which requests could never be served, whatever the load, and what of them would fit. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    message: str
+
+
+def refuse(*, num_prompt: int, limit: int, max_model_len: int, max_cached_tokens: int | None) -> Refusal | None:
+    """``limit`` is the length at which the sequence ends; ``max_cached_tokens`` what the KV cache holds of one sequence
+    that has it to itself, None where every layer looks back over a window only."""
+    if num_prompt >= max_model_len:
+        return Refusal(
+            message=f"the prompt has {num_prompt} tokens; this model takes at most {max_model_len - 1}, "
+            f"which leaves one of its {max_model_len} for the answer"
+        )
+    # The last token of a sequence is drawn but never computed: it needs no slot.
+    if max_cached_tokens is not None and limit - 1 > max_cached_tokens:
+        most = max_cached_tokens + 1
+        advice = f"max_tokens of at most {most - num_prompt} would fit" if num_prompt < most else "no answer would fit"
+        return Refusal(
+            message=f"the prompt of {num_prompt} tokens and its answer come to {limit} tokens; "
+            f"the KV cache holds {most}, so {advice}"
+        )
+    return None
