@@ -29,6 +29,7 @@ LATER: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_effort": ((), "set it in chat_template_kwargs if the model's chat template knows it"),
     "verbosity": (("medium",), "is not supported by this version"),
     "prediction": ((), "predicted outputs are not supported by this version"),
+    "moderation": ((), "this version moderates nothing"),
     "web_search_options": ((), "this version searches no web"),
     "prompt_logprobs": ((), "logprobs of prompts are not supported by this version"),
     "allowed_token_ids": ((), "is not supported by this version; logit_bias may help"),

@@ -33,7 +33,7 @@ def chat_prompt_text(
 
 
 def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
-    plain = message.model_dump(exclude_none=True, exclude={"refusal"})
+    plain = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
     if message.role == "developer" and not template.mentions("developer"):
         plain["role"] = "system"  # OpenAI's newer name for the same
     if message.content is None:

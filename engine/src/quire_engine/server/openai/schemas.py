@@ -178,6 +178,8 @@ class GenerationRequest(Strict):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -271,6 +273,11 @@ class Message(Strict):
     tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
     reasoning_content: str | None = None
     refusal: str | None = None
+
+    # Of an answer that a client sends back whole: nothing is in them.
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
