@@ -31,14 +31,21 @@ class CacheOptions:
     """None takes a share of the memory this process may use."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    swap_space_bytes: int = 0
+    """Host memory for the blocks of preempted sequences, beside the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    """``priority`` runs the request with the smallest number first, and those of one number in order of arrival."""
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    """``priority`` runs the request with the smallest number first, and those of one number in order of arrival;
+    ``fair`` the tenant that has been served least."""
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    """How a sequence gives up its blocks when there are none left; ``auto`` takes what costs less time."""
+    max_generation_stall_seconds: float = 0.25
+    """What a step with prompts in it may take while others generate; 0 is no bound."""
     check_integrity: bool = False
     """Count blocks, rows and queues after every step, and end the engine process where they do not add up: slow."""
 
@@ -83,6 +90,28 @@ class AccessOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """Files in PEM, read again when they change."""
+
+    certfile: Path
+    keyfile: Path | None = None
+    """None where the certificate's file holds the key too."""
+    keyfile_password_file: Path | None = None
+    ca_certs: Path | None = None
+    """Whose certificates clients must show; None asks for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcessOptions:
+    """When the engine process counts as lost."""
+
+    hang_timeout_seconds: float = 60.0
+    """Without a step while requests are under way, or without an answer while it is idle."""
+    start_timeout_seconds: float = 900.0
+    """From start to ready; also what a replacement may take in all, with every attempt at it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -94,6 +123,9 @@ class LogOptions:
 class ServerOptions:
     host: str = "0.0.0.0"
     port: int = 8000
+    uds: Path | None = None
+    """A Unix socket, instead of host and port."""
+    allowed_origins: tuple[str, ...] = ()
     served_model_names: tuple[str, ...] = ()
     """The first is the name in answers; empty takes the folder's name."""
     drain_timeout_seconds: float = 120.0
@@ -102,6 +134,8 @@ class ServerOptions:
     max_logprobs: int = 20
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
+    tls: TlsOptions | None = None
+    otlp_traces_endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,3 +151,4 @@ class EngineConfig:
     """Compute threads of the engine process; the CPU quota of the cgroup unless a flag says otherwise."""
     text: TextOptions = field(default_factory=TextOptions)
     log: LogOptions = field(default_factory=LogOptions)
+    engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)

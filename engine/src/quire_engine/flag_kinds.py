@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 _SIZE_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SIZE_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -135,6 +136,8 @@ class Switch:
 class Size:
     """Bytes: a number, or one with a unit."""
 
+    zero: bool = False
+    """Whether 0 is a size."""
     metavar: str = "SIZE"
 
     def parse(self, text: str) -> int:
@@ -143,31 +146,77 @@ class Size:
         if match is None or unit is None:
             raise ValueError(f"{text!r} is not a size; needed is bytes or a number with KiB, MiB, GiB, KB, MB or GB")
         value = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
-        if value < 1:
+        if value < 1 and not (self.zero and float(match[1]) == 0):
             raise ValueError(f"{text!r} is less than one byte")
         return value
 
     def schema(self) -> dict[str, Any]:
         unit = "([kKmMgGtT]([iI][bB]?|[bB])|[bB])?"
-        pattern = rf"^\s*(?=[0-9.]*[1-9])[0-9]{{1,18}}(\.[0-9]{{1,9}})?\s*{unit}\s*$"
-        return {"type": ["integer", "string"], "minimum": 1, "pattern": pattern}
+        some = "" if self.zero else "(?=[0-9.]*[1-9])"
+        pattern = rf"^\s*{some}[0-9]{{1,18}}(\.[0-9]{{1,9}})?\s*{unit}\s*$"
+        return {"type": ["integer", "string"], "minimum": 0 if self.zero else 1, "pattern": pattern}
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
     """Seconds: a number, or one with a unit."""
 
+    above_zero: bool = False
     metavar: str = "TIME"
 
     def parse(self, text: str) -> float:
         match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*(ms|s|m|h|)\s*", text)
         if match is None:
             raise ValueError(f"{text!r} is not a time; needed is seconds or a number with ms, s, m or h")
-        return float(match[1]) * _DURATION_UNITS[match[2]]
+        value = float(match[1]) * _DURATION_UNITS[match[2]]
+        if self.above_zero and value == 0.0:
+            raise ValueError(f"{text!r} is no time at all; needed is more than 0")
+        return value
 
     def schema(self) -> dict[str, Any]:
-        pattern = r"^\s*[0-9]{1,12}(\.[0-9]{1,9})?\s*(ms|s|m|h)?\s*$"
-        return {"type": ["number", "string"], "minimum": 0, "pattern": pattern}
+        lower = "exclusiveMinimum" if self.above_zero else "minimum"
+        some = "(?=[0-9.]*[1-9])" if self.above_zero else ""
+        pattern = rf"^\s*{some}[0-9]{{1,12}}(\.[0-9]{{1,9}})?\s*(ms|s|m|h)?\s*$"
+        return {"type": ["number", "string"], lower: 0, "pattern": pattern}
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """An address of HTTP or HTTPS. Read as it is."""
+
+    metavar: str = "URL"
+
+    def parse(self, text: str) -> str:
+        if not _is_http(text):
+            raise ValueError(f"{text!r} is not an address such as http://collector:4318/v1/traces")
+        return text.strip()
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^\s*https?://[^/\s]+\S*\s*$"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a browser calls a page's origin, or * for any."""
+
+    metavar: str = "ORIGIN"
+
+    def parse(self, text: str) -> str:
+        origin = text.strip().removesuffix("/")
+        if origin != "*" and (not _is_http(origin) or origin.count("/") != 2):
+            raise ValueError(f"{text!r} is not an origin such as https://chat.example.com, nor *")
+        return origin
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^\s*(\*|https?://[^/\s]+)/?\s*$"}
+
+
+def _is_http(text: str) -> bool:
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", text.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

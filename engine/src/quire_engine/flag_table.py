@@ -5,7 +5,20 @@ Names are vLLM's where the meaning is the same.
 
 from typing import Any
 
-from quire_engine.flag_kinds import Choice, Duration, Flag, Integer, Kind, Number, PathName, Size, Switch, Text
+from quire_engine.flag_kinds import (
+    Choice,
+    Duration,
+    Flag,
+    Integer,
+    Kind,
+    Number,
+    Origin,
+    PathName,
+    Size,
+    Switch,
+    Text,
+    Url,
+)
 
 ENV_PREFIX = "QUIRE_ENGINE_"
 
@@ -41,8 +54,17 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("max-num-seqs", Integer(1, 65536), "sequences that run at once at most", "256"),
         _flag("max-num-batched-tokens", Integer(1), "tokens a step computes at most; long prompts run in chunks",
               "2048"),
-        _flag("scheduling-policy", Choice("fcfs", "priority"),
-              "priority runs requests with the smallest priority number first", "fcfs"),
+        _flag("scheduling-policy", Choice("fcfs", "priority", "fair"),
+              "who goes first: fcfs the earliest request, priority the smallest priority number, fair the tenant that "
+              "was served the fewest tokens (an output token counts as two of a prompt). A tenant is an API key, or "
+              "all keys of one name in --api-key-file; without keys all requests are one tenant's, for what a request "
+              "says of its user is not trusted", "fcfs"),
+        _flag("max-generation-stall", Duration(), "how long a step may take prompts in while other sequences generate: "
+              "it bounds their inter-token latency. Less makes long prompts wait for longer; 0 is no bound", "0.25s"),
+        _flag("preemption-mode", Choice("auto", "recompute", "swap"),
+              "what becomes of a sequence's blocks when there are none left for others: recompute drops them and "
+              "computes them again, swap copies them to --swap-space-bytes and back, auto takes what costs less by "
+              "the measured speed of both", "auto"),
         _flag("check-integrity", Switch(), "count blocks and queues after every step, and end the engine process where "
               "they do not add up: slow, for hunting faults"),
     ),
@@ -52,6 +74,9 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
               unset="a share of the memory this process may use"),
         _flag("gpu-memory-utilization", Number(0.0, 1.0, above_minimum=True),
               "the share of memory for weights and KV cache together", "0.9"),
+        _flag("swap-space-bytes", Size(zero=True), "host memory for the blocks of preempted sequences, beside the KV "
+              "cache. On a CPU both are the same memory, and a larger KV cache preempts less: swap space pays only "
+              "where --kv-cache-memory-bytes must stay small and prompts are costly to compute again", "0"),
         _flag("enable-prefix-caching", Switch(negatable=True), "keep the KV cache of finished prompts for those that "
               "begin alike; --no-enable-prefix-caching turns it off", "true"),
     ),
@@ -64,8 +89,15 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Server": (
         _flag("host", Text(), "the address to listen on", "0.0.0.0"),
         _flag("port", Integer(0, 65535), "the port to listen on; 0 takes a free one and logs it", "8000"),
+        _flag("uds", PathName(), "a Unix socket to listen on, instead of host and port"),
+        _many("allowed-origins", Origin(), "origins of web pages that may call this server, or * for any (CORS)",
+              unset="none"),
         _flag("drain-timeout", Duration(), "how long running requests may go on after SIGTERM, such as 120 or 2m",
               "120s"),
+        _flag("engine-hang-timeout", Duration(above_zero=True), "an engine process that makes no step for so long, nor "
+              "answers when idle, is replaced; longer than its longest step", "60s"),
+        _flag("engine-start-timeout", Duration(above_zero=True), "how long the engine process may take from start to "
+              "ready; /livez fails when a replacement takes longer", "15m"),
         _flag("lenient", Switch(), "warn of unknown request fields instead of answering 400"),
         _flag("max-body-bytes", Size(), "the largest request body", "8MiB"),
         _flag("max-logprobs", Integer(0, 1000), "the most logprobs a request may ask for per token", "20"),
@@ -84,10 +116,20 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("admin-key-file", PathName(), "keys for /admin", unset="/admin answers this host only"),
         _flag("metrics-key-file", PathName(), "keys for /metrics", unset="open to all"),
     ),
-    "Logs": (
+    "TLS": (
+        _flag("ssl-certfile", PathName(), "the server's certificate and what it is signed by, in PEM; these files are "
+              "read again when they change", unset="plain HTTP"),
+        _flag("ssl-keyfile", PathName(), "its private key, in PEM", unset="in the certificate's file"),
+        _flag("ssl-keyfile-password-file", PathName(), "the password of an encrypted private key"),
+        _flag("ssl-ca-certs", PathName(), "certificates of authorities, in PEM: clients must show a certificate signed by "
+              "one, except at /livez and /readyz"),
+    ),
+    "Logs and traces": (
         _flag("log-level", Choice("debug", "info", "warning", "error"), "the least that is logged", "info"),
         _flag("log-format", Choice("text", "json"), "one line per event, for people or for machines", "text"),
         _flag("log-requests", Switch(), "log one line per request, without prompt or answer"),
+        _flag("otlp-traces-endpoint", Url(), "where OpenTelemetry spans go by OTLP over HTTP, such as "
+              "http://collector:4318/v1/traces", unset="nowhere"),
     ),
 }
 # fmt: on

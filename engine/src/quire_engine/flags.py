@@ -15,12 +15,14 @@ from quire_engine.config import (
     AdmissionOptions,
     CacheOptions,
     EngineConfig,
+    EngineProcessOptions,
     LogOptions,
     ModelOptions,
     ParallelOptions,
     SchedulerOptions,
     ServerOptions,
     TextOptions,
+    TlsOptions,
 )
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.errors import FlagsError
@@ -135,11 +137,19 @@ def _check_together(values: dict[str, Any], problems: list[str]) -> None:
     for name in ("tensor-parallel-size", "pipeline-parallel-size"):
         if (values.get(name) or 1) > 1:
             problems.append(f"--{name} {values[name]}: this version runs on one device; 1 is the only value")
+    for name in ("ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs"):
+        if name in values and "ssl-certfile" not in values:
+            problems.append(f"--{name} needs --ssl-certfile: without the server's certificate there is no TLS")
     tokens, sequences = _value(values, "max-num-batched-tokens"), _value(values, "max-num-seqs")
     if tokens is not None and sequences is not None and tokens < sequences:
         problems.append(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {sequences}: "
             "a step must have room for one token of each sequence"
+        )
+    if _value(values, "preemption-mode") == "swap" and _value(values, "swap-space-bytes") == 0:
+        problems.append(
+            "--preemption-mode swap has no swap space: give it some, such as --swap-space-bytes 1GiB, or let "
+            "--preemption-mode be auto"
         )
 
 
@@ -165,11 +175,14 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
             kv_cache_memory_bytes=get("kv-cache-memory-bytes"),
             gpu_memory_utilization=get("gpu-memory-utilization"),
             enable_prefix_caching=get("enable-prefix-caching"),
+            swap_space_bytes=get("swap-space-bytes"),
         ),
         scheduler=SchedulerOptions(
             max_num_seqs=get("max-num-seqs"),
             max_num_batched_tokens=get("max-num-batched-tokens"),
             policy=get("scheduling-policy"),
+            preemption_mode=get("preemption-mode"),
+            max_generation_stall_seconds=get("max-generation-stall"),
             check_integrity=get("check-integrity") or False,
         ),
         parallel=ParallelOptions(
@@ -179,6 +192,9 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
         threads=get("threads") or usable_cpus(),
         text=TextOptions(chat_template=get("chat-template"), generation_config=get("generation-config")),
         log=LogOptions(level=get("log-level"), format=get("log-format"), requests=get("log-requests") or False),
+        engine_process=EngineProcessOptions(
+            hang_timeout_seconds=get("engine-hang-timeout"), start_timeout_seconds=get("engine-start-timeout")
+        ),
     )
 
 
@@ -186,6 +202,8 @@ def _server_options(get: Callable[[str], Any]) -> ServerOptions:
     return ServerOptions(
         host=get("host"),
         port=get("port"),
+        uds=get("uds"),
+        allowed_origins=get("allowed-origins") or (),
         served_model_names=get("served-model-name") or (),
         drain_timeout_seconds=get("drain-timeout"),
         lenient=get("lenient") or False,
@@ -201,4 +219,17 @@ def _server_options(get: Callable[[str], Any]) -> ServerOptions:
             admin_key_file=get("admin-key-file"),
             metrics_key_file=get("metrics-key-file"),
         ),
+        tls=_tls_options(get),
+        otlp_traces_endpoint=get("otlp-traces-endpoint"),
+    )
+
+
+def _tls_options(get: Callable[[str], Any]) -> TlsOptions | None:
+    if get("ssl-certfile") is None:
+        return None
+    return TlsOptions(
+        certfile=get("ssl-certfile"),
+        keyfile=get("ssl-keyfile"),
+        keyfile_password_file=get("ssl-keyfile-password-file"),
+        ca_certs=get("ssl-ca-certs"),
     )

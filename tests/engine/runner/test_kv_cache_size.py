@@ -1,32 +1,41 @@
 """How many blocks fit, and what is said when too few do."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_engine.config import CacheOptions
-from quire_engine.core.kv_layout import kv_bytes_per_token
+from quire_engine.core.fake_runner import FakeRunner
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout, kv_bytes_per_token, most_window_blocks
 from quire_engine.core.kv_manager import KVManager
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.rope import RopeConfig
-from quire_engine.runner.kv_cache import (
-    CacheDemand,
-    CacheSize,
-    CacheTooSmall,
-    allocate,
-    block_bytes,
-    make_layout,
-    option_problems,
-    size_cache,
-)
+from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, CacheTooSmall, size_cache
+from quire_engine.runner.kv_cache import allocate, allocate_swap_space, cache_groups, make_layout, option_problems
 from quire_engine.runner.memory import AvailableMemory
+from quire_kernels.kv_cache import KVCache
 
 GIB = 1 << 30
+MIB = 1 << 20
 DEMAND = CacheDemand(
-    block_bytes=1 << 20, block_size=16, model_limit=1000, must_hold_limit=False, max_num_seqs=4, window=None
+    groups=(CacheGroup(block_bytes=MIB),),
+    block_size=16,
+    model_limit=1000,
+    must_hold_limit=False,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+)
+# A layer of four has full attention; the others look back on 100 tokens, which takes 9 blocks.
+MIXED = replace(
+    DEMAND, groups=(CacheGroup(block_bytes=3 * MIB, window=100), CacheGroup(block_bytes=MIB)), model_limit=10_000
 )
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -56,28 +65,39 @@ def machine(gib: float) -> AvailableMemory:
     return AvailableMemory(size=int(gib * GIB), is_own=False)
 
 
+def own(mib: int) -> AvailableMemory:
+    return AvailableMemory(size=mib * MIB, is_own=True)
+
+
+def given_size(mib: int, swap_mib: int = 0) -> CacheOptions:
+    return CacheOptions(kv_cache_memory_bytes=mib * MIB, swap_space_bytes=swap_mib * MIB)
+
+
 @pytest.mark.parametrize(
-    ("options", "available", "expected"),
+    ("options", "available", "blocks", "longest"),
     [
-        (CacheOptions(kv_cache_memory_bytes=100 << 20), None, CacheSize(num_blocks=100, max_model_len=1000)),
-        (CacheOptions(kv_cache_memory_bytes=10 << 20), None, CacheSize(num_blocks=10, max_model_len=160)),
+        (given_size(100), None, 100, 1000),
+        (given_size(10), None, 10, 160),
         # Never more than all sequences at full length: 4 times 63 blocks.
-        (CacheOptions(), machine(64), CacheSize(num_blocks=252, max_model_len=1000)),
+        (CacheOptions(), machine(64), 252, 1000),
         # A quarter of a machine that others use as well.
-        (CacheOptions(), machine(0.5), CacheSize(num_blocks=128, max_model_len=1000)),
+        (CacheOptions(), machine(0.5), 128, 1000),
         # Of its own memory all but the rest for activations.
-        (
-            CacheOptions(gpu_memory_utilization=0.5),
-            AvailableMemory(size=GIB + (200 << 20), is_own=True),
-            CacheSize(num_blocks=100, max_model_len=1000),
-        ),
-        (CacheOptions(), None, CacheSize(num_blocks=252, max_model_len=1000)),
+        (CacheOptions(gpu_memory_utilization=0.5), own(1224), 100, 1000),
+        # And but the swap space.
+        (CacheOptions(gpu_memory_utilization=0.5, swap_space_bytes=30 * MIB), own(1224), 70, 1000),
+        (CacheOptions(swap_space_bytes=256 * MIB), machine(0.5), 64, 1000),
+        (CacheOptions(), None, 252, 1000),
     ],
 )
 def test_blocks_follow_from_the_budget(
-    options: CacheOptions, available: AvailableMemory | None, expected: CacheSize
+    options: CacheOptions, available: AvailableMemory | None, blocks: int, longest: int
 ) -> None:
-    assert size_cache(DEMAND, options, available) == expected
+    size = size_cache(DEMAND, options, available)
+    assert isinstance(size, CacheSize), size
+    assert (size.num_blocks, size.max_model_len) == ((blocks,), longest)
+    assert size.kv_cache_bytes == blocks * MIB
+    assert size.num_swap_blocks == (options.swap_space_bytes // MIB,)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +105,7 @@ def test_blocks_follow_from_the_budget(
     [
         (
             replace(DEMAND, must_hold_limit=True),
-            CacheOptions(kv_cache_memory_bytes=62 << 20),
+            given_size(62),
             [
                 "65,011,712 bytes (--kv-cache-memory-bytes)",
                 "1,000 tokens",
@@ -93,44 +113,190 @@ def test_blocks_follow_from_the_budget(
                 "--max-model-len 992",
             ],
         ),
-        (DEMAND, CacheOptions(kv_cache_memory_bytes=1000), ["1,000 bytes", "--kv-cache-memory-bytes 66060288"]),
+        (
+            DEMAND,
+            CacheOptions(kv_cache_memory_bytes=1000),
+            ["a KV cache of 1,000 bytes", "use --kv-cache-memory-bytes 66060288"],
+        ),
+        (
+            DEMAND,
+            CacheOptions(swap_space_bytes=300 * MIB),
+            ["a KV cache of 0 bytes (what was free to take beside --swap-space-bytes 314572800)"],
+        ),
     ],
 )
 def test_a_cache_too_small_is_refused_with_the_number_that_works(
     demand: CacheDemand, options: CacheOptions, words: list[str]
 ) -> None:
-    result = size_cache(demand, options, machine(8))
+    result = size_cache(demand, options, own(700))
     assert isinstance(result, CacheTooSmall)
     assert all(word in result.message for word in words), result.message
-    named = replace(options, kv_cache_memory_bytes=66060288)
-    assert size_cache(demand, named, machine(8)) == CacheSize(num_blocks=63, max_model_len=1000)
+    size = size_cache(demand, CacheOptions(kv_cache_memory_bytes=66060288), own(700))
+    assert isinstance(size, CacheSize) and (size.num_blocks, size.max_model_len) == ((63,), 1000)
+
+
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 5000), st.none() | st.integers(1, 300)), min_size=1, max_size=4),
+    limit=st.integers(1, 5000),
+    must_hold=st.booleans(),
+    budget=st.integers(0, 10_000),
+    sequences=st.integers(1, 40),
+    tokens=st.integers(1, 300),
+)
+def test_the_numbers_that_a_refusal_names_work(
+    groups: list[tuple[int, int | None]], limit: int, must_hold: bool, budget: int, sequences: int, tokens: int
+) -> None:
+    """Windows are shorter than the limit, as ``without_idle_windows`` leaves them."""
+    demand = CacheDemand(
+        groups=tuple(
+            CacheGroup(block_bytes=size, window=window if window is not None and window < limit else None)
+            for size, window in groups
+        ),
+        block_size=16,
+        model_limit=limit,
+        must_hold_limit=must_hold,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+    )
+    result = size_cache(demand, CacheOptions(kv_cache_memory_bytes=budget), None)
+    if isinstance(result, CacheSize):
+        assert result.kv_cache_bytes <= budget
+        return
+    named = {flag: int(number) for flag, number in re.findall(r"(--[a-z-]+) (\d+)", result.message)}
+    enough = size_cache(demand, CacheOptions(kv_cache_memory_bytes=named["--kv-cache-memory-bytes"]), None)
+    assert isinstance(enough, CacheSize) and enough.max_model_len == limit
+    if "--max-model-len" in named:
+        shorter = replace(demand, model_limit=named["--max-model-len"])
+        assert isinstance(size_cache(shorter, CacheOptions(kv_cache_memory_bytes=budget), None), CacheSize)
 
 
 def test_a_window_needs_its_blocks_and_a_step_more_whatever_the_length() -> None:
-    demand = replace(DEMAND, window=100, model_limit=101, max_num_seqs=1)
-    options = CacheOptions(kv_cache_memory_bytes=8 << 20)
-    assert isinstance(refused := size_cache(demand, options, None), CacheTooSmall)
-    assert f"--kv-cache-memory-bytes {9 << 20}" in refused.message and "--max-model-len" not in refused.message
-    assert size_cache(demand, CacheOptions(kv_cache_memory_bytes=9 << 20), None) == CacheSize(
-        num_blocks=9, max_model_len=101
+    demand = replace(
+        DEMAND, groups=(CacheGroup(block_bytes=MIB, window=100),), model_limit=50_000, must_hold_limit=True
     )
-    assert size_cache(demand, CacheOptions(), machine(8)) == CacheSize(num_blocks=9, max_model_len=101)
+    refused = size_cache(demand, given_size(8), None)
+    assert isinstance(refused, CacheTooSmall)
+    assert f"--kv-cache-memory-bytes {9 << 20}" in refused.message and "--max-model-len" not in refused.message
+    size = size_cache(demand, given_size(9), None)
+    assert isinstance(size, CacheSize) and (size.num_blocks, size.max_model_len) == ((9,), 50_000)
+
+
+def test_a_windowed_group_gets_what_its_sequences_can_use_and_the_others_the_rest() -> None:
+    # 4 windows of 7 + 2 blocks and a step of 4, and half as much again: 60 blocks.
+    size = size_cache(MIXED, given_size(1000), None)
+    assert isinstance(size, CacheSize)
+    assert (size.num_blocks, size.max_model_len) == ((60, 820), 10_000)
+    alone = size_cache(replace(MIXED, groups=MIXED.groups[:1]), CacheOptions(), machine(64))
+    assert isinstance(alone, CacheSize) and alone.num_blocks == (60,)
+
+
+def test_where_windows_would_take_all_the_groups_share_alike() -> None:
+    size = size_cache(MIXED, given_size(160), None)
+    assert isinstance(size, CacheSize) and (size.num_blocks, size.max_model_len) == ((40, 40), 640)
+
+
+def test_more_than_a_window_can_use_is_not_taken_from_a_machine() -> None:
+    size = size_cache(MIXED, CacheOptions(), machine(64))
+    assert isinstance(size, CacheSize) and size.num_blocks == (60, 4 * 625)
+
+
+def test_every_group_swaps_the_same_share_of_its_blocks() -> None:
+    size = size_cache(MIXED, given_size(1000, swap_mib=250), machine(8))
+    assert isinstance(size, CacheSize) and size.num_swap_blocks == (15, 205)
+
+
+@pytest.mark.parametrize(
+    ("options", "available", "message"),
+    [
+        (
+            given_size(100, swap_mib=50),
+            own(120),
+            "--kv-cache-memory-bytes 104857600 and --swap-space-bytes 52428800 come to 157,286,400 bytes; they must fit"
+            " into the 125,829,120 bytes that are available: --swap-space-bytes of at most 20971520 would fit",
+        ),
+        (
+            given_size(100, swap_mib=1),
+            own(90),
+            "--kv-cache-memory-bytes 104857600 and --swap-space-bytes 1048576 come to 105,906,176 bytes; they must fit"
+            " into the 94,371,840 bytes that are available: a smaller KV cache would fit",
+        ),
+        (
+            CacheOptions(swap_space_bytes=9 * GIB),
+            machine(8),
+            "--swap-space-bytes 9663676416 must fit into the 8,589,934,592 bytes that are available: --swap-space-bytes"
+            " of at most 8589934592 would fit",
+        ),
+        (
+            CacheOptions(kv_cache_memory_bytes=100 * MIB, swap_space_bytes=1000),
+            machine(8),
+            "--swap-space-bytes 1000 is not one block of each layer: 1048576 is the least, 0 is none",
+        ),
+    ],
+)
+def test_swap_space_has_to_fit_and_to_hold_a_block(
+    options: CacheOptions, available: AvailableMemory, message: str
+) -> None:
+    assert size_cache(DEMAND, options, available) == CacheTooSmall(message=message)
+
+
+def test_the_least_swap_space_that_is_named_is_enough() -> None:
+    refused = size_cache(MIXED, given_size(1000, swap_mib=1), machine(8))
+    assert isinstance(refused, CacheTooSmall)
+    least = int(refused.message.split(": ")[1].split()[0])
+    options = CacheOptions(kv_cache_memory_bytes=1000 * MIB, swap_space_bytes=least)
+    size = size_cache(MIXED, options, machine(8))
+    assert isinstance(size, CacheSize) and min(size.num_swap_blocks) == 1
 
 
 def test_a_window_is_always_left_room_for_a_chunk_of_more_than_a_block() -> None:
     for window in range(1, 70):
-        demand = replace(DEMAND, window=window, model_limit=1000)
-        config = replace(MODEL, windows=(window,) * 3)
-        manager = KVManager(make_layout(config, 16, demand.fewest_blocks), max_chunk=1000, enable_prefix_caching=True)
-        assert manager.max_chunk > 16
+        group = CacheGroup(block_bytes=1, window=window)
+        layout = make_layout(replace(MODEL, windows=(window,) * 3), 16, size_of(DEMAND.fewest_blocks(group)))
+        assert KVManager(layout, max_chunk=1000, enable_prefix_caching=True).max_chunk > 16
+
+
+@settings(max_examples=60)
+@given(
+    window=st.integers(1, 60),
+    sequences=st.integers(1, 5),
+    tokens=st.integers(5, 80),
+    prompts=st.lists(st.integers(1, 150), min_size=1, max_size=12),
+    overlap=st.booleans(),
+)
+def test_windows_never_wait_for_blocks_where_each_got_the_most_it_can_use(
+    window: int, sequences: int, tokens: int, prompts: list[int], overlap: bool
+) -> None:
+    most = most_window_blocks(window=window, block_size=16, max_num_seqs=sequences, max_num_batched_tokens=tokens)
+    groups = (KVCacheGroup(layers=(0,), num_blocks=most * 2 // 3, window=window),)
+    layout = KVCacheLayout(block_size=16, groups=groups)
+    config = SchedulerConfig(
+        max_num_seqs=sequences, max_num_batched_tokens=tokens, max_model_len=200, enable_prefix_caching=False
+    )
+    engine = Engine(
+        scheduler=Scheduler(config, layout), runner=FakeRunner(layout=layout, vocab_size=9), overlap=overlap
+    )
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for key, length in enumerate(prompts):
+        assert engine.add(Request(key=key, prompt_token_ids=[1] * length, params=params, seed=0)) is None
+    while engine.has_work:
+        engine.step()
+    assert not engine.counters.preemptions
+
+
+def size_of(*num_blocks: int) -> CacheSize:
+    return CacheSize(num_blocks=num_blocks, num_swap_blocks=(0,) * len(num_blocks), max_model_len=1, kv_cache_bytes=1)
 
 
 def test_layers_with_the_same_window_share_a_group() -> None:
-    layout = make_layout(replace(MODEL, windows=(8, None, 8)), 16, 5)
-    assert [(group.layers, group.window, group.num_blocks) for group in layout.groups] == [
-        ((0, 2), 8, 5),
-        ((1,), None, 5),
+    mixed = replace(MODEL, windows=(8, None, 8))
+    layout = make_layout(mixed, 16, replace(size_of(5, 7), num_swap_blocks=(2, 3)))
+    assert [(g.layers, g.window, g.num_blocks, g.num_swap_blocks) for g in layout.groups] == [
+        ((0, 2), 8, 5, 2),
+        ((1,), None, 7, 3),
     ]
+    groups = cache_groups(mixed, torch.float32, 16)
+    assert [group.window for group in groups] == [8, None]
+    assert groups[0].block_bytes == 2 * groups[1].block_bytes
 
 
 @given(
@@ -147,27 +313,31 @@ def test_the_cache_stays_in_its_budget_and_holds_a_longest_sequence(
     options = CacheOptions(kv_cache_memory_bytes=budget if explicit else None)
     result = size_cache(demand, options, AvailableMemory(size=budget, is_own=False))
     if isinstance(result, CacheSize):
-        assert 0 < result.num_blocks * demand.block_bytes <= budget
-        assert result.max_model_len <= min(limit, result.num_blocks * 16)
+        assert 0 < result.num_blocks[0] * MIB == result.kv_cache_bytes <= budget
+        assert result.max_model_len <= min(limit, result.num_blocks[0] * 16)
         assert result.max_model_len == limit or not must_hold
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_takes_what_the_formula_says_and_the_allocation_has(dtype: torch.dtype) -> None:
-    size = block_bytes(MODEL, dtype, 32)
+    (group,) = cache_groups(MODEL, dtype, 32)
     per_token = kv_bytes_per_token(layers=3, kv_heads=2, head_dim=16, dtype_bytes=dtype.itemsize)
-    assert size == 32 * per_token
-    caches = allocate(make_layout(MODEL, 32, 5), MODEL, dtype)
-    assert len(caches) == 3
-    assert sum(cache.keys.nbytes + cache.values.nbytes for cache in caches) == 5 * size
+    assert group.block_bytes == 32 * per_token
+    layout = make_layout(MODEL, 32, replace(size_of(5), num_swap_blocks=(2,)))
+    caches, space = allocate(layout, MODEL, dtype), allocate_swap_space(layout, MODEL, dtype)
+    assert (len(caches), len(space)) == (3, 3)
+    assert bytes_of(caches) == 5 * group.block_bytes and bytes_of(space) == 2 * group.block_bytes
+    assert allocate_swap_space(make_layout(MODEL, 32, size_of(5)), MODEL, dtype) == ()
+
+
+def bytes_of(caches: tuple[KVCache, ...]) -> int:
+    return sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
 
 
 def test_values_of_uneven_heads_are_counted_with_their_padding() -> None:
     uneven = replace(MODEL, head_dim=20)
-    caches = allocate(make_layout(uneven, 16, 4), uneven, torch.float32)
-    assert sum(cache.keys.nbytes + cache.values.nbytes for cache in caches) == 4 * block_bytes(
-        uneven, torch.float32, 16
-    )
+    (group,) = cache_groups(uneven, torch.float32, 16)
+    assert bytes_of(allocate(make_layout(uneven, 16, size_of(4)), uneven, torch.float32)) == 4 * group.block_bytes
 
 
 def test_block_sizes_the_cpu_cannot_use_are_named() -> None:

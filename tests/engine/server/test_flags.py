@@ -31,7 +31,8 @@ def test_a_model_is_enough() -> None:
 EVERY_FLAG = """\
 --model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
-    --scheduling-policy priority --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
+    --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
+    --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
     --gpu-memory-utilization 0.5
     --no-enable-prefix-caching --tensor-parallel-size 1 --pipeline-parallel-size 1 --threads 3 --host 127.0.0.1
     --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
@@ -48,7 +49,8 @@ def test_every_flag_reaches_the_configuration() -> None:
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
     # 1 is the only value of these, and m is the model in both.
     assert sorted(untouched) == ["model.path", "parallel.pipeline_parallel_size", "parallel.tensor_parallel_size"]
-    assert config.cache.kv_cache_memory_bytes == 512 * 2**20
+    assert (config.cache.kv_cache_memory_bytes, config.cache.swap_space_bytes) == (512 * 2**20, 2**20)
+    assert config.scheduler.max_generation_stall_seconds == 0.1
     assert config.server.drain_timeout_seconds == 90.0
     assert config.server.admission.max_queue_seconds == 0.5
 
@@ -108,6 +110,8 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--gpu-memory-utilization", "nan"], "above 0 and up to 1"),
         (["m", "--kv-cache-memory-bytes", "4 apples"], "is not a size"),
         (["m", "--kv-cache-memory-bytes", "0"], "less than one byte"),
+        (["m", "--swap-space-bytes", "0.1"], "less than one byte"),
+        (["m", "--preemption-mode", "swap"], "give it some, such as --swap-space-bytes 1GiB"),
         (["m", "--drain-timeout", "soon"], "is not a time"),
         (["m", "--block-size", "17"], "is not among 16, 32, 64, 128"),
         (["m", "--max-num-seqs", "512", "--max-num-batched-tokens", "100"], "a step must have room"),

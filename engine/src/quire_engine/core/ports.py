@@ -45,7 +45,10 @@ class LoadedModel:
     asynchronous: bool = False
     """Whether ``execute`` returns before the step is done, so that scheduling one step ahead gains time."""
     prefill_tokens_per_second: float | None = None
-    """Measured at warm-up, as is the next: where ``core.preemption_cost`` begins. None is not measured."""
+    """Measured at warm-up, as are the next two: where ``core.preemption_cost`` and ``core.stall_bound`` begin. None is
+    not measured."""
+    decode_step_seconds: float | None = None
+    """Of a step that draws one token of one sequence."""
     swap_bytes_per_second: float | None = None
     """Copying blocks between the cache and the swap space, either way."""
     block_bytes: tuple[int, ...] = ()

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import TypeVar, cast
 
 from quire_engine.core.batch import Batch, FinishedSequence, PromptLogprobs, RunnerOutput, StepOutput
+from quire_engine.core.forks import ParkedChildren
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager, Placement
 from quire_engine.core.plan import InFlight, Plan
@@ -26,7 +27,6 @@ from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.stats import Counters, Gauges
 from quire_engine.core.stopping import Stop, find_stop
-from quire_engine.core.waiting import WaitingQueue
 
 T = TypeVar("T")
 
@@ -60,10 +60,11 @@ class Scheduler:
             layout, max_chunk=config.max_num_batched_tokens, enable_prefix_caching=config.enable_prefix_caching
         )
         self._rates = MeasuredRates() if rates is None else rates
-        self._policy = make_policy(config.policy)
         self._arrivals = 0
         self._sequences: dict[int, Sequence] = {}
-        self._waiting = WaitingQueue()
+        self._waiting = make_policy(config.policy)
+        self._parked = ParkedChildren()
+        self._families = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
@@ -89,14 +90,28 @@ class Scheduler:
         self._arrivals += 1
         sequence = Sequence(
             request,
-            order=self._policy.order(request, arrival=self._arrivals),
+            order=self._waiting.order(request, arrival=self._arrivals),
             limit=limit,
             eos_token_ids=self._config.eos_token_ids,
             num_groups=self._num_groups,
         )
         self._sequences[request.key] = sequence
-        self._waiting.push(sequence)
+        parent = None if request.parent is None else self._sequences.get(request.parent)
+        if parent is None:
+            self._waiting.push(sequence)
+        else:
+            self._fork(sequence, parent)
         return None
+
+    def _fork(self, child: Sequence, parent: Sequence) -> None:
+        """Let a sequence find what its parent computes of the prompt they share, and wait for it."""
+        if not self._config.enable_prefix_caching:
+            if parent.family is None:
+                self._families += 1
+                parent.family = self._families
+            child.family = parent.family
+        self._parked.park(child, parent)
+        self._release_children()
 
     def cancel(self, key: int) -> bool:
         """End a request at once, its blocks free for the very next step; False where there is none of that key."""
@@ -109,7 +124,11 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True
         del self._sequences[sequence.key]
-        if sequence.row is None:
+        for child in self._parked.take_all(sequence):
+            self._waiting.push(child)
+        if sequence.parent is not None:
+            self._parked.discard(sequence)
+        elif sequence.row is None:
             self._waiting.discard(sequence)
             self._kv.discard_swapped(sequence)
         else:
@@ -130,7 +149,10 @@ class Scheduler:
         """The next step, or None where no sequence can go on before a commit or a new request."""
         assert len(self._in_flight) < 2, "schedule() runs at most one step ahead of commit()"
         plan = Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
+        self._waiting.arrange(self._running)
+        self._displace()
         self._serve_running(plan)
+        self._release_children()
         if not plan.preempted:
             self._admit_waiting(plan)
         if not plan.sequences:
@@ -223,6 +245,14 @@ class Scheduler:
                 return False
         return True
 
+    def _displace(self) -> None:
+        """Preempt for the first in the queue, where there is no row for it or it did not fit, if the policy says so."""
+        sequence = self._waiting.first()
+        if sequence is None or len(self._running) < 2 or (self._free_rows and not self._is_blocked(sequence)):
+            return
+        if self._waiting.displaces(sequence, self._running[-1]):
+            self._preempt(self._running.pop())
+
     def _preempt(self, victim: Sequence) -> None:
         """Take row and blocks from a running sequence, and put it back into the queue."""
         loss = self._kv.prepare_to_lose(victim)
@@ -235,17 +265,24 @@ class Scheduler:
             victim.num_lost = victim.num_computed
             self._kv.release(victim)
         self._take_row(victim)
+        self._parked.preempted(victim)
         victim.num_preemptions += 1
         self._waiting.push(victim)
         self.counters.preemptions[preemption.label] += 1
+
+    def _release_children(self) -> None:
+        """Queue those whose parent's prompt is scheduled to its end, and let them find it."""
+        for parent, children in self._parked.take_ready():
+            self._kv.publish_computed(parent)
+            for child in children:
+                self._waiting.push(child)
 
     def _admit_waiting(self, plan: Plan) -> None:
         """Admit in order as long as the first in the queue gets a row and blocks; nobody overtakes it."""
         while plan.budget > 0 and self._free_rows:
             sequence = self._waiting.first()
-            if sequence is None or self._is_blocked(sequence):
-                return
-            assert sequence.num_pending == 0
+            if sequence is None or self._is_blocked(sequence) or sequence.num_pending:
+                return  # its last draw is under way where it was displaced in this very step
             placement = self._kv.place(sequence, alone=not self._running)
             if placement is None:
                 self._blocked, self._blocked_free = sequence, self._kv.num_free()
@@ -268,6 +305,7 @@ class Scheduler:
         if sequence.num_preemptions == 0:
             sequence.num_cached = start
             plan.first_scheduled_keys.append(sequence.key)
+            self._waiting.admitted(sequence)
             self.counters.prompt_tokens += sequence.num_prompt
             if self._config.enable_prefix_caching:
                 self.counters.prefix_cache_queries += sequence.num_prompt
@@ -275,12 +313,15 @@ class Scheduler:
         self.counters.recomputed_tokens += max(0, sequence.num_lost - start)
         sequence.num_lost = 0
         plan.enter(sequence, count)
+        self._parked.admitted(sequence)
+        self._release_children()
 
     def commit(self, batch: Batch, output: RunnerOutput) -> StepOutput:
         """Take in what a step drew: sequences grow, and end. What was drawn for one that had ended is discarded."""
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output)
+        self._waiting.drew(flight.sampled)
         keys: list[int] = []
         reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
         finished: list[FinishedSequence] = []
@@ -342,8 +383,8 @@ class Scheduler:
         pools = self._kv.pools
         return Gauges(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            queued_tokens=self._waiting.num_tokens,
+            num_waiting=len(self._waiting) + len(self._parked),
+            queued_tokens=self._waiting.num_tokens + self._parked.num_tokens,
             blocks_total=sum(pool.num_blocks for pool in pools),
             blocks_used=sum(pool.num_used for pool in pools),
             blocks_cached=sum(pool.num_cached for pool in pools),
@@ -361,7 +402,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, rows and queues add up. For tests, and a debug switch."""
         running, waiting = self._running, self._waiting.sequences()
-        self._kv.check_integrity(running, waiting)
+        parked = self._parked.sequences()
+        self._kv.check_integrity(running, [*waiting, *parked])
+        self._parked.check_integrity(self._sequences)
         rows = [sequence.row for sequence in running]
         assert None not in rows and sorted([*cast("list[int]", rows), *self._free_rows]) == list(
             range(self._config.max_num_seqs)
@@ -369,7 +412,7 @@ class Scheduler:
         assert all(sequence.row is None for sequence in waiting)
         assert len(waiting) == len(self._waiting)
         assert sum(sequence.num_tokens - sequence.num_computed for sequence in waiting) == self._waiting.num_tokens
-        assert {sequence.key for sequence in [*running, *waiting]} == set(self._sequences)
+        assert {sequence.key for sequence in [*running, *waiting, *parked]} == set(self._sequences)
         assert running == sorted(running, key=_order)
         for sequence in self._sequences.values():
             assert len(sequence.token_ids) + sequence.num_pending == sequence.num_tokens <= sequence.limit

@@ -1,6 +1,7 @@
 """Runs the model over one batch after another: ``core.ports.Runner`` on a CPU.
 
-A step: take in what the batch says is new, build the inputs, run the model, draw. It is done when ``execute`` returns.
+A step: copy what is swapped, take in what else the batch says is new, build the inputs, run the model, draw. It is done
+when ``execute`` returns.
 """
 
 import time
@@ -14,6 +15,7 @@ from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.inputs import RowState, build
 from quire_engine.runner.sampler import Drawn, Sampler
+from quire_engine.runner.swap import Swapper
 from quire_engine.runner.threads import ThreadChooser
 from quire_kernels.kv_cache import KVCache
 
@@ -34,6 +36,7 @@ class ModelRunner:
         *,
         model: CausalLM,
         caches: tuple[KVCache, ...],
+        swap_space: tuple[KVCache, ...] = (),
         layout: KVCacheLayout,
         vocab_size: int,
         max_rows: int,
@@ -42,6 +45,7 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._caches = caches
+        self._swapper = Swapper(layout, caches, swap_space)
         self._layout = layout
         self._threads = threads
         # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
@@ -51,6 +55,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> FinishedStep:
+        arrived = time.perf_counter()
+        self._swapper.apply(batch)
         began = time.perf_counter()
         for row in batch.released_rows:
             self._sampler.release(row)
@@ -70,6 +76,7 @@ class ModelRunner:
                 prepare_seconds=prepared - began,
                 run_seconds=ran - prepared,
                 sample_seconds=time.perf_counter() - ran,
+                swap_seconds=began - arrived,
             )
         )
 

@@ -11,21 +11,14 @@ import torch
 from quire_engine.config import CacheOptions, EngineConfig, ModelOptions
 from quire_engine.core.ports import LoadedModel
 from quire_engine.errors import FlagsError
-from quire_engine.model.config import ModelConfig, load_config, without_idle_windows
+from quire_engine.model.config import ModelConfig, load_config
 from quire_engine.model.linear import choose_linear_backend
 from quire_engine.model.loader import build_model
 from quire_engine.model.registry import SUPPORTED
+from quire_engine.model.shape import without_idle_windows
 from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
-from quire_engine.runner.kv_cache import (
-    CacheDemand,
-    CacheSize,
-    CacheTooSmall,
-    allocate,
-    block_bytes,
-    make_layout,
-    option_problems,
-    size_cache,
-)
+from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, CacheTooSmall, size_cache
+from quire_engine.runner.kv_cache import allocate, allocate_swap_space, cache_groups, make_layout, option_problems
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.threads import ThreadChooser, sharing_begins, use_threads
@@ -55,8 +48,9 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
             positions=_model_limit(options, model_config) + 1,
         )
     began = time.perf_counter()
-    size = _size_cache(config, model_config, dtype)
-    layout = make_layout(model_config, config.cache.block_size, size.num_blocks)
+    groups = cache_groups(model_config, dtype, config.cache.block_size)
+    size = _size_cache(config, model_config, groups)
+    layout = make_layout(model_config, config.cache.block_size, size)
     linears = 4 * model_config.num_layers + 1
     shared_from = sharing_begins(
         mean_linear_bytes=built.weight_bytes / linears,
@@ -65,6 +59,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     runner = ModelRunner(
         model=built.model,
         caches=allocate(layout, model_config, dtype),
+        swap_space=allocate_swap_space(layout, model_config, dtype),
         layout=layout,
         vocab_size=model_config.vocab_size,
         max_rows=config.scheduler.max_num_seqs,
@@ -72,7 +67,14 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         threads=ThreadChooser(threads, shared_from_tokens=shared_from),
     )
     cached = time.perf_counter()
-    warm_up(runner, layout, size.max_model_len)
+    block_bytes = tuple(group.block_bytes for group in groups)
+    measured = warm_up(
+        runner,
+        layout,
+        max_model_len=size.max_model_len,
+        max_tokens=config.scheduler.max_num_batched_tokens,
+        block_bytes=block_bytes,
+    )
     phases = {
         "import": import_seconds,
         "weights": built.seconds,
@@ -87,10 +89,14 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
         model_bytes=built.weight_bytes,
-        kv_cache_bytes=size.num_blocks * block_bytes(model_config, dtype, config.cache.block_size),
+        kv_cache_bytes=size.kv_cache_bytes,
         dtype=dtype_name(dtype),
         weights=backend.weights,
         phase_seconds=phases,
+        prefill_tokens_per_second=measured.prefill_tokens_per_second,
+        decode_step_seconds=measured.decode_seconds,
+        swap_bytes_per_second=measured.swap_bytes_per_second,
+        block_bytes=block_bytes,
     )
 
 
@@ -115,15 +121,15 @@ def _model_limit(options: ModelOptions, model: ModelConfig) -> int:
     return model.max_position_embeddings if options.max_model_len is None else options.max_model_len
 
 
-def _size_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> CacheSize:
+def _size_cache(config: EngineConfig, model: ModelConfig, groups: tuple[CacheGroup, ...]) -> CacheSize:
     options: CacheOptions = config.cache
     demand = CacheDemand(
-        block_bytes=block_bytes(model, dtype, options.block_size),
+        groups=groups,
         block_size=options.block_size,
         model_limit=_model_limit(config.model, model),
         must_hold_limit=config.model.max_model_len is not None,
         max_num_seqs=config.scheduler.max_num_seqs,
-        window=max((window for window in model.windows if window is not None), default=None),
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
     match size_cache(demand, options, available_memory()):
         case CacheTooSmall(message=message):

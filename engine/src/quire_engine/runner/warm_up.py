@@ -1,9 +1,12 @@
-"""Takes a fresh runner through every kind of step once, so that no request pays for compiling.
+"""Takes a fresh runner through every kind of step once, so that no request pays for compiling; and times what matters.
 
 A prompt longer than a short query, then one more token drawn with every sampling parameter set, then one greedy token.
+What is timed afterwards is where the scheduler's own measurements begin.
 """
 
-from quire_engine.core.batch import Admission, Batch, BlockUpdates
+from dataclasses import dataclass
+
+from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.ports import Runner
 from quire_engine.core.sampling_params import SamplingParams
@@ -13,37 +16,116 @@ _SAMPLED = SamplingParams(
     max_tokens=2, temperature=1.0, top_k=2, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=1
 )
 _GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
+# A prompt to time is as long as takes about this long, for a large model must not wait for it.
+_TIMED_SECONDS = 0.1
+_TIMED_TOKENS = 512
+_TIMED_COPY_BYTES = 16 << 20
 
 
-def warm_up(runner: Runner, layout: KVCacheLayout, max_model_len: int) -> None:
-    """Leaves no row taken; what it wrote into the cache lies in blocks that nobody has been given yet."""
-    prompt = [0] * max(1, min(_PROMPT_TOKENS, max_model_len - 1))
-    for step, params in enumerate((_SAMPLED, _GREEDY)):
-        first = _batch(layout, step=2 * step, computed=0, token_ids=prompt, admission=_admission(prompt, params))
-        token = runner.execute(first).wait().token_ids[0]
-        if max_model_len > len(prompt):
-            runner.execute(_batch(layout, step=2 * step + 1, computed=len(prompt), token_ids=[token])).wait()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    prefill_tokens_per_second: float
+    decode_seconds: float
+    """Of a step that draws one token of one sequence."""
+    swap_bytes_per_second: float | None
+    """Either way; None without swap space."""
 
 
-def _admission(prompt: list[int], params: SamplingParams) -> Admission:
-    return Admission(row=0, prompt_token_ids=prompt, output_token_ids=[], params=params, seed=0, eos_token_ids=())
+def warm_up(
+    runner: Runner, layout: KVCacheLayout, *, max_model_len: int, max_tokens: int, block_bytes: tuple[int, ...]
+) -> Measured:
+    """Leaves no row taken; what it wrote into the cache lies in blocks that nobody has been given yet.
 
-
-def _batch(
-    layout: KVCacheLayout, *, step: int, computed: int, token_ids: list[int], admission: Admission | None = None
-) -> Batch:
-    blocks = -(-(computed + len(token_ids)) // layout.block_size)
-    updates = BlockUpdates(rows=[0] * blocks, positions=list(range(blocks)), blocks=list(range(blocks)))
-    return Batch(
-        step=step,
-        rows=[0],
-        num_computed=[computed],
-        num_scheduled=[len(token_ids)],
-        num_draft=[0],
-        token_ids=token_ids,
-        samples=[True],
-        feedback_tokens=[],
-        admitted=[] if admission is None else [admission],
-        block_updates=(updates,) * len(layout.groups),
-        released_rows=[0] if admission is not None else [],
+    ``max_tokens`` bounds a step, ``block_bytes`` is what a block of each group takes.
+    """
+    steps = _Steps(runner, layout)
+    prompt = max(1, min(_PROMPT_TOKENS, max_model_len - 1))
+    for params in (_SAMPLED, _GREEDY):
+        filled = steps.prefill(prompt, params)
+        drawn = steps.decode(prompt) if max_model_len > prompt else filled
+    rate = prompt / _model_seconds(filled)
+    room = min(group.num_blocks for group in layout.groups) * layout.block_size
+    most = min(_TIMED_TOKENS, max_model_len - 1, max_tokens, room, int(rate * _TIMED_SECONDS))
+    if most > prompt:
+        rate = most / _model_seconds(steps.prefill(most, _GREEDY))
+    return Measured(
+        prefill_tokens_per_second=rate,
+        decode_seconds=_model_seconds(drawn),
+        swap_bytes_per_second=_time_copies(steps, layout, block_bytes),
     )
+
+
+def _time_copies(steps: "_Steps", layout: KVCacheLayout, block_bytes: tuple[int, ...]) -> float | None:
+    counts = [
+        min(group.num_blocks, group.num_swap_blocks, max(1, _TIMED_COPY_BYTES // size))
+        for group, size in zip(layout.groups, block_bytes, strict=True)
+    ]
+    if not all(counts):
+        return None
+    copies = tuple(BlockCopies(sources=list(range(count)), targets=list(range(count))) for count in counts)
+    steps.prefill(1, _GREEDY, swap_out=copies)  # the first touch of the pages
+    out = steps.prefill(1, _GREEDY, swap_out=copies)
+    back = steps.prefill(1, _GREEDY, swap_in=copies)
+    total = 2 * sum(count * size for count, size in zip(counts, block_bytes, strict=True))
+    return total / max(1e-9, out.swap_seconds + back.swap_seconds)
+
+
+def _model_seconds(output: RunnerOutput) -> float:
+    return max(1e-9, output.prepare_seconds + output.run_seconds + output.sample_seconds)
+
+
+class _Steps:
+    """Steps of the one sequence in row 0, which each prefill begins anew."""
+
+    def __init__(self, runner: Runner, layout: KVCacheLayout) -> None:
+        self._runner = runner
+        self._layout = layout
+        self._number = 0
+        self._drawn = 0
+
+    def prefill(
+        self,
+        length: int,
+        params: SamplingParams,
+        *,
+        swap_out: tuple[BlockCopies, ...] = (),
+        swap_in: tuple[BlockCopies, ...] = (),
+    ) -> RunnerOutput:
+        tokens = [0] * length
+        admission = Admission(
+            row=0, prompt_token_ids=tokens, output_token_ids=[], params=params, seed=0, eos_token_ids=()
+        )
+        return self._run(0, tokens, [admission], swap_out, swap_in)
+
+    def decode(self, computed: int) -> RunnerOutput:
+        return self._run(computed, [self._drawn], [], (), ())
+
+    def _run(
+        self,
+        computed: int,
+        token_ids: list[int],
+        admitted: list[Admission],
+        swap_out: tuple[BlockCopies, ...],
+        swap_in: tuple[BlockCopies, ...],
+    ) -> RunnerOutput:
+        blocks = -(-(computed + len(token_ids)) // self._layout.block_size)
+        updates = BlockUpdates(rows=[0] * blocks, positions=list(range(blocks)), blocks=list(range(blocks)))
+        batch = Batch(
+            step=self._number,
+            rows=[0],
+            num_computed=[computed],
+            num_scheduled=[len(token_ids)],
+            num_draft=[0],
+            token_ids=token_ids,
+            samples=[True],
+            feedback_tokens=[],
+            admitted=admitted,
+            block_updates=(updates,) * len(self._layout.groups),
+            released_rows=[0] if admitted else [],
+            swap_out=swap_out,
+            swap_in=swap_in,
+        )
+        self._number += 1
+        output = self._runner.execute(batch).wait()
+        self._drawn = output.token_ids[0]
+        return output

@@ -1,0 +1,150 @@
+"""The policy ``fair``: tenants take turns by how much each was served, whatever each of them queues.
+
+Virtual token counters, as in Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). A tenant's counter
+grows by the prompt tokens it has computed, and by each token drawn for it, which weighs more. The tenant with the
+smallest counter goes next, and within a tenant the earliest request. Who had nothing waiting is lifted to the smallest
+counter among those who have when it comes back: nobody saves up credit while idle. Requests without a tenant are one.
+"""
+
+from collections import Counter
+from heapq import heappop, heappush, heapreplace
+from operator import attrgetter
+
+from quire_engine.core.sequence import Order, Request, Sequence
+from quire_engine.core.waiting import WaitingQueue
+
+# The paper's weights: a drawn token keeps the model busy for longer than one of a prompt.
+PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
+
+_order = attrgetter("order")
+_tenant_name = attrgetter("request.tenant")
+
+
+class _Tenant:
+    __slots__ = ("counter", "is_listed", "queue")
+
+    def __init__(self, counter: int) -> None:
+        self.counter = counter
+        self.queue = WaitingQueue()
+        self.is_listed = False
+        """Whether it has its one entry in the heap of those that may have something waiting."""
+
+
+class FairShare:
+    """Every operation takes O(log n) of sequences and tenants; ``arrange`` sorts the running ones.
+
+    ``_level`` is the counter of whoever was served last, and never falls. A tenant that has nothing waiting, and is not
+    ahead of the level, would be lifted to it in any case: it is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: dict[str | None, _Tenant] = {}
+        self._heap: list[tuple[int, int, _Tenant]] = []  # by counter as it was when entered: counters only grow
+        self._level = 0
+        self._length = 0
+        self._forget_at = 64
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    # --- those who wait ---
+
+    def order(self, request: Request, *, arrival: int) -> Order:
+        return (0, arrival)
+
+    def push(self, sequence: Sequence) -> None:
+        sequence.order = (0, sequence.order[1])
+        tenant = self._tenant(sequence.request.tenant)
+        if not tenant.queue:
+            leader = self._leader()
+            tenant.counter = max(tenant.counter, self._level if leader is None else leader.counter)
+        tenant.queue.push(sequence)
+        if not tenant.is_listed:
+            heappush(self._heap, (tenant.counter, sequence.order[1], tenant))
+            tenant.is_listed = True
+        self._length += 1
+        self.num_tokens += sequence.num_tokens - sequence.num_computed
+
+    def first(self) -> Sequence | None:
+        leader = self._leader()
+        return None if leader is None else leader.queue.first()
+
+    def pop(self) -> Sequence:
+        leader = self._leader()
+        assert leader is not None
+        sequence = leader.queue.pop()
+        sequence.order = (leader.counter, sequence.order[1])
+        self._level = max(self._level, leader.counter)
+        self._left(sequence)
+        return sequence
+
+    def discard(self, sequence: Sequence) -> None:
+        self._tenants[sequence.request.tenant].queue.discard(sequence)
+        self._left(sequence)
+
+    def _left(self, sequence: Sequence) -> None:
+        self._length -= 1
+        self.num_tokens -= sequence.num_tokens - sequence.num_computed
+
+    def sequences(self) -> list[Sequence]:
+        return [sequence for tenant in self._tenants.values() for sequence in tenant.queue.sequences()]
+
+    def _leader(self) -> _Tenant | None:
+        """The tenant with the smallest counter among those with something waiting; among equals, the one whose
+        request has waited longest."""
+        heap = self._heap
+        while heap:
+            counter, arrival, tenant = heap[0]
+            head = tenant.queue.first()
+            if head is None:
+                heappop(heap)
+                tenant.is_listed = False
+            elif (counter, arrival) != (tenant.counter, head.order[1]):
+                heapreplace(heap, (tenant.counter, head.order[1], tenant))
+            else:
+                return tenant
+        return None
+
+    # --- those who run ---
+
+    def arrange(self, running: list[Sequence]) -> None:
+        """Who was served most stands last, and gives way first."""
+        for sequence in running:
+            sequence.order = (self._counter(sequence), sequence.order[1])
+        running.sort(key=_order)
+
+    def displaces(self, waiting: Sequence, running: Sequence) -> bool:
+        """Only for who would still be behind after it had been served, and the other had computed its tokens again."""
+        lost = PROMPT_WEIGHT * (waiting.num_tokens + running.num_computed)
+        return self._counter(waiting) + lost < self._counter(running)
+
+    def admitted(self, sequence: Sequence) -> None:
+        tenant = self._tenant(sequence.request.tenant)
+        tenant.counter += PROMPT_WEIGHT * (sequence.num_prompt - sequence.num_cached)
+        if not self._length:
+            self._level = max(self._level, tenant.counter)
+
+    def drew(self, sequences: list[Sequence]) -> None:
+        for name, count in Counter(map(_tenant_name, sequences)).items():
+            self._tenant(name).counter += OUTPUT_WEIGHT * count
+
+    def _counter(self, sequence: Sequence) -> int:
+        tenant = self._tenants.get(sequence.request.tenant)
+        return self._level if tenant is None else tenant.counter
+
+    # --- tenants ---
+
+    def _tenant(self, name: str | None) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._tenants) >= self._forget_at:
+                self._forget()
+            tenant = self._tenants[name] = _Tenant(self._level)
+        return tenant
+
+    def _forget(self) -> None:
+        kept = {
+            name: tenant for name, tenant in self._tenants.items() if tenant.is_listed or tenant.counter > self._level
+        }
+        self._tenants, self._forget_at = kept, 2 * len(kept) + 64

@@ -1,0 +1,39 @@
+"""The runner's side of preemption by swap: copies the blocks a batch names between the KV cache and host memory.
+
+Which blocks go where is the scheduler's decision; both sides hold a block the same way, so it is copied as it is.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from quire_engine.core.batch import Batch, BlockCopies
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_kernels.kv_cache import KVCache
+from quire_kernels.swap_blocks import swap_blocks
+
+
+class Swapper:
+    """``caches`` and ``space`` have an entry per layer; ``space`` is empty where there is no swap space."""
+
+    def __init__(self, layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]) -> None:
+        self._layers = [group.layers for group in layout.groups]
+        self._caches = caches
+        self._space = space
+
+    def apply(self, batch: Batch) -> None:
+        """Out before in: a block of the cache may leave and another take its place in one step."""
+        self._copy(batch.swap_out, self._caches, self._space)
+        self._copy(batch.swap_in, self._space, self._caches)
+
+    def _copy(self, copies: tuple[BlockCopies, ...], sources: Sequence[KVCache], targets: Sequence[KVCache]) -> None:
+        if not copies:
+            return
+        for layers, blocks in zip(self._layers, copies, strict=True):
+            if blocks.sources:
+                swap_blocks(
+                    [sources[layer] for layer in layers],
+                    [targets[layer] for layer in layers],
+                    torch.tensor(blocks.sources),
+                    torch.tensor(blocks.targets),
+                )
