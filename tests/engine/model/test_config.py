@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model.config import ModelConfig, load_config, parse_config, without_idle_windows
+from quire_engine.model.config import ModelConfig, load_config, parse_config
 from quire_engine.model.rope import LinearScaling, Llama3Scaling, RopeConfig
+from quire_engine.model.shape import without_idle_windows
 
 SUPPORTED = (
     "Gemma2ForCausalLM",

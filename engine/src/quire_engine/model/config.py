@@ -5,56 +5,36 @@ are called is the family's. Needs no torch, so a folder can be judged before tor
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
-from quire_engine.model.dialect import Dialect, Windows, find_dialect
+from quire_engine.model.dialect import Dialect, find_dialect
 from quire_engine.model.rope import RopeConfig
+from quire_engine.model.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(ModelShape):
     """A decoder-only transformer with grouped-query attention and gated feed-forward layers."""
 
-    architecture: str
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
     rms_norm_eps: float
-    max_position_embeddings: int
     ropes: tuple[RopeConfig, ...]
     """By layer."""
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
-    eos_token_ids: tuple[int, ...]
-    windows: Windows
     rotary_dim: int
     """Components of a head that are rotated: the first ones."""
     attention_scale: float
     """What products of queries and keys are multiplied by."""
     attention_soft_cap: float | None
     logit_soft_cap: float | None
-
-    @property
-    def kv_groups(self) -> Windows:
-        """The windows that occur, in the layers' order: layers with the same one share block tables."""
-        return tuple(dict.fromkeys(self.windows))
-
-
-def without_idle_windows(config: ModelConfig, longest: int) -> ModelConfig:
-    """A window no shorter than the longest sequence hides nothing: its layers are as those with full attention."""
-    return replace(
-        config,
-        windows=tuple(window if window is not None and window < longest else None for window in config.windows),
-    )
 
 
 def load_config(folder: Path, supported: tuple[str, ...]) -> ModelConfig:
@@ -110,7 +90,7 @@ def parse_config(
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=dialect.tie_word_embeddings),
         attention_bias=fields.boolean("attention_bias", default=False),
         mlp_bias=fields.boolean("mlp_bias", default=False),
-        eos_token_ids=_eos_token_ids(raw, generation, problems),
+        eos_token_ids=read_eos_token_ids(raw, generation, problems),
         windows=windows,
         rotary_dim=rotary_dim,
         attention_scale=_attention_scale(fields, dialect, head_dim),
@@ -173,7 +153,7 @@ def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: lis
     return known[0]
 
 
-def _eos_token_ids(raw: dict[str, Any], generation: dict[str, Any], problems: list[str]) -> tuple[int, ...]:
+def read_eos_token_ids(raw: dict[str, Any], generation: dict[str, Any], problems: list[str]) -> tuple[int, ...]:
     """Those of generation_config.json go first: there a chat model names the token that ends a turn as well."""
     name = "eos_token_id"
     value = generation[name] if generation.get(name) is not None else raw.get(name)

@@ -9,9 +9,7 @@ from typing import Any
 
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.rope import RopeConfig, parse_rope
-
-Windows = tuple[int | None, ...]
-"""By layer, the tokens a query may look back on, itself included; None is all of them."""
+from quire_engine.model.shape import Windows
 
 
 def one_rope(raw: dict[str, Any], windows: Windows, problems: list[str]) -> tuple[RopeConfig, ...]:
