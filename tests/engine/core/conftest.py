@@ -41,6 +41,7 @@ class World:
         params: SamplingParams | None = None,
         priority: int = 0,
         salt: str | None = None,
+        parent: int | None = None,
     ) -> Refusal | None:
         params = params or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         return self.engine.add(

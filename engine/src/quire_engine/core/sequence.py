@@ -26,6 +26,8 @@ class Request:
     tenant: str | None = None
     cache_salt: str | None = None
     adapter_id: int | None = None
+    parent: int | None = None
+    """Key of the first sequence of the same client's request, n > 1: they have one prompt, which it computes."""
 
 
 class Sequence:
@@ -45,6 +47,7 @@ class Sequence:
     ``num_lost``      tokens that had been computed when it was last preempted by recompute.
     ``family``        a number that it shares with those that share its prompt, where they are to find it: None where
                       it has no such siblings, or prefixes are found by all.
+    ``parent``        with which it is parked until the parent's prompt is there (``forks``), else None.
     ``row``           its place in the runner while it runs, else None.
     """
 
@@ -69,6 +72,7 @@ class Sequence:
         "num_to_report",
         "num_tokens",
         "order",
+        "parent",
         "request",
         "row",
         "stop_ids",
@@ -107,6 +111,7 @@ class Sequence:
         self.num_published = 0
         self.swap_tables: list[list[int]] | None = None
         self.family: int | None = None
+        self.parent: Sequence | None = None
 
     @property
     def num_output(self) -> int:
