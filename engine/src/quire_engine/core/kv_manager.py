@@ -6,6 +6,7 @@ a sliding-window group gives back blocks that no later query can see. Whatever c
 (``take_updates``, ``take_copies``).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire_engine.core.batch import BlockUpdates
@@ -69,20 +70,25 @@ class KVManager:
 
     # --- admission ---
 
-    def place(self, sequence: Sequence, *, alone: bool) -> Placement | None:
+    def place(self, sequence: Sequence, *, alone: bool, begun: Iterable[Sequence]) -> Placement | None:
         """Where a waiting sequence would go on if it were admitted now, or None where it has to wait.
 
-        The whole of what it must compute has to fit, though only the first chunk's blocks are taken on entering.
-        ``headroom`` blocks stay free besides, unless it is ``alone``, lest the next decode steps preempt it at once.
+        The whole of what it must compute has to fit, though only the first chunk's blocks are taken on entering: those
+        that others which have ``begun`` still lack are theirs. ``headroom`` blocks stay free besides, unless it is
+        ``alone``, lest the next decode steps preempt it at once.
         """
         placement = self._look_up(sequence)
-        for group, found, headroom in zip(self._groups, placement.found, self._headroom, strict=True):
-            blocks = [block for block in found if block is not None]
-            most = group.blocks_at_most(sequence.num_tokens, max_chunk=self.max_chunk)
-            revived = sum(map(group.pool.is_free, blocks))
-            if max(0, most - len(blocks)) + revived > group.pool.num_free - (0 if alone else headroom):
+        for index, group in enumerate(self._groups):
+            blocks = [block for block in placement.found[index] if block is not None]
+            needed = max(0, self._blocks_at_most(group, sequence) - len(blocks)) + sum(map(group.pool.is_free, blocks))
+            for other in begun:
+                needed += max(0, self._blocks_at_most(group, other) - len(other.block_tables[index]))
+            if needed > group.pool.num_free - (0 if alone else self._headroom[index]):
                 return None
         return placement
+
+    def _blocks_at_most(self, group: KVGroup, sequence: Sequence) -> int:
+        return group.blocks_at_most(sequence.num_tokens, max_chunk=self.max_chunk)
 
     def _look_up(self, sequence: Sequence) -> Placement:
         hit = self._prefixes.find(sequence)

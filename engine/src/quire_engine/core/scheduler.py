@@ -66,6 +66,7 @@ class Scheduler:
         self._parked = ParkedChildren()
         self._families = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
+        self._begun: list[Sequence] = []  # running with a part of the prompt, when this was last looked at
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self._released_rows: list[int] = []
         self._in_flight: deque[InFlight] = deque()
@@ -279,11 +280,15 @@ class Scheduler:
 
     def _admit_waiting(self, plan: Plan) -> None:
         """Admit in order as long as the first in the queue gets a row and blocks; nobody overtakes it."""
+        if self._begun:
+            before, self._begun = self._begun, [sequence for sequence in self._begun if _lacks_several(sequence)]
+            if len(self._begun) < len(before):
+                self._blocked = None  # what was kept for them may be more than they took
         while plan.budget > 0 and self._free_rows:
             sequence = self._waiting.first()
             if sequence is None or self._is_blocked(sequence) or sequence.num_pending:
                 return  # its last draw is under way where it was displaced in this very step
-            placement = self._kv.place(sequence, alone=not self._running)
+            placement = self._kv.place(sequence, alone=not self._running, begun=self._begun)
             if placement is None:
                 self._blocked, self._blocked_free = sequence, self._kv.num_free()
                 return
@@ -313,6 +318,8 @@ class Scheduler:
         self.counters.recomputed_tokens += max(0, sequence.num_lost - start)
         sequence.num_lost = 0
         plan.enter(sequence, count)
+        if _lacks_several(sequence):
+            self._begun.append(sequence)
         self._parked.admitted(sequence)
         self._release_children()
 
@@ -417,6 +424,10 @@ class Scheduler:
         for sequence in self._sequences.values():
             assert len(sequence.token_ids) + sequence.num_pending == sequence.num_tokens <= sequence.limit
             assert sequence.num_computed < sequence.num_tokens
+
+
+def _lacks_several(sequence: Sequence) -> bool:
+    return sequence.row is not None and sequence.num_tokens - sequence.num_computed > 1
 
 
 def _without(column: list[T], places: list[int]) -> list[T]:
