@@ -1,0 +1,67 @@
+"""A row of a parity table: a tiny random model that transformers makes and saves, and the prompts it is asked."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCABULARY = 250
+LENGTHS = (1, 2, 15, 16, 17, 31, 33, 47, 65)
+ANSWER = 20
+MAX_MODEL_LEN = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    family: str
+    """transformers' ``model_type``."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Of its config.json, beside those of ``_SMALL``; None leaves out one of those."""
+    lengths: tuple[int, ...] = LENGTHS
+    max_model_len: int = MAX_MODEL_LEN
+    attention: str = "eager"
+    """The reference's implementation: the others leave out a soft cap."""
+    bfloat16_error: float = 0.1
+    """How far bfloat16 may move the logprob of a prompt's next token, in the mean."""
+
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+
+
+def save(case: Case, folder: Path) -> None:
+    """A checkpoint in Hugging Face layout, the same at every call."""
+    torch.manual_seed(11)
+    fields = {name: value for name, value in {**_SMALL, **case.fields}.items() if value is not None}
+    factory: Any = AutoModelForCausalLM
+    model = factory.from_config(AutoConfig.for_model(case.family, **fields))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases 0 and norms 1 at birth, which would hide one that is not applied
+                parameter += torch.randn_like(parameter) * 0.15
+            elif not parameter.any():  # routers, which would leave the choice of experts to chance
+                parameter += torch.randn_like(parameter) * 0.5
+    model.save_pretrained(folder)
+
+
+def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    """Beginnings of two sequences, in turn: so there are prefixes to share."""
+    numbers = random.Random(5)
+    stems = [[numbers.randrange(3, VOCABULARY) for _ in range(max(lengths))] for _ in range(2)]
+    return [stems[index % 2][:length] for index, length in enumerate(lengths)]

@@ -1,0 +1,77 @@
+"""Every native family says in float32 what transformers says, token for token, whatever the schedule."""
+
+from typing import Any
+
+import pytest
+from quire_parity.cases import Case
+from quire_parity.schedules import Schedule
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# Windows are shorter than most prompts; 24 is no whole number of blocks.
+WINDOW = 24
+GEMMA: dict[str, Any] = {
+    "head_dim": 24,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 40,
+    "tie_word_embeddings": True,
+}
+CASES = {
+    "llama, llama3 rope": Case(family="llama", fields={"rope_parameters": LLAMA3}),
+    "llama, biases, wide heads, tied": Case(
+        family="llama",
+        fields={"attention_bias": True, "mlp_bias": True, "head_dim": 40, "tie_word_embeddings": True},
+    ),
+    "mistral, window": Case(family="mistral", fields={"sliding_window": WINDOW}),
+    "qwen2, windows in its last layers": Case(
+        family="qwen2",
+        fields={
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3": Case(family="qwen3", fields={"head_dim": 24, "num_key_value_heads": 1}),
+    "gemma2": Case(family="gemma2", fields={**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
+    "gemma3": Case(
+        family="gemma3_text",
+        fields={
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 4.0},
+            },
+        },
+    ),
+    "phi3, window": Case(family="phi3", fields={"sliding_window": WINDOW}),
+    "phi3, partly rotated": Case(
+        family="phi3",
+        fields={
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_equal_transformers(name: str, schedule: Schedule, parity: Any) -> None:
+    parity.check(CASES[name], schedule)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_stays_close(name: str, parity: Any) -> None:
+    parity.check_bfloat16(CASES[name])
+
+
+def test_near_ties_are_rare(parity: Any) -> None:
+    assert parity.tally.compared > 100
+    assert parity.tally.near_ties <= 0.005 * parity.tally.compared, parity.tally
