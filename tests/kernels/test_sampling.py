@@ -6,7 +6,20 @@ from quire_kernels.errors import ArgumentError
 from quire_kernels.sampling import greedy, reference, sample
 
 # 99.99 % of chi-square's mass, by degrees of freedom.
-CHI_SQUARE = {4: 23.51, 9: 33.72, 19: 50.80}
+CHI_SQUARE = {
+    4: 23.51,
+    5: 25.74,
+    6: 27.86,
+    7: 29.88,
+    8: 31.83,
+    9: 33.72,
+    10: 35.56,
+    11: 37.37,
+    12: 39.13,
+    13: 40.87,
+    14: 42.58,
+    19: 50.80,
+}
 
 
 def columns(
@@ -17,6 +30,7 @@ def columns(
     top_k: int | None = None,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    typical_p: float = 1.0,
     seed: int = 1,
 ) -> dict[str, Tensor]:
     return {
@@ -24,6 +38,7 @@ def columns(
         "top_k": torch.full((rows,), vocabulary if top_k is None else top_k),
         "top_p": torch.full((rows,), top_p),
         "min_p": torch.full((rows,), min_p),
+        "typical_p": torch.full((rows,), typical_p),
         "seeds": torch.full((rows,), seed),
         "positions": torch.arange(rows),
     }
@@ -59,6 +74,11 @@ def test_philox_gives_the_words_its_authors_publish(
         {"top_p": 0.999},
         {"min_p": 0.2},
         {"min_p": 1.0},
+        {"typical_p": 0.5},
+        {"typical_p": 1e-6},
+        {"typical_p": 0.999, "temperature": 0.2},
+        {"top_k": 6, "typical_p": 0.4},
+        {"top_p": 0.9, "typical_p": 0.7, "temperature": 1.5},
         {"temperature": 2.0, "top_k": 40, "top_p": 0.8, "min_p": 0.01},
         {"seed": -1},
         {"seed": -(1 << 63)},
@@ -84,7 +104,18 @@ def test_zero_temperature_takes_the_likeliest_beside_rows_that_draw() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_k": 10, "temperature": 1.5}], ids=str
+    "settings",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 5},
+        {"top_k": 10, "temperature": 1.5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"typical_p": 0.8},
+        {"top_k": 15, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.9, "temperature": 1.2},
+    ],
+    ids=str,
 )
 def test_frequencies_follow_the_distribution(settings: dict[str, float]) -> None:
     draws, vocabulary = 20_000, 20
@@ -94,8 +125,9 @@ def test_frequencies_follow_the_distribution(settings: dict[str, float]) -> None
         logits,
         temperature=settings.get("temperature", 1.0),
         top_k=int(settings.get("top_k", vocabulary)),
-        top_p=1.0,
-        min_p=0.0,
+        top_p=settings.get("top_p", 1.0),
+        min_p=settings.get("min_p", 0.0),
+        typical_p=settings.get("typical_p", 1.0),
     )
     weights = (logits / settings.get("temperature", 1.0)).softmax(dim=-1) * keep
     expected = draws * weights[keep] / weights.sum()
@@ -114,7 +146,7 @@ def test_seeds_and_positions_draw_independently() -> None:
 
 def test_a_rows_token_does_not_depend_on_its_batch() -> None:
     logits = torch.randn(9, 500)
-    settings = columns(9, 500, top_p=0.9)
+    settings = columns(9, 500, top_p=0.9, typical_p=0.8)
     together = sample(logits, **settings)
     order = torch.randperm(9)
     shuffled = sample(logits[order].contiguous(), **{name: column[order] for name, column in settings.items()})
@@ -122,6 +154,16 @@ def test_a_rows_token_does_not_depend_on_its_batch() -> None:
     for i in range(9):
         alone = sample(logits[i : i + 1], **{name: column[i : i + 1] for name, column in settings.items()})
         assert int(alone) == int(together[i])
+
+
+def test_typical_tokens_are_those_nearest_to_the_entropy() -> None:
+    # The entropy is 1.17; -log p is 0.69, 1.20, 2.30 and 2.30, so the second is the most typical, then the first.
+    logits = torch.tensor([0.5, 0.3, 0.1, 0.1]).log().expand(400, -1)
+    drawn = {
+        typical_p: set(sample(logits, **columns(400, 4, typical_p=typical_p)).tolist())
+        for typical_p in (0.25, 0.5, 0.85, 1.0)
+    }
+    assert drawn == {0.25: {1}, 0.5: {0, 1}, 0.85: {0, 1, 2, 3}, 1.0: {0, 1, 2, 3}}
 
 
 def test_forbidden_tokens_are_never_drawn() -> None:
@@ -133,7 +175,7 @@ def test_forbidden_tokens_are_never_drawn() -> None:
 def test_a_row_without_a_number_still_gives_a_token() -> None:
     logits = torch.full((3, 300), torch.nan)
     logits[1] = -torch.inf
-    tokens = sample(logits, **columns(3, 300, top_k=5, top_p=0.5))
+    tokens = sample(logits, **columns(3, 300, top_k=5, top_p=0.5, typical_p=0.5))
     assert all(0 <= token < 300 for token in tokens.tolist())
     assert all(0 <= token < 300 for token in greedy(logits).tolist())
 

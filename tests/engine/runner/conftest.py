@@ -69,7 +69,7 @@ def _save_model(folder: Path, family: str, changes: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def engine_config() -> Callable[..., EngineConfig]:
     def make(folder: Path, *, scheduler: SchedulerOptions | None = None, **changes: Any) -> EngineConfig:
         cache = CacheOptions(
@@ -95,6 +95,7 @@ class Running:
     engine: Engine
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def add(self, key: int, prompt: list[int], params: SamplingParams, seed: int = 0) -> None:
         self.tokens[key], self.logprobs[key] = [], []
@@ -110,13 +111,15 @@ class Running:
         self.engine.check_integrity()
         if step is None:
             return
+        for report in step.output.prompt_logprobs:
+            self.prompt_logprobs.setdefault(report.key, []).extend(report.entries)
         for i, key in enumerate(step.output.keys):
             self.tokens[key].append(step.output.token_ids[i])
             if step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None:
                 self.logprobs[key].append(entry)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start(engine_config: Callable[..., EngineConfig]) -> Callable[..., Running]:
     def make(folder: Path, **changes: Any) -> Running:
         config = engine_config(folder, **changes)

@@ -1,12 +1,15 @@
 """From a batch to the tensors of a step."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from quire_engine.core.batch import Batch, BlockUpdates
+from quire_engine.core.batch import Batch, BlockUpdates, PromptPositions
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.inputs import RowState, build
+from quire_engine.runner.logprobs import logits_rows
 
 LAYOUT = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=50),))
 
@@ -32,6 +35,10 @@ def state(layout: KVCacheLayout = LAYOUT) -> RowState:
     return RowState(max_rows=4, max_blocks=8, groups=len(layout.groups))
 
 
+def built(step: Batch, here: RowState, layout: KVCacheLayout) -> ModelInputs:
+    return build(step, here, layout, logits_rows(step).rows)
+
+
 def mixed_batch() -> Batch:
     """Row 3 decodes its token 33, row 1 computes tokens 14 to 17 of a longer prompt, row 0 a whole prompt of 2."""
     return batch(
@@ -49,7 +56,7 @@ def mixed_batch() -> Batch:
 def test_each_token_gets_its_position_and_slot() -> None:
     here, step = state(), mixed_batch()
     here.apply(step)
-    inputs = build(step, here, LAYOUT)
+    inputs = built(step, here, LAYOUT)
     assert inputs.token_ids.tolist() == [9, 1, 2, 3, 4, 7, 8]
     assert inputs.positions.tolist() == [33, 14, 15, 16, 17, 0, 1]
     assert inputs.groups[0].slots.tolist() == [7 * 16 + 1, 10 * 16 + 14, 10 * 16 + 15, 11 * 16, 11 * 16 + 1, 32, 33]
@@ -59,7 +66,7 @@ def test_each_token_gets_its_position_and_slot() -> None:
 def test_logits_are_wanted_of_sampled_rows_only() -> None:
     here, step = state(), mixed_batch()
     here.apply(step)
-    assert build(step, here, LAYOUT).logits_rows.tolist() == [0, 6]
+    assert built(step, here, LAYOUT).logits_rows.tolist() == [0, 6]
 
 
 def test_block_tables_are_kept_from_step_to_step() -> None:
@@ -74,7 +81,7 @@ def test_block_tables_are_kept_from_step_to_step() -> None:
         block_updates=(BlockUpdates(rows=[1], positions=[2], blocks=[40]),),
     )
     here.apply(step)
-    assert build(step, here, LAYOUT).groups[0].slots.tolist()[-2:] == [11 * 16 + 15, 40 * 16]
+    assert built(step, here, LAYOUT).groups[0].slots.tolist()[-2:] == [11 * 16 + 15, 40 * 16]
 
 
 def test_a_token_not_known_yet_is_the_one_drawn_for_its_row() -> None:
@@ -82,7 +89,7 @@ def test_a_token_not_known_yet_is_the_one_drawn_for_its_row() -> None:
     here.last_token[[0, 1, 3]] = [100, 101, 103]
     here.apply(step)
     late = batch(**{**{name: getattr(step, name) for name in Batch.__dataclass_fields__}, "feedback_tokens": [0, 6]})
-    assert build(late, here, LAYOUT).token_ids.tolist() == [103, 1, 2, 3, 4, 7, 100]
+    assert built(late, here, LAYOUT).token_ids.tolist() == [103, 1, 2, 3, 4, 7, 100]
 
 
 def test_every_group_has_its_own_tables() -> None:
@@ -100,12 +107,23 @@ def test_every_group_has_its_own_tables() -> None:
         block_updates=tuple(BlockUpdates(rows=[2], positions=[0], blocks=[block]) for block in (30, 4)),
     )
     here.apply(step)
-    assert [group.slots.tolist() for group in build(step, here, layout).groups] == [[480], [64]]
+    assert [group.slots.tolist() for group in built(step, here, layout).groups] == [[480], [64]]
 
 
 def test_inputs_are_of_the_types_the_kernels_take() -> None:
     here, step = state(), mixed_batch()
     here.apply(step)
-    inputs = build(step, here, LAYOUT)
+    inputs = built(step, here, LAYOUT)
     for tensor in (inputs.token_ids, inputs.positions, inputs.groups[0].slots, inputs.logits_rows):
         assert tensor.dtype == torch.int64 and tensor.is_contiguous()
+
+
+def test_positions_of_prompts_have_logits_beside_those_that_are_drawn_from() -> None:
+    asked = [
+        PromptPositions(index=2, first=0, next_token_ids=[8], num_logprobs=0),
+        PromptPositions(index=1, first=15, next_token_ids=[3, 4], num_logprobs=0),
+    ]
+    wanted = logits_rows(replace(mixed_batch(), prompt_logprobs=asked))
+    assert wanted.rows.tolist() == [0, 2, 3, 5, 6]
+    assert wanted.rows[wanted.sampled].tolist() == [0, 6]
+    assert wanted.rows[wanted.reported].tolist() == [5, 2, 3]

@@ -5,39 +5,102 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from quire_engine.core.sampling_params import SamplingParams
 
 PROMPTS = [[5], list(range(3, 20)), list(range(40, 75)), [9] * 33]
+VOCABULARY = 250
 
-
-@pytest.mark.parametrize(
-    "params",
-    [{}, {"top_p": 0.9, "temperature": 0.7}, {"top_k": 20, "repetition_penalty": 1.3, "frequency_penalty": 0.5}],
-    ids=str,
+tokens = st.integers(0, VOCABULARY - 1)
+anything = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+        "top_k": st.sampled_from([1, 5, 60]),
+        "top_p": st.sampled_from([0.1, 0.9]),
+        "min_p": st.sampled_from([0.01, 0.3]),
+        "typical_p": st.sampled_from([0.2, 0.95]),
+        "presence_penalty": st.sampled_from([-1.0, 2.0]),
+        "frequency_penalty": st.sampled_from([-0.5, 1.0]),
+        "repetition_penalty": st.sampled_from([0.8, 1.5]),
+        "logit_bias": st.dictionaries(tokens, st.floats(-20, 20, width=32), max_size=4).map(
+            lambda it: tuple(it.items())
+        ),
+        "allowed_token_ids": st.lists(tokens, min_size=1, max_size=20).map(tuple),
+        "bad_words_token_ids": st.lists(st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=5).map(tuple),
+        "min_tokens": st.integers(1, 8),
+        "stop_token_ids": st.lists(tokens, min_size=1, max_size=30).map(tuple),
+        "ignore_eos": st.booleans(),
+        "logprobs": st.integers(0, 3),
+        "prompt_logprobs": st.integers(0, 2),
+    },
 )
-def test_a_seed_draws_the_same_text_alone_and_in_a_batch(
-    params: dict[str, Any],
-    make_folder: Callable[..., Path],
-    start: Callable[..., Any],
-    sampled: Callable[..., SamplingParams],
-) -> None:
+requests = st.tuples(st.sampled_from(PROMPTS), anything, st.integers(0, 2**64 - 1))
+
+
+@pytest.fixture(scope="module")
+def endless(make_folder: Callable[..., Path], start: Callable[..., Any]) -> Any:
+    """One engine for all examples: what earlier ones left in it must not matter either."""
+    return start(make_folder())
+
+
+# The same examples each time: a batch rounds its matrix products in its own way, which once in many thousand draws
+# decides between two tokens.
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(batch=st.lists(requests, min_size=2, max_size=6))
+def test_any_mix_of_requests_says_together_what_each_says_alone(endless: Any, batch: list[Any]) -> None:
+    endless.tokens, endless.logprobs, endless.prompt_logprobs = {}, {}, {}
+    for key, (prompt, params, seed) in enumerate(batch):
+        endless.add(key, prompt, SamplingParams(max_tokens=9, **params), seed=seed)
+    endless.finish()
+    for key, (prompt, params, seed) in enumerate(batch):
+        alone = 100 + key
+        endless.add(alone, prompt, SamplingParams(max_tokens=9, **params), seed=seed)
+        endless.finish()
+        assert endless.tokens[key] == endless.tokens[alone]
+        for reports in (endless.logprobs, endless.prompt_logprobs):
+            assert [one.token_ids[0] for one in reports.get(key, [])] == [
+                one.token_ids[0] for one in reports.get(alone, [])
+            ]
+        keeps_its_word(SamplingParams(max_tokens=9, **params), endless.tokens[key])
+
+
+def keeps_its_word(params: SamplingParams, answer: list[int]) -> None:
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else (2,))}
+    allowed = set(range(VOCABULARY)) if params.allowed_token_ids is None else set(params.allowed_token_ids)
+    forbidden = {word[-1] for word in params.bad_words_token_ids} | (stops if params.min_tokens else set())
+    if not allowed - forbidden:
+        return  # the server refuses such a request: there may be no token left to draw
+    assert allowed.issuperset(answer)
+    assert not stops.intersection(answer[: params.min_tokens])
+    for word in params.bad_words_token_ids:
+        assert all(tuple(answer[at : at + len(word)]) != word for at in range(len(answer)))
+
+
+def test_seeds_tell_requests_apart(make_folder: Callable[..., Path], start: Callable[..., Any]) -> None:
     running = start(make_folder())
-    for key, prompt in enumerate(PROMPTS):
-        running.add(key, prompt, sampled(**params), seed=key)
+    for seed in range(8):
+        running.add(seed, PROMPTS[1], SamplingParams(max_tokens=12, ignore_eos=True), seed=seed)
     running.finish()
-    for key, prompt in enumerate(PROMPTS):
-        running.add(10 + key, prompt, sampled(**params), seed=key)
-        running.finish()
-    for key in range(len(PROMPTS)):
-        assert running.tokens[key] == running.tokens[10 + key]
-    assert len({tuple(tokens) for tokens in running.tokens.values()}) == len(PROMPTS)
+    assert len({tuple(answer) for answer in running.tokens.values()}) == 8
 
 
 def test_a_seed_draws_the_same_text_after_preemption(
     make_folder: Callable[..., Path], start: Callable[..., Any], sampled: Callable[..., SamplingParams]
 ) -> None:
-    params = sampled(max_tokens=40, presence_penalty=0.4)
+    params = sampled(
+        max_tokens=40,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        repetition_penalty=1.1,
+        min_tokens=35,
+        ignore_eos=False,
+        stop_token_ids=tuple(range(100, 200)),
+        bad_words_token_ids=((3,), (4, 5), (6, 7, 8)),
+        typical_p=0.95,
+    )
     roomy, tight = (
         start(make_folder(), enable_prefix_caching=False, **options)
         for options in ({}, {"kv_cache_memory_bytes": 7 * 16 * 512})

@@ -3,7 +3,7 @@
 ``RowState`` is the persistent half: each row's block tables and last drawn token, changed by what a batch says is new.
 ``build`` is the pure half: no sequence is visited one by one, so a step's cost hardly grows with its sequences.
 
-Legend: T tokens, B scheduled sequences, S block size, M blocks per sequence, R sampled sequences.
+Legend: T tokens, B scheduled sequences, S block size, M blocks per sequence, R rows of logits.
 """
 
 import numpy as np
@@ -28,8 +28,11 @@ class RowState:
                 table[updates.rows, updates.positions] = updates.blocks
 
 
-def build(batch: Batch, state: RowState, layout: KVCacheLayout) -> ModelInputs:
-    """The step's inputs; ``state`` has taken in the batch already."""
+def build(batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.ndarray) -> ModelInputs:
+    """The step's inputs; ``state`` has taken in the batch already.
+
+    logits_rows  [R] int64, the tokens that have logits: places in ``batch.token_ids``, rising
+    """
     rows = np.asarray(batch.rows, dtype=np.int64)  # [B]
     computed = np.asarray(batch.num_computed, dtype=np.int64)  # [B]
     scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)  # [B]
@@ -45,12 +48,11 @@ def build(batch: Batch, state: RowState, layout: KVCacheLayout) -> ModelInputs:
         _group_inputs(table, group, layout.block_size, rows, owner, positions, scheduled, contexts)
         for table, group in zip(state.tables, layout.groups, strict=True)
     )
-    sampled = np.asarray(batch.samples, dtype=np.bool_)  # [B]
     return ModelInputs(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
         groups=groups,
-        logits_rows=torch.from_numpy(ends[sampled] - 1),
+        logits_rows=torch.from_numpy(logits_rows),
     )
 
 

@@ -14,6 +14,7 @@ from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.inputs import RowState, build
+from quire_engine.runner.logprobs import logits_rows, report_prompts
 from quire_engine.runner.sampler import Drawn, Sampler
 from quire_engine.runner.swap import Swapper
 from quire_engine.runner.threads import ThreadChooser
@@ -64,15 +65,20 @@ class ModelRunner:
             self._sampler.admit(admission)
         self._rows.apply(batch)
         self._threads.prepare(batch.num_tokens)
-        inputs = build(batch, self._rows, self._layout)
+        wanted = logits_rows(batch)
+        inputs = build(batch, self._rows, self._layout, wanted.rows)
         prepared = time.perf_counter()
         logits = self._model(inputs, self._caches)  # [R, V]
         ran = time.perf_counter()
+        prompt_logprobs = report_prompts(batch, logits, wanted.reported)
+        if batch.prompt_logprobs:
+            logits = logits[torch.from_numpy(wanted.sampled)]
         drawn = self._draw(batch, logits)
         return FinishedStep(
             RunnerOutput(
                 token_ids=[] if drawn is None else drawn.token_ids.tolist(),
                 logprobs=None if drawn is None else drawn.logprobs,
+                prompt_logprobs=prompt_logprobs,
                 prepare_seconds=prepared - began,
                 run_seconds=ran - prepared,
                 sample_seconds=time.perf_counter() - ran,

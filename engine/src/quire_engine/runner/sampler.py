@@ -1,9 +1,10 @@
 """Draws the next tokens of a batch, and reports their probabilities where asked.
 
 Parameters live in columns by row, set when a sequence takes its row. A step whose rows are all greedy and unshaped is
-one pass over the logits; otherwise all rows are drawn by one kernel launch.
+one pass over the logits; otherwise one kernel launch shapes the rows that ask for it, one draws for all, one counts
+what was drawn, and one reports probabilities: what a step costs here in Python does not grow with its rows.
 
-Legend: R sampled sequences, V vocabulary.
+Legend: R sampled sequences, V vocabulary, S of them with shaped logits, K with reported probabilities.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Admission, TokenLogprobs
-from quire_engine.runner.logit_shaping import LogitShaper, make_shaper
+from quire_engine.runner.logit_shaping import LogitShaping
+from quire_engine.runner.logprobs import report
 from quire_kernels.sampling import greedy, sample
 
 _SEED_MASK = (1 << 64) - 1
@@ -32,72 +34,64 @@ class Sampler:
         self._top_k = np.zeros(max_rows, dtype=np.int64)
         self._top_p = np.zeros(max_rows, dtype=np.float32)
         self._min_p = np.zeros(max_rows, dtype=np.float32)
+        self._typical_p = np.zeros(max_rows, dtype=np.float32)
         self._seed = np.zeros(max_rows, dtype=np.uint64)
-        self._shapers: dict[int, LogitShaper] = {}
-        self._logprobs: dict[int, int] = {}
+        self._reported = np.zeros(max_rows, dtype=np.bool_)
+        self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
+        self._shaping = LogitShaping(max_rows=max_rows, vocab_size=vocab_size)
 
     def admit(self, admission: Admission) -> None:
         row, params = admission.row, admission.params
-        self.release(row)
         self._temperature[row] = params.temperature
         self._top_k[row] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
+        self._typical_p[row] = params.typical_p
         self._seed[row] = admission.seed & _SEED_MASK
-        if (shaper := make_shaper(admission, self._vocab_size)) is not None:
-            self._shapers[row] = shaper
-        if params.logprobs is not None:
-            self._logprobs[row] = params.logprobs
+        self._reported[row] = params.logprobs is not None
+        self._num_logprobs[row] = params.logprobs or 0
+        self._shaping.admit(admission)
 
     def release(self, row: int) -> None:
-        self._shapers.pop(row, None)
-        self._logprobs.pop(row, None)
+        self._shaping.release(row)
+        self._reported[row] = False
 
     def draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Drawn:
-        """A token for each of ``rows`` [R] from ``logits`` [R, V].
+        """A token for each of ``rows`` [R] from ``logits`` [R, V], which may be changed.
 
         positions  [R] int64: of the drawn tokens in their sequences
         """
-        shaped = self._shapers and [(i, row) for i, row in enumerate(rows.tolist()) if row in self._shapers]
-        reported = self._logprobs and [i for i, row in enumerate(rows.tolist()) if row in self._logprobs]
-        temperature = self._temperature[rows]  # [R]
-        if not shaped and not reported and not temperature.any():
-            return Drawn(token_ids=greedy(logits).numpy(), logprobs=None)
-        logits = logits.float()
-        # Reported probabilities are the model's own: before temperature, biases and penalties.
-        reports = logits[reported].log_softmax(dim=-1) if reported else None
-        for i, row in shaped or ():
-            self._shapers[row].apply(logits[i].numpy())
-        drawn = self._draw(logits, rows, temperature, positions)
-        for i, row in shaped or ():
-            self._shapers[row].observe(int(drawn[i]))
-        if reports is None or not reported:
+        shaped = self._shaping.shaped(rows)  # [S]
+        reported = np.flatnonzero(self._reported[rows])  # [K]
+        # Reported probabilities are the model's own: before biases, penalties and temperature.
+        own, lines = logits, reported
+        if len(shaped):
+            logits = logits.float()
+            if len(reported) and logits is own:
+                own, lines = logits[torch.from_numpy(reported)], np.arange(len(reported))
+            self._shaping.apply(logits, shaped, rows[shaped])
+        drawn = self._draw(logits, rows, positions)
+        if len(shaped):
+            self._shaping.count(drawn[shaped], rows[shaped])
+        if not len(reported):
             return Drawn(token_ids=drawn, logprobs=None)
-        return Drawn(token_ids=drawn, logprobs=self._report(reports, reported, rows, drawn))
+        entries: list[TokenLogprobs | None] = [None] * len(rows)
+        reports = report(own, lines, drawn[reported], self._num_logprobs[rows[reported]])
+        for place, entry in zip(reported.tolist(), reports, strict=True):
+            entries[place] = entry
+        return Drawn(token_ids=drawn, logprobs=entries)
 
-    def _draw(self, logits: Tensor, rows: np.ndarray, temperature: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        temperature = self._temperature[rows]  # [R]
         if not temperature.any():
             return greedy(logits).numpy()
         return sample(
-            logits,
+            logits.float(),
             temperature=torch.from_numpy(temperature),
             top_k=torch.from_numpy(self._top_k[rows]),
             top_p=torch.from_numpy(self._top_p[rows]),
             min_p=torch.from_numpy(self._min_p[rows]),
+            typical_p=torch.from_numpy(self._typical_p[rows]),
             seeds=torch.from_numpy(self._seed[rows].view(np.int64)),
             positions=torch.from_numpy(positions),
         ).numpy()
-
-    def _report(
-        self, logprobs: Tensor, reported: list[int], rows: np.ndarray, drawn: np.ndarray
-    ) -> list[TokenLogprobs | None]:
-        entries: list[TokenLogprobs | None] = [None] * len(rows)
-        for line, i in zip(logprobs, reported, strict=True):
-            token = int(drawn[i])
-            likeliest = line.topk(min(self._logprobs[int(rows[i])], self._vocab_size))
-            entries[i] = TokenLogprobs(
-                token_ids=[token, *likeliest.indices.tolist()],
-                logprobs=[float(line[token]), *likeliest.values.tolist()],
-                rank=int((line > line[token]).sum()) + 1,
-            )
-        return entries

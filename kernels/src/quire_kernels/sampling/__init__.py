@@ -29,18 +29,21 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
+    typical_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
     """Draws a token per row: the inverse of the cumulative distribution at Philox(seed, position).
 
     The distribution is softmax(logits / temperature), of which are kept, in this order: tokens at least ``min_p`` times
-    as likely as the likeliest; the ``top_k`` likeliest; the fewest likeliest of these that hold ``top_p`` of the rest.
-    Tokens as likely as the last one kept are kept too, so what is drawn does not depend on the order of equals.
+    as likely as the likeliest; the ``top_k`` likeliest; the fewest likeliest of these that hold ``top_p`` of the rest;
+    the fewest whose information -log p is nearest to the entropy of what is left that hold ``typical_p`` of it (Meister
+    et al., Locally typical sampling, TACL 2023). Tokens that stand where the last one kept stands are kept too, so what
+    is drawn does not depend on the order of equals.
 
     logits       [B, V] float32, rows at any stride
     temperature  [B] float32; 0 takes the likeliest token
-    top_k        [B] int64, 1 to V (V keeps all); top_p, min_p [B] float32: 1 and 0 keep all
+    top_k        [B] int64, 1 to V (V keeps all); top_p, min_p, typical_p [B] float32: 1, 0 and 1 keep all
     seeds        [B] int64, used as 64 bits without sign; positions [B] int64, of the drawn tokens in their sequences
     returns      [B] int64
 
@@ -50,12 +53,17 @@ def sample(
     if logits.dtype != torch.float32:
         refuse("sample", "logits", f"are {logits.dtype}; float32 is needed")
     rows = (logits.shape[0],)
-    for name, values in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+    for name, values in (
+        ("temperature", temperature),
+        ("top_p", top_p),
+        ("min_p", min_p),
+        ("typical_p", typical_p),
+    ):
         check_dense("sample", name, values, torch.float32, rows)
     for name, values in (("top_k", top_k), ("seeds", seeds), ("positions", positions)):
         check_dense("sample", name, values, torch.int64, rows)
     implementation = _implementation(logits.device.type)
-    return implementation.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
+    return implementation.sample(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions)
 
 
 def _check_logits(op: str, logits: Tensor) -> None:

@@ -75,11 +75,17 @@ def _boundary(values: Any, count: Any, target: Any, by_mass: Any, scratch: Any, 
 
 
 @njit(fastmath=FAST)
-def _weigh(logits: Any, temperature: Any, weights: Any) -> Any:
-    """weights[i] = exp((logits[i] - largest) / temperature); their sum."""
+def _largest_of(logits: Any) -> Any:
     largest = np.float32(-np.inf)
     for i in range(logits.size):
         largest = max(largest, logits[i])
+    return largest
+
+
+@njit(fastmath=FAST)
+def _weigh(logits: Any, temperature: Any, weights: Any) -> Any:
+    """weights[i] = exp((logits[i] - largest) / temperature); their sum."""
+    largest = _largest_of(logits)
     inverse = np.float32(1.0) / temperature
     total = 0.0
     for i in range(logits.size):
@@ -107,6 +113,60 @@ def _threshold(weights: Any, total: Any, top_k: Any, top_p: Any, min_p: Any, kep
             mass += np.float64(weights[i])
             count += 1
     return _boundary(kept, count, np.float64(top_p) * mass, True, kept, totals)
+
+
+@njit(fastmath=FAST)
+def _mean_information(logits: Any, weights: Any, floor: Any, largest: Any, inverse: Any) -> Any:
+    """The mean of (logit - largest) / temperature over what may be drawn, by weight: entropy less a constant."""
+    total, mass = 0.0, 0.0
+    for i in range(weights.size):
+        # Weights that are 0 stand for logits of minus infinity as well, which would make this NaN.
+        weight = np.float64(weights[i]) if weights[i] >= floor and weights[i] > np.float32(0.0) else 0.0
+        height = (logits[i] - largest) * inverse if weight > 0.0 else np.float32(0.0)
+        total += weight * np.float64(height)
+        mass += weight
+    return total / mass, mass
+
+
+@njit
+def _keep_typical(
+    logits: Any, temperature: Any, typical_p: Any, floor: Any, weights: Any, distances: Any, totals: Any
+) -> None:
+    """Sets weights to 0 but of those at or above ``floor`` whose information is nearest to the mean of theirs.
+
+    How far is near is found as ``_boundary`` finds its smallest: by radix selection, here from small distances up.
+    """
+    largest = _largest_of(logits)
+    inverse = np.float32(1.0) / temperature
+    mean, mass = _mean_information(logits, weights, floor, largest, inverse)
+    for i in range(weights.size):
+        kept = weights[i] >= floor and weights[i] > np.float32(0.0)
+        # Weights above 0 stand for heights above -88: an exact 128th of a distance has no bits beyond those compared.
+        distance = abs((logits[i] - largest) * inverse - np.float32(mean)) * np.float32(1.0 / 128.0)
+        distances[i] = distance if kept else np.float32(np.inf)
+    target = np.float64(typical_p) * mass
+    reached = 0.0
+    prefix, known = np.uint32(0), np.uint32(0)
+    for level in range(3):
+        shift = np.uint32(20 - 10 * level)
+        for b in range(_BINS):
+            totals[b] = 0.0
+        for i in range(weights.size):
+            bits = bits_of_float32(distances[i])
+            if bits & known == prefix and distances[i] < np.float32(np.inf):
+                totals[(bits >> shift) & np.uint32(_BINS - 1)] += np.float64(weights[i])
+        chosen = 0
+        for b in range(_BINS):
+            if totals[b] > 0.0:
+                chosen = b
+                if reached + totals[b] >= target:
+                    break
+                reached += totals[b]
+        prefix = prefix | (np.uint32(chosen) << shift)
+        known = known | (np.uint32(_BINS - 1) << shift)
+    for i in range(weights.size):
+        if bits_of_float32(distances[i]) > prefix:
+            weights[i] = np.float32(0.0)
 
 
 @njit
@@ -145,9 +205,10 @@ def _sample_worker(block: Any) -> None:
     top_k = carray(int64_pointer(a[7]), items)
     top_p = carray(float32_pointer(a[8]), items)
     min_p = carray(float32_pointer(a[9]), items)
-    seeds = carray(int64_pointer(a[10]), items)
-    positions = carray(int64_pointer(a[11]), items)
-    drawn = carray(int64_pointer(a[12]), items)
+    typical_p = carray(float32_pointer(a[10]), items)
+    seeds = carray(int64_pointer(a[11]), items)
+    positions = carray(int64_pointer(a[12]), items)
+    drawn = carray(int64_pointer(a[13]), items)
     weights = np.empty(vocabulary, dtype=np.float32)
     kept = np.empty(vocabulary, dtype=np.float32)
     totals = np.empty(_BINS, dtype=np.float64)
@@ -162,6 +223,8 @@ def _sample_worker(block: Any) -> None:
             continue
         total = _weigh(values, temperature[row], weights)
         floor = _threshold(weights, total, top_k[row], top_p[row], min_p[row], kept, totals)
+        if typical_p[row] < np.float32(1.0) and total > 0.0:
+            _keep_typical(values, temperature[row], typical_p[row], floor, weights, kept, totals)
         drawn[row] = _invert(weights, floor, _uniform(seeds[row], positions[row]), sums)
 
 
@@ -206,12 +269,13 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
+    typical_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
     rows, vocabulary = logits.shape
     drawn = torch.empty(rows, dtype=torch.int64)
-    columns = (temperature, top_k, top_p, min_p, seeds, positions, drawn)
+    columns = (temperature, top_k, top_p, min_p, typical_p, seeds, positions, drawn)
     addresses = tuple(column.data_ptr() for column in columns)
     arguments = (vocabulary, logits.data_ptr(), logits.stride(0) * logits.element_size(), *addresses)
     launch(_SAMPLE, logits.dtype, rows, arguments, parallel=logits.numel() >= _PARALLEL_LOGITS)

@@ -27,7 +27,9 @@ def greedy(logits: Tensor) -> Tensor:
     return logits.float().argmax(dim=-1)
 
 
-def keep_mask(logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
+def keep_mask(
+    logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0
+) -> Tensor:
     """[V] bool: the tokens of one row [V] that may be drawn."""
     weights = (logits.double() / temperature).softmax(dim=-1)
     keep = weights >= min_p * weights.max()
@@ -36,7 +38,22 @@ def keep_mask(logits: Tensor, *, temperature: float, top_k: int, top_p: float, m
         ordered = (weights * keep).sort(descending=True).values
         before = ordered.cumsum(dim=-1) - ordered
         keep &= weights >= ordered[before < top_p * ordered.sum()].min()
+    if typical_p < 1.0:
+        keep &= _typical_mask(weights * keep, typical_p)
     return keep
+
+
+def _typical_mask(weights: Tensor, typical_p: float) -> Tensor:
+    """Of weights [V], 0 where a token may not be drawn anyway."""
+    likely = weights > 0
+    shares = weights[likely] / weights.sum()
+    information = -shares.log()
+    distance = (information - (shares * information).sum()).abs()
+    order = distance.argsort(stable=True)
+    before = shares[order].cumsum(dim=-1) - shares[order]
+    mask = torch.zeros_like(likely)
+    mask[likely] = distance <= distance[order][before < typical_p].max()
+    return mask
 
 
 def sample(
@@ -46,6 +63,7 @@ def sample(
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
+    typical_p: Tensor,
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
@@ -54,7 +72,14 @@ def sample(
         heat = float(temperature[i])
         if heat == 0.0:
             continue
-        keep = keep_mask(row, temperature=heat, top_k=int(top_k[i]), top_p=float(top_p[i]), min_p=float(min_p[i]))
+        keep = keep_mask(
+            row,
+            temperature=heat,
+            top_k=int(top_k[i]),
+            top_p=float(top_p[i]),
+            min_p=float(min_p[i]),
+            typical_p=float(typical_p[i]),
+        )
         cumulative = ((row.double() / heat).softmax(dim=-1) * keep).cumsum(dim=-1)
         target = uniform(int(seeds[i]), int(positions[i])) * cumulative[-1]
         drawn[i] = torch.searchsorted(cumulative, target, right=True)

@@ -1,0 +1,52 @@
+"""Log-probabilities of given tokens, and of the likeliest beside them.
+
+Legend: R rows of logits, K of them to report, V vocabulary, M likeliest.
+"""
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from quire_kernels.checks import check_dense, check_storage, refuse, unsupported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Natural logarithms of softmax(logits)."""
+
+    of_token: Tensor  # [K] float32
+    rank: Tensor  # [K] int64: 1 and how many tokens are likelier
+    token_ids: Tensor  # [K, M] int64: the likeliest in falling order, of equals the first
+    logprobs: Tensor  # [K, M] float32
+
+
+def token_logprobs(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int) -> Logprobs:
+    """
+    logits     [R, V], rows at any stride
+    lines      [K] int64, which rows of logits
+    token_ids  [K] int64, a token for each
+    most       M, 0 to V
+
+    Computed in float32, sums in float64; nothing the size of the vocabulary is allocated. Raises ArgumentError on other
+    shapes, strides or dtypes.
+    """
+    check_storage("token_logprobs", "logits", logits)
+    if logits.dim() != 2:
+        refuse("token_logprobs", "logits", f"have shape {tuple(logits.shape)}; [rows, vocabulary] is needed")
+    if not 0 <= most <= logits.shape[1]:
+        refuse("token_logprobs", "most", f"is {most}; 0 to {logits.shape[1]} is needed")
+    check_dense("token_logprobs", "lines", lines, torch.int64, (token_ids.shape[0],))
+    check_dense("token_logprobs", "token_ids", token_ids, torch.int64, (lines.shape[0],))
+    return _implementation(logits.device.type).token_logprobs(logits, lines, token_ids, most)
+
+
+@functools.cache
+def _implementation(device_type: str) -> ModuleType:
+    if device_type != "cpu":
+        unsupported("logprobs", device_type)
+    from quire_kernels.logprobs import cpu
+
+    return cpu

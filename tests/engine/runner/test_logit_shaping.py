@@ -1,0 +1,154 @@
+"""Edits of rows through admissions, draws and releases: always those that the request and its tokens call for."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_engine.core.batch import Admission
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.runner.logit_shaping import LogitShaping, row_edits
+
+VOCABULARY = 30
+ROWS = 4
+EOS = 7
+
+
+def admission(params: SamplingParams, *, row: int = 0, prompt: list[int], drawn: list[int]) -> Admission:
+    return Admission(
+        row=row, prompt_token_ids=prompt, output_token_ids=drawn, params=params, seed=0, eos_token_ids=(EOS,)
+    )
+
+
+def expected(logits: list[float], params: SamplingParams, prompt: list[int], drawn: list[int]) -> list[float]:
+    """By the words of the parameters, a token at a time."""
+    made = []
+    for token, logit in enumerate(logits):
+        value = logit
+        forbidden = params.allowed_token_ids is not None and token not in params.allowed_token_ids
+        for *before, last in params.bad_words_token_ids:
+            forbidden |= token == last and drawn[len(drawn) - len(before) :] == before and len(drawn) >= len(before)
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
+        forbidden |= len(drawn) < params.min_tokens and token in stops
+        value += dict(params.logit_bias).get(token, 0.0)
+        if token in prompt or token in drawn:
+            value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+        value -= params.frequency_penalty * drawn.count(token)
+        value -= params.presence_penalty * (token in drawn)
+        made.append(-np.inf if forbidden else value)
+    return made
+
+
+tokens = st.integers(0, VOCABULARY - 1)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.just(9),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.25]),
+    repetition_penalty=st.sampled_from([1.0, 2.0]),
+    logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 1.5]), max_size=3).map(lambda it: tuple(it.items())),
+    allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=9).map(tuple),
+    bad_words_token_ids=st.lists(st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
+    stop_token_ids=st.lists(tokens, max_size=2).map(tuple),
+    ignore_eos=st.booleans(),
+    min_tokens=st.integers(0, 3),
+)
+
+
+class Sequence:
+    def __init__(self, params: SamplingParams, prompt: list[int]) -> None:
+        self.params, self.prompt, self.drawn = params, prompt, list[int]()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_course_of_rows_leaves_each_with_its_own_edits(data: st.DataObject) -> None:
+    shaping = LogitShaping(max_rows=ROWS, vocab_size=VOCABULARY)
+    running: dict[int, Sequence] = {}
+    chance = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    for _ in range(data.draw(st.integers(3, 12))):
+        row = data.draw(st.integers(0, ROWS - 1))
+        match data.draw(st.sampled_from(["admit", "admit", "preempt", "release"])):
+            case "admit":
+                running[row] = Sequence(data.draw(params), data.draw(st.lists(tokens, min_size=1, max_size=8)))
+            case "preempt" if running:  # taken out, and admitted anew in another row
+                row, sequence = row, running.pop(data.draw(st.sampled_from(sorted(running))))
+                running[row] = sequence
+            case "release":
+                running.pop(row, None)
+                shaping.release(row)
+        if row in running:
+            it = running[row]
+            shaping.admit(admission(it.params, row=row, prompt=it.prompt, drawn=list(it.drawn)))
+        rows = np.array(sorted(running), dtype=np.int64)
+        for _ in range(data.draw(st.integers(0, 5)) if running else 0):
+            step(shaping, running, rows, chance)
+
+
+def step(shaping: LogitShaping, running: dict[int, Sequence], rows: np.ndarray, chance: np.random.Generator) -> None:
+    logits = torch.from_numpy(chance.normal(size=(len(rows), VOCABULARY)).astype(np.float32))
+    wanted = [expected(logits[i].tolist(), running[row].params, running[row].prompt, running[row].drawn)
+              for i, row in enumerate(rows.tolist())]  # fmt: skip
+    places = shaping.shaped(rows)
+    shaping.apply(logits, places, rows[places])
+    torch.testing.assert_close(logits, torch.tensor(wanted).view(logits.shape), rtol=1e-5, atol=1e-5)
+    drawn = chance.integers(VOCABULARY, size=len(rows))
+    shaping.count(drawn[places], rows[places])
+    for row, token in zip(rows.tolist(), drawn.tolist(), strict=True):
+        running[row].drawn.append(token)
+
+
+def test_a_long_answer_outgrows_its_place_many_times() -> None:
+    vocabulary = 3000
+    shaping = LogitShaping(max_rows=3, vocab_size=vocabulary)
+    asked = SamplingParams(max_tokens=1, presence_penalty=1.0)
+    for row in range(3):
+        made = admission(asked, row=row, prompt=[row], drawn=[])
+        shaping.admit(made)
+    rows = np.arange(3)
+    for token in range(2000):
+        shaping.count(np.full(3, token), rows)
+        shaping.count(np.zeros(3, dtype=np.int64), rows)  # known tokens take no room
+    logits = torch.zeros(3, vocabulary)
+    shaping.apply(logits, rows, rows)
+    assert (logits[:, :2000] == -1).all() and (logits[:, 2000:] == 0).all()
+
+
+def test_rows_that_come_and_go_do_not_fill_the_pool_for_ever() -> None:
+    shaping = LogitShaping(max_rows=2, vocab_size=VOCABULARY)
+    asked = SamplingParams(max_tokens=1, repetition_penalty=1.5)
+    for number in range(5000):
+        shaping.admit(admission(asked, row=number % 2, prompt=[number % VOCABULARY], drawn=[]))
+    assert len(shaping._ids) <= 4096
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"presence_penalty": 1.0}, {"frequency_penalty": -1.0}, {"repetition_penalty": 1.2}, {"min_tokens": 1},
+     {"logit_bias": ((1, 1.0),)}, {"bad_words_token_ids": ((1,),)}, {"allowed_token_ids": (1,)}],
+    ids=str,
+)  # fmt: skip
+def test_only_rows_that_ask_have_edits(change: dict[str, Any]) -> None:
+    plain = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.5, seed=3, logprobs=2, stop_token_ids=(4,))
+    assert row_edits(admission(plain, prompt=[1], drawn=[]), VOCABULARY) is None
+    asking = SamplingParams(max_tokens=5, **change)
+    assert row_edits(admission(asking, prompt=[1], drawn=[]), VOCABULARY) is not None
+
+
+def test_ids_beyond_the_vocabulary_change_nothing() -> None:
+    shaping = LogitShaping(max_rows=1, vocab_size=5)
+    asked = SamplingParams(
+        max_tokens=5,
+        min_tokens=1,
+        logit_bias=((9, 1.0), (2, 1.0)),
+        allowed_token_ids=(2, 3, 9),
+        bad_words_token_ids=((9,), (9, 3)),
+        stop_token_ids=(9,),
+    )
+    shaping.admit(admission(asked, prompt=[1], drawn=[]))
+    logits = torch.zeros(1, 5)
+    shaping.apply(logits, np.array([0]), np.array([0]))
+    assert logits.tolist() == [[-np.inf, -np.inf, 1.0, 0.0, -np.inf]]
