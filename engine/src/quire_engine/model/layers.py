@@ -33,7 +33,7 @@ class ModelInputs:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     groups: tuple[GroupInputs, ...]
-    logits_rows: Tensor  # [R] int64: the tokens whose successors will be drawn
+    logits_rows: Tensor  # [R] int64, rising: the tokens whose successors will be drawn or reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
