@@ -10,7 +10,7 @@ from quire_engine.errors import EngineStartError, FlagsError, StartError
 from quire_engine.flag_help import help_text
 from quire_engine.flag_table import schema
 from quire_engine.model_folder import check_model_len, inspect_model_folder
-from quire_engine.server.listen import listen
+from quire_engine.server.listen import listener_of
 from quire_engine.text.model_text import load_model_text
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         # What is wrong with flags, folder or port is told before the libraries of the server are even loaded.
         folder = inspect_model_folder(config.model.path, weights=config.model.load_format != "dummy")
         check_model_len(folder, config.model.max_model_len)
-        listener = listen(config.server.host, config.server.port)
+        listener = listener_of(config.server)
         # One request's text is encoded on one core: threads for it would fight the engine's.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         text = load_model_text(config.model.path, config.text)

@@ -5,6 +5,8 @@
     │   ├── FlagsError          flags or environment: every problem at once
     │   ├── ModelFolderError    the folder, its config, tokenizer, template or weights
     │   ├── KeyFileError        a file of keys
+    │   ├── TlsError            certificate, private key or authorities
+    │   ├── TracingError        what OpenTelemetry needs is not there
     │   ├── AddressError        the address to listen on
     │   └── EngineStartError    what the engine process said before it ended
     └── RequestError            answered by server.problems in OpenAI's error shape
@@ -54,6 +56,18 @@ class ModelFolderError(StartError):
 
 class KeyFileError(StartError):
     """A key file cannot be used."""
+
+    exit_code = 2
+
+
+class TlsError(StartError):
+    """Certificate, private key or client authorities cannot be used."""
+
+    exit_code = 2
+
+
+class TracingError(StartError):
+    """Spans are wanted, but what sends them is not installed."""
 
     exit_code = 2
 

@@ -13,6 +13,8 @@ from typing import Literal
 from quire_engine.config import LogOptions
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)
+"""The W3C trace the request belongs to."""
 
 
 class _TextFormatter(logging.Formatter):
@@ -43,6 +45,8 @@ class _JsonFormatter(logging.Formatter):
         }
         if (current := request_id.get()) is not None:
             entry["request_id"] = current
+        if (trace := trace_id.get()) is not None:
+            entry["trace_id"] = trace
         if record.exc_info is not None:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
@@ -61,7 +65,12 @@ def set_up(options: LogOptions) -> None:
     """Of the API process."""
     handler = _handler(options, process=None)
     level = options.level.upper()
-    for name, own_level in {"quire_engine": level, "uvicorn": "WARNING", "asyncio": "WARNING"}.items():
+    for name, own_level in {
+        "quire_engine": level,
+        "uvicorn": "WARNING",
+        "asyncio": "WARNING",
+        "opentelemetry": "ERROR",
+    }.items():
         logger = logging.getLogger(name)
         logger.setLevel(own_level)
         logger.handlers = [handler]

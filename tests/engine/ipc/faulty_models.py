@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
@@ -26,6 +27,14 @@ def load_vanishing(config: EngineConfig) -> LoadedModel:
 def load_forever(config: EngineConfig) -> LoadedModel:
     while True:
         time.sleep(60)
+
+
+def load_once(config: EngineConfig, *, once: str) -> LoadedModel:
+    """The first process is as it should be; those after it load for ever."""
+    if Path(once).exists():
+        load_forever(config)
+    Path(once).touch()
+    return load_fake_model(config)
 
 
 class FailingRunner(FakeRunner):

@@ -27,6 +27,8 @@ from quire_engine.server.generation import Desk
 from quire_engine.server.http_protocol import BoundedHttpProtocol
 from quire_engine.server.lifecycle import Lifecycle
 from quire_engine.server.metrics import Metrics
+from quire_engine.server.tls import Tls
+from quire_engine.server.tracing import Tracing
 from quire_engine.text.chat_template import ChatTemplate
 from quire_engine.text.generation_config import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
@@ -178,6 +180,8 @@ async def running(
     access: AccessOptions | None = None,
     priorities: bool = False,
     log_requests: bool = False,
+    tls: Tls | None = None,
+    tracing: Tracing | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
     metrics = Metrics("demo", MAX_MODEL_LEN)
@@ -204,15 +208,20 @@ async def running(
         desk=desk,
         metrics=metrics,
     )
-    registry = registry_of(metrics, CacheOptions(), time.monotonic)
-    app = make_app(context, registry, Access(access or AccessOptions(), time.monotonic), log_requests=log_requests)
+    registry = registry_of(metrics, CacheOptions(), time.monotonic, None if tls is None else tls.certificate_expiry)
+    guard = Access(
+        access or AccessOptions(), time.monotonic, certificates=tls is not None and tls.asks_for_certificates
+    )
+    app = make_app(context, registry, guard, log_requests=log_requests, tracing=tracing)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = QuietServer(
             uvicorn.Config(app, http=BoundedHttpProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
         )
+        server.config.load()
+        server.config.ssl = None if tls is None else tls.listener_context
         task = asyncio.create_task(server.serve([listener]))
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        address = f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
         while not server.started:
             await asyncio.sleep(0.005)
         async with (

@@ -37,7 +37,9 @@ EVERY_FLAG = """\
     --no-enable-prefix-caching --tensor-parallel-size 1 --pipeline-parallel-size 1 --threads 3 --host 127.0.0.1
     --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
-    --log-level debug --log-format json --log-requests"""
+    --log-level debug --log-format json --log-requests --uds s --allowed-origins https://a.example http://b:8080/
+    --engine-hang-timeout 5s --engine-start-timeout 1m --ssl-certfile c --ssl-keyfile ck --ssl-keyfile-password-file p
+    --ssl-ca-certs ca --otlp-traces-endpoint http://c:4318"""
 
 
 def test_every_flag_reaches_the_configuration() -> None:
@@ -45,13 +47,15 @@ def test_every_flag_reaches_the_configuration() -> None:
     given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
     assert given_flags == set(FLAGS), "this test sets every flag"
     config = parse(argv, {})
-    changed = _leaves(config)
+    changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
     # 1 is the only value of these, and m is the model in both.
     assert sorted(untouched) == ["model.path", "parallel.pipeline_parallel_size", "parallel.tensor_parallel_size"]
     assert (config.cache.kv_cache_memory_bytes, config.cache.swap_space_bytes) == (512 * 2**20, 2**20)
     assert config.scheduler.max_generation_stall_seconds == 0.1
     assert config.server.drain_timeout_seconds == 90.0
+    assert config.server.allowed_origins == ("https://a.example", "http://b:8080")
+    assert config.engine_process.start_timeout_seconds == 60.0
     assert config.server.admission.max_queue_seconds == 0.5
 
 
@@ -113,6 +117,11 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--swap-space-bytes", "0.1"], "less than one byte"),
         (["m", "--preemption-mode", "swap"], "give it some, such as --swap-space-bytes 1GiB"),
         (["m", "--drain-timeout", "soon"], "is not a time"),
+        (["m", "--engine-hang-timeout", "0"], "needed is more than 0"),
+        (["m", "--ssl-keyfile", "k"], "--ssl-keyfile needs --ssl-certfile"),
+        (["m", "--allowed-origins", "example.com"], "is not an origin such as https://"),
+        (["m", "--allowed-origins", "https://a.example/path"], "is not an origin"),
+        (["m", "--otlp-traces-endpoint", "collector:4317"], "is not an address such as http://collector:4318"),
         (["m", "--block-size", "17"], "is not among 16, 32, 64, 128"),
         (["m", "--max-num-seqs", "512", "--max-num-batched-tokens", "100"], "a step must have room"),
         (["m", "--pipeline-parallel-size", "4"], "runs on one device"),

@@ -47,7 +47,8 @@ class EngineClient:
         supervision: SupervisionOptions | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self._supervisor = Supervisor(config, factory or RunnerFactory(), supervision or SupervisionOptions(), self)
+        options = supervision or SupervisionOptions.of(config.engine_process)
+        self._supervisor = Supervisor(config, factory or RunnerFactory(), options, self)
         self._observer = observer
         self._streams: dict[int, Stream] = {}
         self._keys = count(1)

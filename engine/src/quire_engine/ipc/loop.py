@@ -38,6 +38,7 @@ from quire_engine.ipc.messages import (
     FromEngine,
     Logprobs,
     Outputs,
+    Ping,
     PromptLogprobs,
     Ready,
     Refused,
@@ -118,6 +119,8 @@ class EngineLoop:
                         self._engine.cancel(key)
                 case ResetPrefixCache():
                     self._engine.forget_prefixes()
+                case Ping():
+                    pass  # that something came is enough: an idle loop tells how it stands
                 case Shutdown():
                     return False
         return True

@@ -64,6 +64,10 @@ class ResetPrefixCache(msgspec.Struct, array_like=True, tag="reset_prefix_cache"
     """Let no prefix computed so far be found any more; what runs goes on."""
 
 
+class Ping(msgspec.Struct, array_like=True, tag="ping", frozen=True):
+    """Answered with Stats, as everything is that comes while the engine is idle: it lives."""
+
+
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
     """Stop at once; draining is the API process's business, which simply waits before it sends this."""
 
@@ -177,5 +181,5 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     """What quire-engine should end with if this was its start: 2 where no restart mends it."""
 
 
-ToEngine = Submit | Cancel | ResetPrefixCache | Shutdown
+ToEngine = Submit | Cancel | ResetPrefixCache | Ping | Shutdown
 FromEngine = Connected | Ready | Outputs | Refused | Stats | Failed

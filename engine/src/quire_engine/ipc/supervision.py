@@ -14,9 +14,9 @@ from typing import Literal, Protocol
 
 import zmq.asyncio
 
-from quire_engine.config import EngineConfig
+from quire_engine.config import EngineConfig, EngineProcessOptions
 from quire_engine.errors import EngineStartError
-from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ready, Shutdown, ToEngine
+from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ping, Ready, Shutdown, ToEngine
 from quire_engine.ipc.process import EngineProcess, start_process
 from quire_engine.ipc.start_up import RunnerFactory
 
@@ -30,13 +30,19 @@ _LAST_WORDS_SECONDS = 0.3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionOptions:
     start_timeout_seconds: float = 900.0
-    """From start to ready."""
+    """From start to ready; after a loss, the time for all attempts together."""
     hang_timeout_seconds: float = 60.0
-    """Without a step, while a request is under way."""
+    """Without a word: a step while requests are under way, an answer to a ping while there are none."""
     restart_delays_seconds: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 30.0)
     """Before the first, second, … restart within ``restart_window_seconds``; there are no more than that."""
     restart_window_seconds: float = 600.0
     close_timeout_seconds: float = 5.0
+
+    @classmethod
+    def of(cls, options: EngineProcessOptions) -> "SupervisionOptions":
+        return cls(
+            start_timeout_seconds=options.start_timeout_seconds, hang_timeout_seconds=options.hang_timeout_seconds
+        )
 
 
 @dataclass(slots=True)
@@ -64,9 +70,9 @@ class SilenceWatch:
     LOOKS = 10
     _silent: int = 0
 
-    def look(self, *, heard: bool, expected: bool) -> bool:
-        """Whether nothing was heard over that many looks while something was expected."""
-        self._silent = self._silent + 1 if expected and not heard else 0
+    def look(self, *, heard: bool) -> bool:
+        """Whether nothing was heard over that many looks."""
+        self._silent = 0 if heard else self._silent + 1
         return self._silent >= self.LOOKS
 
 
@@ -74,7 +80,7 @@ class Owner(Protocol):
     """Who uses the engine."""
 
     def has_work(self) -> bool:
-        """Whether the engine owes an answer."""
+        """Whether the engine is making steps, of which it tells unasked."""
 
     def receive(self, message: FromEngine) -> None: ...
 
@@ -94,6 +100,8 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[Ready] | None = None
         self._heard = False
+        self._lost_at: float | None = None
+        """When the last engine process that was ready stopped being so."""
         self._exit_code = 1
         self.state: State = "starting"
         self.ready: Ready | None = None
@@ -133,6 +141,17 @@ class Supervisor:
     # --- from start to end, again and again ---
 
     async def _run(self, started: "asyncio.Future[Ready]") -> None:
+        try:
+            await self._keep_alive(started)
+        except Exception:  # a fault of ours: without its supervisor an engine is not to be trusted
+            logger.exception("the supervisor failed")
+            self._fail("the supervisor of the engine process failed; see its log")
+            self.ready = None
+            self._owner.engine_down("its supervisor failed")
+            if not started.done():
+                started.set_exception(EngineStartError("the supervisor failed"))
+
+    async def _keep_alive(self, started: "asyncio.Future[Ready]") -> None:
         while True:
             reason = await self._live(started)
             if self._stopped():
@@ -145,6 +164,9 @@ class Supervisor:
                 return
             self.state = "restarting"
             self._owner.engine_down(reason)
+            if self._lost_for() >= self._options.start_timeout_seconds:
+                self._fail(reason)
+                return
             delay = self._budget.next_delay(monotonic())
             if delay is None:
                 count, window = len(self._options.restart_delays_seconds), self._options.restart_window_seconds
@@ -158,7 +180,12 @@ class Supervisor:
         """The process is of no use any more: from now on nothing is sent to it."""
         if self.state == "ready":
             self.state = "restarting"
+            self._lost_at = monotonic()
         self.ready = None
+
+    def _lost_for(self) -> float:
+        """How long there has been no engine where there was one."""
+        return 0.0 if self._lost_at is None or self.ready is not None else monotonic() - self._lost_at
 
     def _stopped(self) -> bool:
         return self.state == "stopped"
@@ -218,12 +245,15 @@ class Supervisor:
         """Returns when the engine has been silent for too long."""
         limit = self._options.start_timeout_seconds
         try:
-            await asyncio.wait_for(ready.wait(), timeout=limit)
+            await asyncio.wait_for(ready.wait(), timeout=limit - self._lost_for())
         except TimeoutError:
             return f"the engine process did not get ready within {limit:g} s"
         limit = self._options.hang_timeout_seconds
         watch = SilenceWatch()
-        while not watch.look(heard=self._heard, expected=self._owner.has_work()):
+        while not watch.look(heard=self._heard):
             self._heard = False
+            if not self._owner.has_work() and not self._stopped():
+                self.send(Ping())
             await asyncio.sleep(limit / SilenceWatch.LOOKS)
-        return f"the engine process made no step for {limit:g} s while requests were under way"
+        doing = "made no step" if self._owner.has_work() else "gave no answer"
+        return f"the engine process {doing} for {limit:g} s"

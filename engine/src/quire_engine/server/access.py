@@ -20,27 +20,40 @@ PROBES = frozenset({"/livez", "/readyz"})
 
 
 class Access:
-    """Raises KeyFileError when made, if a file cannot be used."""
+    """Raises KeyFileError when made, if a file cannot be used.
 
-    def __init__(self, options: AccessOptions, now: Callable[[], float]) -> None:
+    With ``certificates`` every path but the probes is for clients only that showed a certificate TLS trusts. With
+    ``local`` every client is on this host, since the socket is a file.
+    """
+
+    def __init__(
+        self, options: AccessOptions, now: Callable[[], float], *, certificates: bool = False, local: bool = False
+    ) -> None:
         def load(file: Path | None, *, limits: bool = False) -> KeyFile | None:
             return None if file is None else KeyFile(file, now, limits=limits)
 
         self._now = now
+        self._certificates = certificates
+        self._local = local
         self._api = load(options.api_key_file, limits=True)
         self._admin = load(options.admin_key_file)
         self._metrics = load(options.metrics_key_file)
         self._allowances: dict[str, Allowance] = {}
         """By tenant; of those that had limits."""
 
-    def check(self, path: str, headers: Headers, client_host: str | None) -> Caller:
+    def check(self, path: str, headers: Headers, client_host: str | None, *, certified: bool = False) -> Caller:
         """Whose request it is. Raises Unauthorized or Forbidden."""
         if path in PROBES:
             return ANYBODY
+        if self._certificates and not certified:
+            raise Unauthorized(
+                "show a client certificate that is signed by an authority this server trusts",
+                code="missing_client_certificate",
+            )
         if path == "/metrics":
             return _caller(self._metrics, headers)
         if path.startswith("/admin/"):
-            if self._admin is None:
+            if self._admin is None and not self._local:
                 _require_this_host(client_host)
             return _caller(self._admin, headers)
         if self._api is None:

@@ -5,6 +5,7 @@ import logging
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -18,13 +19,24 @@ from quire_engine.server.edge import Edge
 from quire_engine.server.openai import chat, completions, models
 from quire_engine.server.problems import error_response, shortened
 from quire_engine.server.streaming import CLIENT_CLOSED_REQUEST
+from quire_engine.server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
+
+_EXPOSED = ("x-request-id", "retry-after", "traceparent")
+"""Headers of answers that a web page may read."""
 
 _DESCRIPTION = "An OpenAI-compatible address for one language model, served by quire's engine."
 
 
-def make_app(context: Context, registry: CollectorRegistry, access: Access, *, log_requests: bool) -> ASGIApp:
+def make_app(
+    context: Context,
+    registry: CollectorRegistry,
+    access: Access,
+    *,
+    log_requests: bool,
+    tracing: Tracing | None = None,
+) -> ASGIApp:
     app = FastAPI(title="quire-engine", version=__version__, description=_DESCRIPTION, redoc_url=None)
     app.state.context = context
     app.state.registry = registry
@@ -34,11 +46,27 @@ def make_app(context: Context, registry: CollectorRegistry, access: Access, *, l
     app.add_exception_handler(HTTPException, _of_routing)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _ours)
-    return Edge(app, access, context.metrics, log_requests=log_requests)
+    edge = Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing)
+    origins = context.options.allowed_origins
+    if not origins:
+        return edge
+    # Outside of the keys: a browser asks first whether it may send them at all.
+    return CORSMiddleware(edge, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=_EXPOSED)
+
+
+_REJECTED = {
+    "draining": "draining",
+    "engine_starting": "no_engine",
+    "engine_restarting": "no_engine",
+    "engine_failed": "no_engine",
+}
+"""Codes of errors that turn a sound request away; the queue and the keys count their own."""
 
 
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    if (reason := _REJECTED.get(error.code or "")) is not None:
+        request.app.state.context.metrics.rejected[reason] += 1
     return error_response(error)
 
 

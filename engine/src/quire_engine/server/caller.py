@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from quire_engine.server.allowance import Allowance
+from quire_engine.server.tracing import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,6 +12,8 @@ class Caller:
     """The name of the key; None where no key is needed."""
     allowance: Allowance | None = None
     """None where the key has no limits."""
+    span: Span | None = None
+    """None where nothing is traced."""
 
 
 ANYBODY = Caller()

@@ -1,4 +1,4 @@
-"""What every request passes first: its id, its key; and on the way out the load report and a line in the log.
+"""What every request passes first: its id, its trace, its key; on the way out the load report and a line in the log.
 
 Plain ASGI, so that streams pass through as they are.
 """
@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import MutableMapping
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,10 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire_engine import logs
 from quire_engine.errors import RequestError
 from quire_engine.server.access import Access
-from quire_engine.server.caller import ANYBODY
+from quire_engine.server.caller import ANYBODY, Caller
+from quire_engine.server.http_protocol import CERTIFIED
 from quire_engine.server.load_report import ASKED_BY, HEADER, load_report
 from quire_engine.server.metrics import Metrics
 from quire_engine.server.problems import error_response
+from quire_engine.server.trace_context import TraceContext, read_context
+from quire_engine.server.tracing import UNTRACED, Span, Tracing, name_of, request_attributes
 
 _log = logging.getLogger(__name__)
 
@@ -29,11 +33,14 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class Edge:
     """``log_requests`` writes one line a request: never what was asked or answered."""
 
-    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics, *, log_requests: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, metrics: Metrics, *, log_requests: bool, tracing: Tracing | None = None
+    ) -> None:
         self._app = app
         self._access = access
         self._metrics = metrics
         self._log_requests = log_requests
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,46 +48,86 @@ class Edge:
             return
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        token = logs.request_id.set(request_id)
+        parent = read_context(headers.get("traceparent"), headers.get("tracestate"))
+        span = self._begin_span(scope, request_id, parent)
+        trace = parent if span is None else span.context
+        tokens = logs.request_id.set(request_id), logs.trace_id.set(trace.trace_id if trace else None)
+        state: MutableMapping[str, Any] = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        answer = _Answer(self, send, headers, _told(request_id, trace))
         began = time.monotonic()
-        status = 0
-        caller = ANYBODY
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                answered = MutableHeaders(scope=message)
-                answered["x-request-id"] = request_id
-                asked = headers.get(ASKED_BY)
-                if asked is not None and (report := load_report(asked, self._metrics.engine.latest)) is not None:
-                    answered[HEADER] = report
-                if caller.allowance is not None:
-                    answered.update(caller.allowance.headers())
-            await send(message)
-
         try:
-            client = scope.get("client")
             try:
-                caller = self._access.check(scope["path"], headers, client[0] if client else None)
-                if caller.allowance is not None and scope["method"] == "POST":
-                    caller.allowance.take_request()
+                caller = self._admit(scope, headers, answer)
             except RequestError as error:
                 self._metrics.rejected["key_limit" if error.status == 429 else "unauthorized"] += 1
-                await error_response(error)(scope, receive, send_with_id)
+                await error_response(error)(scope, receive, answer.send)
                 return
-            state: MutableMapping[str, Any] = scope.setdefault("state", {})
-            state["request_id"] = request_id
-            state["caller"] = caller
-            await self._app(scope, receive, send_with_id)
+            state["caller"] = caller if span is None else replace(caller, span=span)
+            await self._app(scope, receive, answer.send)
         finally:
+            if span is not None:
+                span.add({"http.response.status_code": answer.status})
+                span.end(failed=answer.status >= 500)
             if self._log_requests:
                 seconds = time.monotonic() - began
-                _log.info("%s %s %s %.3f s", scope["method"], scope["path"], status or "closed", seconds)
-            logs.request_id.reset(token)
+                _log.info("%s %s %s %.3f s", scope["method"], scope["path"], answer.status or "closed", seconds)
+            logs.request_id.reset(tokens[0])
+            logs.trace_id.reset(tokens[1])
+
+    def _begin_span(self, scope: Scope, request_id: str, parent: TraceContext | None) -> Span | None:
+        method, path = scope["method"], scope["path"]
+        if self._tracing is None or path in UNTRACED:
+            return None
+        return self._tracing.begin(name_of(method, path), parent, request_attributes(method, path, request_id))
+
+    def _admit(self, scope: Scope, headers: Headers, answer: "_Answer") -> Caller:
+        """Raises RequestError where the key, or what it may still use, does not allow it."""
+        client = scope.get("client")
+        certified = scope["state"].get(CERTIFIED, False)
+        caller = self._access.check(scope["path"], headers, client[0] if client else None, certified=certified)
+        answer.caller = caller
+        if caller.allowance is not None and scope["method"] == "POST":
+            caller.allowance.take_request()
+        return caller
+
+    def load(self, asked: str | None) -> str | None:
+        return None if asked is None else load_report(asked, self._metrics.engine.latest)
+
+
+class _Answer:
+    """Adds to an answer's headers as it begins, and remembers its status."""
+
+    def __init__(self, edge: Edge, send: Send, asked: Headers, told: dict[str, str]) -> None:
+        self._edge = edge
+        self._send = send
+        self._asked = asked
+        self._told = told
+        self.caller = ANYBODY
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers.update(self._told)
+            if (report := self._edge.load(self._asked.get(ASKED_BY))) is not None:
+                headers[HEADER] = report
+            if self.caller.allowance is not None:
+                headers.update(self.caller.allowance.headers())
+        await self._send(message)
 
 
 def _request_id(headers: Headers) -> str:
     """The client's, where it can be passed on as it is."""
     given = headers.get("x-request-id", "")
     return given if _ID.fullmatch(given) else uuid4().hex
+
+
+def _told(request_id: str, trace: TraceContext | None) -> dict[str, str]:
+    told = {"x-request-id": request_id}
+    if trace is not None:
+        told["traceparent"] = trace.traceparent
+        if trace.state:
+            told["tracestate"] = trace.state
+    return told

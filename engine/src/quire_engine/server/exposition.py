@@ -14,18 +14,31 @@ _LABELS = ["model_name", "engine"]
 _ENGINE = "0"
 
 
-def registry_of(metrics: Metrics, cache: CacheOptions, now: Callable[[], float]) -> CollectorRegistry:
+def registry_of(
+    metrics: Metrics,
+    cache: CacheOptions,
+    now: Callable[[], float],
+    certificate_expiry: Callable[[], float] | None = None,
+) -> CollectorRegistry:
+    """``certificate_expiry`` is asked for where the server speaks TLS."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(metrics, cache, now))
+    registry.register(EngineCollector(metrics, cache, now, certificate_expiry))
     ProcessCollector(registry=registry)
     return registry
 
 
 class EngineCollector(Collector):
-    def __init__(self, metrics: Metrics, cache: CacheOptions, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        cache: CacheOptions,
+        now: Callable[[], float],
+        certificate_expiry: Callable[[], float] | None,
+    ) -> None:
         self._metrics = metrics
         self._cache = cache
         self._now = now
+        self._certificate_expiry = certificate_expiry
         self._values = [metrics.model_name, _ENGINE]
 
     def describe(self) -> Iterable[Metric]:
@@ -70,6 +83,12 @@ class EngineCollector(Collector):
         if stats is not None:
             age = max(0.0, self._now() - stats.last_step_time)
             yield self._gauge("quire_last_step_age_seconds", "Since the engine's last step ended.", age)
+        if self._certificate_expiry is not None:
+            yield self._gauge(
+                "quire_tls_certificate_expiry_timestamp_seconds",
+                "When the certificate that new connections get ends, in Unix time.",
+                self._certificate_expiry(),
+            )
         ready = self._metrics.ready
         if ready is None:
             return

@@ -13,7 +13,7 @@ import sys
 from quire_engine import flags
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
-from quire_engine.server.listen import listen
+from quire_engine.server.listen import listener_of
 from quire_engine.server.serve import serve
 from quire_engine.text.model_text import load_model_text
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     folder = inspect_model_folder(config.model.path, weights=False)
     factory = RunnerFactory(function="quire_engine.core.fake_runner:load_fake_model", options=json.loads(options))
     text = load_model_text(config.model.path, config.text)
-    listener = listen(config.server.host, config.server.port)
+    listener = listener_of(config.server)
     return serve(config, folder, text, listener, factory=factory)
 
 

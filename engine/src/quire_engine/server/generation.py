@@ -14,12 +14,12 @@ from quire_engine.errors import RequestError, Unavailable
 from quire_engine.ipc.messages import Sampling
 from quire_engine.ipc.stream import Update
 from quire_engine.server.admission import Admission
-from quire_engine.server.allowance import Allowance
 from quire_engine.server.caller import ANYBODY, Caller
 from quire_engine.server.choice import Choice, Delta
 from quire_engine.server.engine_port import Engine, EngineStream
 from quire_engine.server.lifecycle import Lifecycle
 from quire_engine.server.metrics import Metrics, RequestTimes
+from quire_engine.server.tracing import SequenceRecord, Span, generation_attributes, milestone
 
 _QUEUE_RETRY_SECONDS = 5
 
@@ -55,19 +55,22 @@ class _Run:
     """One sequence under way."""
 
     choice: Choice
+    sampling: Sampling
     stream: EngineStream
     times: RequestTimes
     waiting: bool = True
-    ended: bool = False
+    ended: str | None = None
+    """For which reason."""
 
 
 class Generation:
     """Made by ``submit``. ``fail`` and ``abandon`` may come at any time, from the event loop."""
 
-    def __init__(self, desk: Desk, runs: list[_Run], allowance: Allowance | None) -> None:
+    def __init__(self, desk: Desk, runs: list[_Run], caller: Caller) -> None:
         self._desk = desk
         self._runs = runs
-        self._allowance = allowance
+        self._allowance = caller.allowance
+        self._span = caller.span
         self._stop: RequestError | ClientGone | None = None
         self._iterator = self._deltas()
         self._pumps: list[asyncio.Task[None]] = []
@@ -129,6 +132,26 @@ class Generation:
         for run in self._runs:
             if not run.ended:
                 self._finish(run, reason)
+        if self._span is not None:
+            self._tell(self._span)
+            self._span = None
+
+    def _tell(self, span: Span) -> None:
+        records = [
+            SequenceRecord(
+                times=run.times,
+                generated_tokens=run.choice.num_tokens,
+                finish_reason=run.ended or "abort",
+            )
+            for run in self._runs
+        ]
+        model, prompt_tokens = self._desk.metrics.model_name, _prompt_tokens(self.choices)
+        sampling = self._runs[0].sampling
+        span.add(generation_attributes(model, sampling, records, prompt_tokens, self._desk.now()))
+        times = [run.times for run in self._runs]
+        for name in ("first_scheduled", "first_token"):
+            if (time := milestone(times, name)) is not None:
+                span.event(name, time)
 
     # --- what the engine says ---
 
@@ -195,7 +218,7 @@ class Generation:
             self._desk.metrics.next_tokens(run.times, len(update.token_ids), now)
 
     def _finish(self, run: _Run, reason: str) -> None:
-        run.ended = True
+        run.ended = reason
         now = self._desk.now()
         prompt = len(run.choice.prompt_token_ids)
         if run.waiting:
@@ -223,8 +246,7 @@ def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], ro
     now = desk.now()
     allowance = routing.caller.allowance
     lengths = [len(choice.prompt_token_ids) for choice in choices]
-    # Several answers to one prompt hold the same list: it counts once, as in the usage that clients are told.
-    prompt_tokens = sum({id(choice.prompt_token_ids): len(choice.prompt_token_ids) for choice in choices}.values())
+    prompt_tokens = _prompt_tokens(choices)
     if allowance is not None:
         with _counted_as(desk, "key_limit"):
             allowance.take_work(len(choices), prompt_tokens)
@@ -243,7 +265,12 @@ def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], ro
         raise
     for length in lengths:
         desk.metrics.arrived(length)
-    return Generation(desk, runs, allowance)
+    return Generation(desk, runs, routing.caller)
+
+
+def _prompt_tokens(choices: Sequence[Choice]) -> int:
+    """Several answers to one prompt hold the same list: it counts once, as in the usage that clients are told."""
+    return sum({id(choice.prompt_token_ids): len(choice.prompt_token_ids) for choice in choices}.values())
 
 
 @contextmanager
@@ -269,7 +296,7 @@ def _sent(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], rou
                 tenant=routing.caller.tenant,
                 cache_salt=routing.cache_salt,
             )
-            runs.append(_Run(choice, stream, RequestTimes(routing.arrival_time)))
+            runs.append(_Run(choice, sampling, stream, RequestTimes(routing.arrival_time)))
     except Exception:
         for run in runs:
             run.stream.cancel()

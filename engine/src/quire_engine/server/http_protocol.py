@@ -7,6 +7,9 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+CERTIFIED = "client_certificate"
+"""In the state of requests whose client showed a certificate that TLS trusts."""
+
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 30.0
 
@@ -26,9 +29,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Between the end of one request and the end of the next one's head."""
     _head_ended = False
     _head_timer: asyncio.TimerHandle | None = None
+    _certified = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        self._certified = tls is not None and bool(tls.getpeercert())
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -46,6 +52,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.write(_REFUSAL)
                 self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._certified:
+            self.scope["state"][CERTIFIED] = True
 
     def on_headers_complete(self) -> None:
         self._in_head = False

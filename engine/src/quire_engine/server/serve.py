@@ -8,15 +8,18 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
 from quire_engine import logs
 from quire_engine.config import EngineConfig
-from quire_engine.errors import Unavailable
+from quire_engine.errors import TracingError, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.start_up import RunnerFactory
@@ -30,7 +33,11 @@ from quire_engine.server.generation import Desk
 from quire_engine.server.http_protocol import BoundedHttpProtocol
 from quire_engine.server.lifecycle import Lifecycle
 from quire_engine.server.metrics import Metrics
+from quire_engine.server.tls import Tls
 from quire_engine.text.model_text import ModelText
+
+if TYPE_CHECKING:
+    from quire_engine.server.otlp import OtlpTracing
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +62,33 @@ def serve(
     ``factory`` stands in for the model in tests and benchmarks; no flag leads to it.
     """
     logs.set_up(config.log)
-    with listener:
-        access = Access(config.server.access, time.monotonic)
-        return uvloop.run(_Server(config, folder, text, access, listener, factory).run())
+    options = config.server
+    try:
+        with listener:
+            tls = None if options.tls is None else Tls(options.tls, time.monotonic)
+            access = Access(
+                options.access,
+                time.monotonic,
+                certificates=tls is not None and tls.asks_for_certificates,
+                local=options.uds is not None,
+            )
+            tracing = None if options.otlp_traces_endpoint is None else _tracing(options.otlp_traces_endpoint)
+            return uvloop.run(_Server(config, folder, text, access, tls, tracing, listener, factory).run())
+    finally:
+        if options.uds is not None:
+            options.uds.unlink(missing_ok=True)
+
+
+def _tracing(endpoint: str) -> "OtlpTracing":
+    """OpenTelemetry is loaded here and nowhere else: whoever does not trace does not pay for it."""
+    try:
+        from quire_engine.server.otlp import OtlpTracing
+    except ImportError as error:
+        raise TracingError(
+            "--otlp-traces-endpoint needs the packages opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http; "
+            f"{error.name} is missing"
+        ) from error
+    return OtlpTracing(endpoint)
 
 
 class _Http(uvicorn.Server):
@@ -74,10 +105,14 @@ class _Server:
         folder: ModelFolder,
         text: ModelText,
         access: Access,
+        tls: Tls | None,
+        tracing: "OtlpTracing | None",
         listener: socket.socket,
         factory: RunnerFactory | None,
     ) -> None:
         self._config = config
+        self._tls = tls
+        self._tracing = tracing
         self._listener = listener
         self._stop = asyncio.Event()
         self._interrupted = asyncio.Event()
@@ -110,8 +145,9 @@ class _Server:
             desk=desk,
             metrics=self._metrics,
         )
-        registry = registry_of(self._metrics, config.cache, time.monotonic)
-        app = make_app(context, registry, access, log_requests=config.log.requests)
+        expiry = None if tls is None else tls.certificate_expiry
+        registry = registry_of(self._metrics, config.cache, time.monotonic, expiry)
+        app = make_app(context, registry, access, log_requests=config.log.requests, tracing=tracing)
         self._http = _Http(
             uvicorn.Config(
                 app,
@@ -125,6 +161,8 @@ class _Server:
                 timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
             )
         )
+        self._http.config.load()
+        self._http.config.ssl = None if tls is None else tls.listener_context
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -147,10 +185,15 @@ class _Server:
                 task.cancel()
             await asyncio.wait({http}, timeout=2 * _LAST_WORDS_SECONDS)
             await self._engine.close()
+            if self._tracing is not None:
+                await _within(self._tracing.close, _LAST_WORDS_SECONDS)
 
     def _address(self) -> str:
+        if self._config.server.uds is not None:
+            return f"unix:{self._config.server.uds}"
         host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def _start_engine(self) -> None:
         ready = await self._engine.start()
@@ -183,6 +226,20 @@ class _Server:
         for task in (drained, interrupted):
             task.cancel()
         return status
+
+
+async def _within(work: Callable[[], None], seconds: float) -> None:
+    """Run it in a thread that is left behind when it takes longer: the process may end all the same."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        work()
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name="last words", daemon=True).start()
+    with suppress(TimeoutError):
+        await asyncio.wait_for(done.wait(), seconds)
 
 
 def _summary(name: str, ready: Ready) -> str:
