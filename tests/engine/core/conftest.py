@@ -42,10 +42,20 @@ class World:
         priority: int = 0,
         salt: str | None = None,
         parent: int | None = None,
+        tenant: str | None = None,
     ) -> Refusal | None:
         params = params or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         return self.engine.add(
-            Request(key=key, prompt_token_ids=list(prompt), params=params, seed=key, priority=priority, cache_salt=salt)
+            Request(
+                key=key,
+                prompt_token_ids=list(prompt),
+                params=params,
+                seed=key,
+                priority=priority,
+                tenant=tenant,
+                cache_salt=salt,
+                parent=parent,
+            )
         )
 
     def step(self) -> Step | None:

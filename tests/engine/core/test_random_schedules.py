@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.sampling_params import SamplingParams
 
-EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "400"))
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "1000"))
 """`make soak` asks for thousands."""
 
 VOCABULARY = 7
@@ -23,14 +24,20 @@ prompts = st.builds(
 )
 params = st.builds(
     SamplingParams,
-    max_tokens=st.integers(1, 55),
+    max_tokens=st.sampled_from([1, 2, 9, 20, 30, 40, 50, 55]),
     ignore_eos=st.sampled_from([True, True, False]),
     min_tokens=st.sampled_from([0, 0, 3]),
     stop_token_ids=st.sampled_from([(), (), (), (3,)]),
     prompt_logprobs=st.sampled_from([None, None, None, 0, 2]),
 )
 additions = st.tuples(
-    st.just("add"), prompts, params, st.integers(0, 2), st.sampled_from([None, None, "tenant"]), st.integers(1, 3)
+    st.just("add"),
+    prompts,
+    params,
+    st.integers(0, 2),
+    st.sampled_from([None, None, "tenant"]),
+    st.sampled_from([3, 2, 1, 4]),
+    st.booleans(),
 )
 actions = st.lists(
     st.one_of(
@@ -43,10 +50,10 @@ actions = st.lists(
     min_size=6,
     max_size=30,
 )
-# Caches of 40 to 90 tokens, where one answer may take 60 and up to six are at work: most worlds preempt.
+# Caches of 40 to 70 tokens, where one answer may take 60 and up to six are at work: most worlds preempt.
 worlds = st.fixed_dictionaries(
     {
-        "cache_tokens": st.integers(40, 90),
+        "cache_tokens": st.integers(40, 70),
         "block_size": st.sampled_from([1, 2, 3, 4, 8]),
         "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 4, 7), (6,), (3, 8)]),
         "max_num_seqs": st.sampled_from([1, 3, 6, 6]),
@@ -54,11 +61,13 @@ worlds = st.fixed_dictionaries(
         "overlap": st.booleans(),
         "caching": st.booleans(),
         "positions": st.sampled_from([1, 3, 256]),
-        "policy": st.sampled_from(["fcfs", "priority"]),
-        "preemption_mode": st.sampled_from(["swap", "swap", "recompute", "auto"]),
-        "num_swap_blocks": st.sampled_from([0, 4, 12, 100]),
+        "policy": st.sampled_from(["fcfs", "priority", "fair"]),
+        "preemption_mode": st.sampled_from(["auto", "swap", "auto", "swap", "recompute"]),
+        "num_swap_blocks": st.sampled_from([100, 100, 100, 12, 4, 0]),
     }
 )
+# What the runner says it spends on a token, and on copying a block: now one is cheaper, now the other.
+speeds = st.tuples(st.sampled_from([1.0, 1.0, 0.0]), st.sampled_from([0.1, 0.5, 1.0, 4.0, 0.0]))
 
 
 class Play:
@@ -73,10 +82,22 @@ class Play:
         self.cancelled: set[int] = set()
 
     def add(
-        self, number: int, prompt: list[int], params: SamplingParams, priority: int, salt: str | None, copies: int
+        self,
+        number: int,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int,
+        salt: str | None,
+        copies: int,
+        forked: bool,
     ) -> None:
         for key in range(number * 10, number * 10 + copies):
-            if self.here.add(key, prompt, params=params, priority=priority, salt=salt) is None:
+            parent = number * 10 if forked and key > number * 10 else None
+            tenant = None if priority == 2 else str(priority)
+            if (
+                self.here.add(key, prompt, params=params, priority=priority, salt=salt, parent=parent, tenant=tenant)
+                is None
+            ):
                 self.expected[key] = self.expected_tokens(
                     prompt, params, vocab_size=VOCABULARY, max_model_len=MAX_MODEL_LEN
                 )
@@ -101,13 +122,24 @@ class Play:
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(world=worlds, script=actions)
+@given(world=worlds, speed=speeds, script=actions)
 def test_any_schedule_conserves_blocks_and_answers_as_alone(
-    make_world: Callable[..., Any], expected_tokens: Callable[..., list[int]], world: dict[str, Any], script: list[Any]
+    make_world: Callable[..., Any],
+    expected_tokens: Callable[..., list[int]],
+    world: dict[str, Any],
+    speed: tuple[float, float],
+    script: list[Any],
 ) -> None:
     shape = {name: value for name, value in world.items() if name != "cache_tokens"}
     num_blocks = world["cache_tokens"] // world["block_size"]
-    here = make_world(**shape, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, vocab_size=VOCABULARY)
+    # Without a start value nothing is swapped, so that the copies' speed is never learnt.
+    rates = MeasuredRates(
+        prefill_tokens_per_second=1.0 / speed[0] if speed[0] else None,
+        swap_bytes_per_second=1.0 / speed[1] if speed[1] else None,
+        block_bytes=[1] * len(world["windows"]),
+    )
+    here = make_world(**shape, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, vocab_size=VOCABULARY, rates=rates)
+    here.runner.token_seconds, here.runner.copy_seconds = speed
     play = Play(here, expected_tokens)
     for number, (kind, *arguments) in enumerate(script):
         getattr(play, kind)(number, *arguments)
@@ -124,6 +156,7 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
         assert told == prompt[1:] if key not in play.cancelled else told == prompt[1 : 1 + len(told)]
     gauges = here.engine.gauges()
     assert (gauges.blocks_used, gauges.num_running, gauges.num_waiting, gauges.queued_tokens) == (0, 0, 0, 0)
+    assert gauges.swap_blocks_used == 0
     assert here.engine.counters.generation_tokens == sum(map(len, here.tokens.values()))
     if not world["overlap"]:
         assert here.engine.counters.discarded_tokens == 0
