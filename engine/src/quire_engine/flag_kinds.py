@@ -192,7 +192,8 @@ class Url:
         return text.strip()
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": r"^\s*https?://[^/\s]+\S*\s*$"}
+        pattern = r"^\s*https?://[^/\s]+\S*\s*$"
+        return {"type": "string", "pattern": pattern, "examples": ["http://collector:4318/v1/traces"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,8 @@ class Origin:
         return origin
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": r"^\s*(\*|https?://[^/\s]+)/?\s*$"}
+        pattern = r"^\s*(\*|https?://[^/\s]+)/?\s*$"
+        return {"type": "string", "pattern": pattern, "examples": ["https://chat.example.com", "*"]}
 
 
 def _is_http(text: str) -> bool:

@@ -31,8 +31,13 @@ OWNED_FLAGS: Mapping[str, str] = {
     "no-enable-prefix-caching": "spec.engine.prefixCaching",
 }
 """Flags that a field of the LLMDeployment sets."""
-RESERVED_FLAGS = frozenset({"host", "port", "flag-schema", "help", "version"})
-"""Flags that belong to whoever starts the engine."""
+RESERVED_FLAGS = frozenset(
+    {
+        *("host", "port", "flag-schema", "help", "version"),
+        *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs"),
+    }
+)
+"""Flags that belong to whoever starts the engine: probes, gateway and scrapes come by HTTP, to the port of the pod."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
@@ -148,7 +153,13 @@ def _value_problem(schema: Mapping[str, object], value: str) -> str | None:
         return f"must be a number, got {shown(value)}"
     if kinds in ("integer", "number"):
         return _bounds_problem(schema, float(value), value)
-    return None if value.strip() else "must not be empty"
+    if not value.strip():
+        return "must not be empty"
+    pattern, examples = schema.get("pattern"), schema.get("examples")
+    if isinstance(pattern, str) and not re.search(pattern, value):
+        wanted = f"like {one_of([str(example) for example in examples])}" if isinstance(examples, list) else "otherwise"
+        return f"must be {wanted}, got {shown(value)}"
+    return None
 
 
 def _bounds_problem(schema: Mapping[str, object], number: float, value: str) -> str | None:
