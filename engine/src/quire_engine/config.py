@@ -19,6 +19,10 @@ class ModelOptions:
     dtype: DType = "auto"
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """``dummy`` fills the weights at random, for benchmarks of a shape."""
+    model_impl: Literal["auto", "native", "transformers"] = "auto"
+    """Who runs the layers; ``auto`` takes a family of our own where there is one, transformers otherwise."""
+    trust_remote_code: bool = False
+    """Whether code that lies in the model folder may run, in the engine process."""
     max_model_len: int | None = None
     """None takes the model's own limit, or what the KV cache holds if that is less."""
     seed: int = 0

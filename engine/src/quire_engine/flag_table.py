@@ -43,6 +43,10 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
               "arithmetic; auto takes what this machine computes fastest", "auto"),
         _flag("load-format", Choice("safetensors", "dummy"),
               "dummy fills the weights at random, to benchmark a shape", "safetensors"),
+        _flag("model-impl", Choice("auto", "native", "transformers"),
+              "who runs the layers; auto takes quire's own family where there is one, else transformers", "auto"),
+        _flag("trust-remote-code", Switch(), "let Python code that lies in the model's folder run, for models that "
+              "neither quire nor transformers knows"),
         _flag("max-model-len", Integer(1), "longest prompt and answer together, in tokens",
               unset="the model's own limit, or what the KV cache holds if that is less"),
         _flag("chat-template", PathName(), "a file with a Jinja chat template in place of the model's"),

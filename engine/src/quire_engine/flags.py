@@ -31,7 +31,6 @@ from quire_engine.flag_table import ENV_PREFIX, FLAGS, variable_of
 
 # Flags that people bring from elsewhere, and why they need none here.
 _ELSEWHERE = {
-    "trust-remote-code": "code from a model folder is never run",
     "api-key": "a key on the command line shows in the process list; put it in a file for --api-key-file",
     "enable-chunked-prefill": "long prompts always run in chunks; see --max-num-batched-tokens",
     "tokenizer": "the tokenizer is read from the model's folder",
@@ -167,6 +166,8 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
             path=get("model"),
             dtype=get("dtype"),
             load_format=get("load-format"),
+            model_impl=get("model-impl"),
+            trust_remote_code=get("trust-remote-code") or False,
             max_model_len=get("max-model-len"),
             seed=get("seed"),
         ),

@@ -30,6 +30,7 @@ def test_a_model_is_enough() -> None:
 
 EVERY_FLAG = """\
 --model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
+    --model-impl transformers --trust-remote-code
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
@@ -106,7 +107,6 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
         (["m", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
         (["m", "--max_model_len", "1"], "did you mean --max-model-len?"),
-        (["m", "--trust-remote-code"], "code from a model folder is never run"),
         (["m", "--api-key", "x"], "--api-key-file"),
         (["m", "--port", "70000"], "needed is a whole number from 0 to 65535"),
         (["m", "--port", "80.5"], "is not a whole number"),
@@ -130,7 +130,7 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--lenient=yes"], "--lenient: takes no value"),
         (["m", "--served-model-name"], "a value is missing"),
         (["m", "--port"], "a value is missing"),
-        (["m", "--model-impl", "fake"], "--model-impl is unknown"),
+        (["m", "--model-impl", "fake"], "is not among auto, native, transformers"),
         (["~nobody-here/m"], "home folder is not known"),
         ([], "--model is missing"),
     ],

@@ -1,68 +1,70 @@
-"""From a model folder to a model that runs: configuration, checked weights, packed layers, and how long it took."""
+"""From a model folder to a native family's model: configuration, checked weights, packed layers, how long it took."""
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from quire_engine.model.config import ModelConfig
-from quire_engine.model.family import CausalLM
-from quire_engine.model.linear import LinearBackend
-from quire_engine.model.registry import find_family
+from quire_engine.model.candidate import BuildOptions, BuiltModel
+from quire_engine.model.config import ModelConfig, load_config
+from quire_engine.model.registry import SUPPORTED, find_family
+from quire_engine.model.shape import without_idle_windows
 from quire_engine.model.weights import RandomWeights, TensorSource, check_tensors, open_checkpoint
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltModel:
-    model: CausalLM
-    weight_bytes: int
-    seconds: float
+class NativeCandidate:
+    """A ``model.candidate.Candidate``."""
+
+    folder: Path
+    shape: ModelConfig
+    longest: int
+    """Tokens of the longest sequence."""
+
+    @property
+    def served_by(self) -> str:
+        return f"quire's own {self.shape.architecture}"
+
+    def limited_to(self, longest: int) -> "NativeCandidate":
+        return replace(self, shape=without_idle_windows(self.shape, longest), longest=longest)
+
+    def build(self, options: BuildOptions) -> BuiltModel:
+        """Reads the weights layer by layer, each cast to the dtype and packed before the next is read."""
+        started = time.perf_counter()
+        config, family = self.shape, find_family(self.shape.architecture)
+        source: TensorSource
+        if options.load_format == "dummy":
+            source = RandomWeights(family.tensor_shapes(config), torch.Generator().manual_seed(options.seed))
+        else:
+            source = open_checkpoint(self.folder)
+        expected = check_tensors(family, config, source.shapes(), str(self.folder))
+
+        def read(name: str) -> Tensor:
+            return source.read(name).to(options.dtype)
+
+        # Angles for one position more than the longest sequence has: a step may run ahead of the stop that ends it.
+        model = family.build(config, read, options.backend, self.longest + 1)
+        weight_bytes = sum(prod(shape) for shape in expected.values()) * options.dtype.itemsize
+        seconds = time.perf_counter() - started
+        _log.info(
+            "loaded %s: %d tensors, %.1f MB as %s in %.2f s (%.0f MB/s)",
+            self.folder.name,
+            len(expected),
+            weight_bytes / 1e6,
+            options.backend.weights,
+            seconds,
+            weight_bytes / 1e6 / seconds,
+        )
+        return BuiltModel(model=model, weight_bytes=weight_bytes, seconds=seconds)
 
 
-def build_model(
-    folder: Path,
-    config: ModelConfig,
-    *,
-    load_format: Literal["safetensors", "dummy"],
-    seed: int,
-    dtype: torch.dtype,
-    backend: LinearBackend,
-    positions: int,
-) -> BuiltModel:
-    """Reads the weights layer by layer, each cast to ``dtype`` and packed before the next is read.
-
-    positions  how many positions of rotary angles to prepare: the longest sequence
-    Raises ModelFolderError.
-    """
-    started = time.perf_counter()
-    family = find_family(config.architecture)
-    source: TensorSource
-    if load_format == "dummy":
-        source = RandomWeights(family.tensor_shapes(config), torch.Generator().manual_seed(seed))
-    else:
-        source = open_checkpoint(folder)
-    expected = check_tensors(family, config, source.shapes(), str(folder))
-
-    def read(name: str) -> Tensor:
-        return source.read(name).to(dtype)
-
-    model = family.build(config, read, backend, positions)
-    weight_bytes = sum(prod(shape) for shape in expected.values()) * dtype.itemsize
-    seconds = time.perf_counter() - started
-    _log.info(
-        "loaded %s: %d tensors, %.1f MB as %s in %.2f s (%.0f MB/s)",
-        folder.name,
-        len(expected),
-        weight_bytes / 1e6,
-        backend.weights,
-        seconds,
-        weight_bytes / 1e6 / seconds,
-    )
-    return BuiltModel(model=model, weight_bytes=weight_bytes, seconds=seconds)
+def find_native_candidate(folder: Path) -> NativeCandidate:
+    """Raises ModelFolderError with every problem of the folder's configuration."""
+    config = load_config(folder, SUPPORTED)
+    return NativeCandidate(folder=folder, shape=config, longest=config.max_position_embeddings)

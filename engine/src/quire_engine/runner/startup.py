@@ -11,11 +11,9 @@ import torch
 from quire_engine.config import CacheOptions, EngineConfig, ModelOptions
 from quire_engine.core.ports import LoadedModel
 from quire_engine.errors import FlagsError
-from quire_engine.model.config import ModelConfig, load_config
+from quire_engine.model.candidate import BuildOptions, find_candidate
 from quire_engine.model.linear import choose_linear_backend
-from quire_engine.model.loader import build_model
-from quire_engine.model.registry import SUPPORTED
-from quire_engine.model.shape import without_idle_windows
+from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
 from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, cache_groups, make_layout, option_problems
@@ -31,37 +29,35 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     """See ``runner.load_model``."""
     options = config.model
     threads = use_threads(config.threads)
-    model_config = load_config(options.path, SUPPORTED)
-    if problems := _option_problems(config, model_config):
+    started = time.perf_counter()
+    candidate = find_candidate(options.path, impl=options.model_impl, trust_remote_code=options.trust_remote_code)
+    if problems := _option_problems(config, candidate.shape):
         raise FlagsError(problems)
-    model_config = without_idle_windows(model_config, _model_limit(options, model_config))
+    candidate = candidate.limited_to(_model_limit(options, candidate.shape))
+    shape = candidate.shape
+    _log.info("%s is served by %s", options.path.name, candidate.served_by)
     dtype = resolve_dtype(options.dtype, cpu_features())
     backend = choose_linear_backend(dtype)
+    found = time.perf_counter()
     with torch.inference_mode():
-        built = build_model(
-            options.path,
-            model_config,
-            load_format=options.load_format,
-            seed=options.seed,
-            dtype=dtype,
-            backend=backend,
-            positions=_model_limit(options, model_config) + 1,
+        built = candidate.build(
+            BuildOptions(load_format=options.load_format, seed=options.seed, dtype=dtype, backend=backend)
         )
     began = time.perf_counter()
-    groups = cache_groups(model_config, dtype, config.cache.block_size)
-    size = _size_cache(config, model_config, groups)
-    layout = make_layout(model_config, config.cache.block_size, size)
-    linears = 4 * model_config.num_layers + 1
+    groups = cache_groups(shape, dtype, config.cache.block_size)
+    size = _size_cache(config, shape, groups)
+    layout = make_layout(shape, config.cache.block_size, size)
+    linears = 4 * shape.num_layers + 1
     shared_from = sharing_begins(
         mean_linear_bytes=built.weight_bytes / linears,
         mean_linear_weights=built.weight_bytes / dtype.itemsize / linears,
     )
     runner = ModelRunner(
         model=built.model,
-        caches=allocate(layout, model_config, dtype),
-        swap_space=allocate_swap_space(layout, model_config, dtype),
+        caches=allocate(layout, shape, dtype),
+        swap_space=allocate_swap_space(layout, shape, dtype),
         layout=layout,
-        vocab_size=model_config.vocab_size,
+        vocab_size=shape.vocab_size,
         max_rows=config.scheduler.max_num_seqs,
         max_model_len=size.max_model_len,
         threads=ThreadChooser(threads, shared_from_tokens=shared_from),
@@ -76,7 +72,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         block_bytes=block_bytes,
     )
     phases = {
-        "import": import_seconds,
+        "import": import_seconds + found - started,
         "weights": built.seconds,
         "kv_cache": cached - began,
         "warm_up": time.perf_counter() - cached,
@@ -86,21 +82,21 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         runner=runner,
         layout=layout,
         max_model_len=size.max_model_len,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=model_config.eos_token_ids,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
         model_bytes=built.weight_bytes,
         kv_cache_bytes=size.kv_cache_bytes,
         dtype=dtype_name(dtype),
         weights=backend.weights,
         phase_seconds=phases,
-        prefill_tokens_per_second=measured.prefill_tokens_per_second,
-        decode_step_seconds=measured.decode_seconds,
+        prefill_tokens_per_second=1.0 / measured.step_costs.per_token,
+        step_costs=measured.step_costs,
         swap_bytes_per_second=measured.swap_bytes_per_second,
         block_bytes=block_bytes,
     )
 
 
-def _option_problems(config: EngineConfig, model: ModelConfig) -> list[str]:
+def _option_problems(config: EngineConfig, model: ModelShape) -> list[str]:
     problems = option_problems(config.cache)
     asked = config.model.max_model_len
     if asked is not None and asked > model.max_position_embeddings:
@@ -117,11 +113,11 @@ def _option_problems(config: EngineConfig, model: ModelConfig) -> list[str]:
     return problems
 
 
-def _model_limit(options: ModelOptions, model: ModelConfig) -> int:
+def _model_limit(options: ModelOptions, model: ModelShape) -> int:
     return model.max_position_embeddings if options.max_model_len is None else options.max_model_len
 
 
-def _size_cache(config: EngineConfig, model: ModelConfig, groups: tuple[CacheGroup, ...]) -> CacheSize:
+def _size_cache(config: EngineConfig, model: ModelShape, groups: tuple[CacheGroup, ...]) -> CacheSize:
     options: CacheOptions = config.cache
     demand = CacheDemand(
         groups=groups,

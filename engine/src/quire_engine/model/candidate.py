@@ -1,0 +1,74 @@
+"""A model folder that was found servable, before its weights are read: by a native family, or by transformers.
+
+A native family goes first wherever there is one. Which it is, is said here and nowhere else: to the runner both are a
+shape now and a ``CausalLM`` later.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+
+from quire_engine.model.family import CausalLM
+from quire_engine.model.linear import LinearBackend
+from quire_engine.model.registry import SUPPORTED
+from quire_engine.model.shape import ModelShape
+
+ModelImpl = Literal["auto", "native", "transformers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    model: CausalLM
+    weight_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    load_format: Literal["safetensors", "dummy"]
+    seed: int
+    dtype: torch.dtype
+    backend: LinearBackend
+
+
+class Candidate(Protocol):
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def served_by(self) -> str:
+        """What runs the layers, for the log: ``quire's llama family`` or ``transformers' GPT2LMHeadModel``."""
+        ...
+
+    def limited_to(self, longest: int) -> "Candidate":
+        """The same for sequences of at most so many tokens."""
+        ...
+
+    def build(self, options: BuildOptions) -> BuiltModel:
+        """Reads the weights. Raises ModelFolderError."""
+        ...
+
+
+def find_candidate(folder: Path, *, impl: ModelImpl, trust_remote_code: bool) -> Candidate:
+    """Raises ModelFolderError with the reasons why the folder cannot be served."""
+    if impl == "transformers" or (impl == "auto" and not _is_native(folder)):
+        from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
+
+        return find_transformers_candidate(folder, trust_remote_code=trust_remote_code)
+    from quire_engine.model.loader import find_native_candidate
+
+    return find_native_candidate(folder)
+
+
+def _is_native(folder: Path) -> bool:
+    """Whether there is a family by the architecture's name; what cannot be read is the native loader's to refuse."""
+    try:
+        architectures = json.loads((folder / "config.json").read_bytes())["architectures"]
+        return any(name in SUPPORTED for name in architectures)
+    except (OSError, ValueError):
+        return True
+    except (KeyError, TypeError):
+        return False

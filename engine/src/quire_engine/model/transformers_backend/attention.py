@@ -1,0 +1,82 @@
+"""Our attention under a name transformers knows: keys and values go to the paged cache, queries read them there.
+
+A model asks ``AttentionInterface`` for the function of its ``attn_implementation`` in every layer, and hands on to it
+what its forward pass was called with: that is how the step's metadata comes here, by ``quire_step``. The name has no
+mask function, so transformers builds no mask: the plan of the step's batch says who sees whom.
+
+Legend: T tokens, HQ/HK query/KV heads, D head dim of the cache, DQ, DV dims of a model's queries and values (<= D).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from quire_engine.model.layers import ModelInputs
+from quire_kernels.kv_cache import KVCache
+from quire_kernels.paged_attention import paged_attention
+from quire_kernels.store_kv import store_kv
+
+SERVING = "quire"
+"""The ``attn_implementation``."""
+
+# Models rotate by themselves, if they rotate at all: nothing of a head is rotated here, at any position.
+_NO_ROTATION = torch.empty((1 << 40, 0), dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """Where a layer's keys and values are."""
+
+    cache: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionStep:
+    """What the attention layers of one forward pass share."""
+
+    inputs: ModelInputs
+    caches: tuple[KVCache, ...]
+    places: Mapping[nn.Module, LayerPlace]
+
+
+def register() -> None:
+    """Makes ``SERVING`` known to transformers."""
+    AttentionInterface.register(SERVING, attend)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,  # [1, HQ, T, DQ]
+    key: Tensor,  # [1, HK, T, DQ]
+    value: Tensor,  # [1, HK, T, DV]
+    attention_mask: Tensor | None = None,
+    *,
+    quire_step: AttentionStep,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_handed_on: object,  # the model's arguments that do not concern attention; ``layers`` has refused others
+) -> tuple[Tensor, None]:
+    """[1, T, HQ, DV], and no attention weights."""
+    assert attention_mask is None, "no mask is built under this name"
+    place = quire_step.places[module]
+    cache, group = quire_step.caches[place.cache], quire_step.inputs.groups[place.group]
+    value_dim = value.shape[-1]
+    scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
+    q, k, v = (_by_token(x, cache.head_dim) for x in (query, key, value))
+    store_kv(q, k, v, _NO_ROTATION, quire_step.inputs.positions, group.slots, cache)
+    attended = paged_attention(q, cache, group.plan, scale, softcap)  # [T, HQ, D]
+    return attended[None, :, :, :value_dim], None
+
+
+def _by_token(x: Tensor, head_dim: int) -> Tensor:
+    """[1, H, T, *] to [T, H, D], a token's heads side by side; components beyond a model's own are 0."""
+    heads = x[0].transpose(0, 1)
+    if heads.shape[2] < head_dim:
+        return functional.pad(heads, (0, head_dim - heads.shape[2]))
+    is_dense = heads.stride(2) == 1 and (heads.stride(1) == head_dim or heads.shape[1] == 1)
+    return heads if is_dense else heads.contiguous()

@@ -1,0 +1,114 @@
+"""A model folder that transformers will run: judged without its weights, then built. See the package's docstring."""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import transformers
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.candidate import BuildOptions, BuiltModel
+from quire_engine.model.shape import ModelShape, without_idle_windows
+from quire_engine.model.transformers_backend import attention, checkpoint
+from quire_engine.model.transformers_backend.description import Description, describe
+from quire_engine.model.transformers_backend.layers import AttentionLayers, judge
+from quire_engine.model.transformers_backend.model import TransformersModel
+from quire_engine.model.transformers_backend.probe import Probe, build_on_meta, run_probe
+from quire_engine.model.transformers_backend.refusal import Unservable
+from quire_engine.model.transformers_backend.self_test import check_faithful
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersCandidate:
+    """A ``model.candidate.Candidate``."""
+
+    folder: Path
+    description: Description
+    layers: AttentionLayers
+    packable: tuple[str, ...]
+    """Linear layers whose weights may be held in another form."""
+    shape: ModelShape
+
+    @property
+    def served_by(self) -> str:
+        return f"transformers' {self.description.model_class.__name__}"
+
+    def limited_to(self, longest: int) -> "TransformersCandidate":
+        return replace(self, shape=without_idle_windows(self.shape, longest))
+
+    def build(self, options: BuildOptions) -> BuiltModel:
+        started = time.perf_counter()
+        attention.register()
+        if options.load_format == "dummy":
+            model = checkpoint.random_weights(self.description, options.dtype, options.seed)
+        else:
+            model = checkpoint.load_weights(self.folder, self.description, options.dtype)
+        weight_bytes = checkpoint.weight_bytes(model)
+        checkpoint.pack_linears(model, self.packable, options.backend)
+        loaded = time.perf_counter()
+        served = TransformersModel(model, self.layers, self.shape.windows)
+        check_faithful(model, served, self.shape, options.dtype)
+        _log.info(
+            "loaded %s: %.1f MB as %s in %.2f s (%.0f MB/s), tried out against its own forward pass in %.2f s",
+            self.folder.name,
+            weight_bytes / 1e6,
+            options.backend.weights,
+            loaded - started,
+            weight_bytes / 1e6 / (loaded - started),
+            time.perf_counter() - loaded,
+        )
+        return BuiltModel(model=served, weight_bytes=weight_bytes, seconds=time.perf_counter() - started)
+
+
+def find_transformers_candidate(folder: Path, *, trust_remote_code: bool) -> TransformersCandidate:
+    """Raises ModelFolderError with the reason why transformers cannot run it over our cache."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        description = describe(folder, trust_remote_code=trust_remote_code)
+        layers, probe = judge_class(description)
+    except Unservable as error:
+        raise ModelFolderError(f"{folder} cannot be served: {error}") from error
+    if description.runs_folder_code:
+        _log.warning("%s: code of the model folder's own runs in the engine process (--trust-remote-code)", folder)
+    return TransformersCandidate(
+        folder=folder,
+        description=description,
+        layers=layers,
+        packable=probe.linears,
+        shape=_shape(description, layers, probe),
+    )
+
+
+def judge_class(description: Description) -> tuple[AttentionLayers, Probe]:
+    """What a model of this class and configuration asks of attention. Raises Unservable."""
+    model_class = description.model_class
+    if not model_class._can_set_attn_implementation():
+        raise Unservable(
+            "no attention interface", "computes attention by itself and not through transformers' interface for it"
+        )
+    try:
+        probe = run_probe(build_on_meta(model_class, description.config))
+    except Exception as error:  # the model's own code on tensors without values
+        raise Unservable(
+            "not tried",
+            "cannot be tried out on shapes alone, so that its attention is unknown:"
+            f" {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+        ) from error
+    return judge(probe), probe
+
+
+def _shape(description: Description, layers: AttentionLayers, probe: Probe) -> ModelShape:
+    return ModelShape(
+        architecture=description.model_class.__name__,
+        vocab_size=probe.vocab_size,
+        max_position_embeddings=description.max_position_embeddings,
+        eos_token_ids=tuple(token for token in description.eos_token_ids if token < probe.vocab_size),
+        num_layers=len(layers.names),
+        num_kv_heads=layers.kv_heads,
+        head_dim=layers.head_dim,
+        windows=layers.windows,
+    )

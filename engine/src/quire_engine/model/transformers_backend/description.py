@@ -1,0 +1,195 @@
+"""A model folder's configuration as transformers reads it: which class runs it, how far its positions go, what ends it.
+
+Refuses what cannot work by its kind, before anything is built: encoder-decoders, layers that keep a state, code in the
+folder that nobody allowed.
+"""
+
+import importlib.metadata
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.config import read_eos_token_ids
+from quire_engine.model.transformers_backend.refusal import Unservable
+
+_STATE = (
+    "has recurrent, convolution or state-space layers ({}): they keep a state that is no KV cache, and tokens packed"
+    " into one batch would run into each other's"
+)
+_STATEFUL_LAYERS = ("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent")
+_POSITION_LIMITS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    model_class: type[PreTrainedModel]
+    config: PreTrainedConfig
+    """Of the language model, where it is a part of a larger one."""
+    max_position_embeddings: int
+    eos_token_ids: tuple[int, ...]
+    runs_folder_code: bool
+
+
+def describe(folder: Path, *, trust_remote_code: bool) -> Description:
+    """Raises Unservable, or ModelFolderError where the folder is none or its files cannot be read."""
+    raw, generation = _read_object(folder / "config.json"), _read_object(folder / "generation_config.json")
+    custom = _is_custom(raw)
+    if custom and not trust_remote_code:
+        raise Unservable(
+            "custom code",
+            "is code of the model folder's own (auto_map in config.json), which runs in the engine process only with"
+            " --trust-remote-code",
+        )
+    config = _load_config(folder, raw, trust_remote_code=custom)
+    model_class = _custom_class(folder, raw) if custom else find_class(config, _architectures(raw))
+    return describe_config(model_class, config, generation, runs_folder_code=custom)
+
+
+def describe_config(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    generation: dict[str, Any],
+    *,
+    runs_folder_code: bool = False,
+) -> Description:
+    """What a configuration says of the model; raises Unservable where that rules it out."""
+    if config.is_encoder_decoder:
+        raise Unservable("encoder-decoder", "is an encoder-decoder; a decoder-only causal language model is needed")
+    if getattr(config, "quantization_config", None) is not None:
+        raise Unservable("quantized", "is quantized (quantization_config); weights in 16 or 32 bits are needed")
+    if config.sub_configs.get("text_config") is model_class.config_class is not None:
+        config = config.get_text_config()
+    text = config.get_text_config()
+    _check_state(model_class, text)
+    _settle_rope(text)
+    problems: list[str] = []
+    ends = read_eos_token_ids({"eos_token_id": text.eos_token_id}, generation, problems)
+    if problems:
+        raise Unservable("configuration", f"has a wrong configuration: {problems[0]}")
+    return Description(
+        model_class=model_class,
+        config=config,
+        max_position_embeddings=_longest(text),
+        eos_token_ids=ends,
+        runs_folder_code=runs_folder_code,
+    )
+
+
+def find_class(config: PreTrainedConfig, architectures: tuple[str, ...]) -> type[PreTrainedModel]:
+    """transformers' class for the first architecture that is a causal language model; without any, the type's own."""
+    if config.is_encoder_decoder:
+        raise Unservable("encoder-decoder", "is an encoder-decoder; a decoder-only causal language model is needed")
+    names = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
+    own = _as_tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ()))
+    chosen = next((name for name in architectures or own if name in names), None)
+    if chosen is None:
+        what = ", ".join(architectures) or f"the model type {config.model_type}"
+        raise Unservable("no causal language model", f"is no causal language model of transformers ({what})")
+    import transformers
+
+    found: type[PreTrainedModel] = getattr(transformers, chosen)
+    return found
+
+
+def _as_tuple(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _architectures(raw: dict[str, Any]) -> tuple[str, ...]:
+    named = raw.get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise Unservable("configuration", f"has architectures {named!r} in its config.json; a list of names is needed")
+    return tuple(named)
+
+
+def _is_custom(raw: dict[str, Any]) -> bool:
+    """Whether only the folder's own code can run it: transformers' own, where there is any, goes first."""
+    named = _architectures(raw)
+    known = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
+    is_known = raw.get("model_type") in CONFIG_MAPPING and (not named or any(name in known for name in named))
+    return isinstance(raw.get("auto_map"), dict) and not is_known
+
+
+def _load_config(folder: Path, raw: dict[str, Any], *, trust_remote_code: bool) -> PreTrainedConfig:
+    if not trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING:
+        version = importlib.metadata.version("transformers")
+        raise Unservable(
+            "no causal language model",
+            f"has a model_type that transformers {version} does not know: {raw.get('model_type')!r}",
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # whatever a configuration class makes of values it did not expect
+        raise Unservable("configuration", f"has a configuration that cannot be read: {_one_line(error)}") from error
+    return config
+
+
+def _custom_class(folder: Path, raw: dict[str, Any]) -> type[PreTrainedModel]:
+    reference = raw["auto_map"].get(AutoModelForCausalLM.__name__)
+    if not isinstance(reference, str):
+        raise Unservable("no causal language model", "names no AutoModelForCausalLM in its auto_map")
+    try:
+        found: type[PreTrainedModel] = get_class_from_dynamic_module(reference, folder, local_files_only=True)
+    except Exception as error:  # the folder's own code
+        raise Unservable("custom code", f"has code that cannot be loaded: {_one_line(error)}") from error
+    return found
+
+
+def _check_state(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    found = [kind for kind in _STATEFUL_LAYERS if kind in kinds]
+    if found or model_class._is_stateful:
+        raise Unservable("keeps a state", _STATE.format(", ".join(found) or config.model_type))
+
+
+def _settle_rope(config: PreTrainedConfig) -> None:
+    """Within ``max_position_embeddings`` the scaling called dynamic scales nothing: so said, it looks at no values."""
+    given = getattr(config, "rope_parameters", None)
+    for rope in _ropes(given):
+        if rope.get("rope_type") == "dynamic":
+            rope["rope_type"] = "default"
+
+
+def _ropes(given: Any) -> list[dict[str, Any]]:
+    """One, or by kind of layer."""
+    if not isinstance(given, dict):
+        return []
+    return [given] if "rope_type" in given else [rope for rope in given.values() if isinstance(rope, dict)]
+
+
+def _longest(config: PreTrainedConfig) -> int:
+    limits = [getattr(config, name, None) for name in _POSITION_LIMITS]
+    longest = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+    if longest is None:
+        raise Unservable("configuration", "does not say how many positions it has (max_position_embeddings)")
+    # Beyond its original positions this scaling changes the angles of all sequences of a batch when one grows longer.
+    originals = [
+        rope["original_max_position_embeddings"]
+        for rope in _ropes(getattr(config, "rope_parameters", None))
+        if rope.get("rope_type") == "longrope" and isinstance(rope.get("original_max_position_embeddings"), int)
+    ]
+    return min([longest, *originals])
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
+    return content

@@ -1,0 +1,138 @@
+"""Judges what a probe has seen: attention that our kernel computes, or the reason why it is other.
+
+Pure, but for evaluating the masks' functions on a few positions.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from quire_engine.model.shape import Windows
+from quire_engine.model.transformers_backend.probe import AttentionCall, Mask, Probe
+from quire_engine.model.transformers_backend.refusal import Unservable
+
+# What models hand to their attention that does not change what it computes.
+_HARMLESS = frozenset(
+    {
+        "cache_position",
+        "deterministic",
+        "dropout",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "scaling",
+        "sliding_window",  # of the two places that tell of a window, transformers' own attention heeds the mask
+        "use_cache",
+    }
+)
+_KNOWN = {
+    "s_aux": "attention sinks",
+    "indices": "sparse attention over chosen tokens",
+    "position_bias": "a bias by position",
+    "alibi": "a bias by position (ALiBi)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayers:
+    """The layers that need a cache, in the order in which they run."""
+
+    names: tuple[str, ...]
+    kv_heads: int
+    head_dim: int
+    """The larger one of keys' and values'."""
+    windows: Windows
+
+
+def judge(probe: Probe) -> AttentionLayers:
+    """Raises Unservable."""
+    if not probe.calls:
+        raise Unservable("no attention interface", "does not compute attention through transformers' interface")
+    if not all(call.has_metadata for call in probe.calls):
+        raise Unservable(
+            "metadata dropped",
+            "does not hand on what its forward pass is called with to its attention layers, which so cannot know"
+            " whose tokens they see",
+        )
+    repeated, count = Counter(call.layer for call in probe.calls).most_common(1)[0]
+    if count > 1:
+        raise Unservable("layers attend more than once", f"computes attention {count} times in one layer, {repeated}")
+    for call in probe.calls:
+        _check_call(call)
+    windows = tuple(_window(call) for call in probe.calls)
+    kv_heads = {call.key[1] for call in probe.calls}
+    head_dims = {max(call.key[3], call.value[3]) for call in probe.calls}
+    if len(kv_heads) > 1 or len(head_dims) > 1:
+        raise Unservable(
+            "uneven layers",
+            f"has layers with different KV heads or head dims ({_listed(kv_heads)} heads of {_listed(head_dims)}):"
+            " the KV cache has one size of block for all",
+        )
+    if probe.logits_rows != 2:
+        raise Unservable("not tried", "does not compute logits for chosen tokens alone (logits_to_keep)")
+    return AttentionLayers(
+        names=tuple(call.layer for call in probe.calls),
+        kv_heads=kv_heads.pop(),
+        head_dim=head_dims.pop(),
+        windows=windows,
+    )
+
+
+def _listed(numbers: set[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _check_call(call: AttentionCall) -> None:
+    if call.arguments.get("is_causal", True) is not True:
+        raise Unservable("not causal", f"lets tokens see later ones, in {call.layer}")
+    for name, argument in call.arguments.items():
+        if name not in _HARMLESS and name != "is_causal" and argument is not False:
+            what = _KNOWN.get(name, f"attention with {name!r}, which our kernel does not know")
+            raise Unservable("other attention", f"has {what}, in {call.layer}")
+    if call.query[0] != 1 or call.key[2] != call.query[2] or call.query[1] % call.key[1]:
+        raise Unservable(
+            "other attention",
+            f"has other keys than its own tokens' in {call.layer}: queries {list(call.query)}, keys {list(call.key)}",
+        )
+
+
+def _window(call: AttentionCall) -> int | None:
+    """The sliding window; None is none."""
+    if call.mask is None:
+        raise Unservable("other attention", f"makes a mask of its own for {call.layer}")
+    for candidate in (None, call.mask.local_size):
+        if _is_causal_window(call.mask, candidate):
+            return candidate
+    kind: str = "one that is neither causal nor a causal sliding window"
+    if _sees_later_tokens(call.mask):
+        raise Unservable("not causal", f"lets tokens see later ones, as encoders do, in {call.layer}")
+    raise Unservable("other attention", f"has a mask that our kernel does not know for {call.layer}, {kind}")
+
+
+def _sees_later_tokens(mask: Mask) -> bool:
+    try:
+        return bool(_seen(mask, 0, 2)[1])
+    except (NotImplementedError, RuntimeError):
+        return False
+
+
+def _is_causal_window(mask: Mask, window: int | None) -> bool:
+    """Whether the mask means: the tokens up to one's own, and of them the last ``window``; tried where it matters."""
+    reach = window or 64
+    for query in (0, 1, reach - 1, reach, reach + 1, 2 * reach, 3 * reach + 5):
+        keys = torch.arange(query + 3)
+        expected = keys <= query if window is None else (keys <= query) & (keys > query - window)
+        try:
+            if not torch.equal(_seen(mask, query, len(keys)), expected):
+                return False
+        except (NotImplementedError, RuntimeError):  # it depends on values that a probe does not have
+            return False
+    return True
+
+
+def _seen(mask: Mask, query: int, keys: int) -> torch.Tensor:
+    zero = torch.tensor(0)
+    return mask.function(zero, zero, torch.tensor(query), torch.arange(keys)).expand(keys)

@@ -1,0 +1,27 @@
+"""Why a model cannot run over our cache: found before its weights are read, and told by name."""
+
+from typing import Literal
+
+Kind = Literal[
+    "no causal language model",
+    "encoder-decoder",
+    "keeps a state",
+    "no attention interface",
+    "metadata dropped",
+    "not causal",
+    "other attention",
+    "layers attend more than once",
+    "uneven layers",
+    "quantized",
+    "custom code",
+    "configuration",
+    "not tried",
+]
+
+
+class Unservable(Exception):
+    """``str(error)`` says what is in the way, with the model as its subject."""
+
+    def __init__(self, kind: Kind, reason: str) -> None:
+        super().__init__(reason)
+        self.kind: Kind = kind

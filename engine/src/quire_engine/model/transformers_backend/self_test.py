@@ -1,0 +1,138 @@
+"""Holds a loaded model to its own forward pass: sequences packed, in chunks and token by token, against each alone.
+
+What only shows in values is found here: positions that the model counts in its own way, layers that look across the
+borders between sequences, attention that the kernel computes otherwise.
+
+Legend: T tokens of a step, B its sequences, S block size, M blocks per sequence.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.layers import GroupInputs, ModelInputs
+from quire_engine.model.shape import ModelShape
+from quire_engine.model.transformers_backend.attention import SERVING
+from quire_engine.model.transformers_backend.model import TransformersModel
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache
+from quire_kernels.paged_attention import plan_attention
+
+_BLOCK_SIZE = 16
+# By sequence, how many tokens each step computes: a prompt in chunks, prompts whole, then a token at a time.
+_CHUNKS = ((5, 1, 1, 0), (17, 16, 1, 1), (23, 1, 2, 1))
+# Of the root mean square of a row's difference to the row's standard deviation.
+_TOLERANCES = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+def check_faithful(model: PreTrainedModel, served: TransformersModel, shape: ModelShape, dtype: torch.dtype) -> None:
+    """Raises ModelFolderError where the packed model says something else than the model does."""
+    chunks = _fitting(shape.max_position_embeddings)
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(shape.vocab_size, (sum(lengths),), generator=generator) for lengths in chunks]
+    try:
+        expected = _alone(model, sequences)
+        found = _packed(served, shape, sequences, chunks, dtype)
+    except Exception as error:  # the model's own code, which may do anything
+        raise ModelFolderError(
+            f"{shape.architecture} cannot be served: trying it out failed with {type(error).__name__}:"
+            f" {' '.join(str(error).split())[:300]}"
+        ) from error
+    difference = max(
+        float((row - alone[place]).square().mean().sqrt() / alone[place].std().clamp_min(1e-12))
+        for alone, rows in zip(expected, found, strict=True)
+        for place, row in rows.items()
+    )
+    if not difference <= _TOLERANCES[dtype]:  # NaN is no better than too much
+        raise ModelFolderError(
+            f"{shape.architecture} cannot be served faithfully: with several sequences in a batch its logits differ by"
+            f" {difference:.2g} of their standard deviation from those of each sequence alone"
+        )
+
+
+def _fitting(positions: int) -> list[tuple[int, ...]]:
+    chosen: list[tuple[int, ...]] = [lengths for lengths in _CHUNKS if sum(lengths) <= positions]
+    return chosen or [(positions, 0, 0, 0)]
+
+
+def _alone(model: PreTrainedModel, sequences: Sequence[Tensor]) -> list[Tensor]:
+    """Logits [T, V] of each sequence, as transformers computes them."""
+    model.set_attn_implementation("eager")
+    try:
+        return [model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0].float() for tokens in sequences]
+    finally:
+        model.set_attn_implementation(SERVING)
+
+
+def _packed(
+    served: TransformersModel,
+    shape: ModelShape,
+    sequences: Sequence[Tensor],
+    chunks: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+) -> list[dict[int, Tensor]]:
+    """By sequence and position, the logits of each chunk's last token."""
+    width = -(-max(map(len, sequences)) // _BLOCK_SIZE)
+    # Every other block, from the end: what reads a sequence's tokens in their order finds other sequences'.
+    tables = np.arange(len(sequences) * width, dtype=np.int32).reshape(width, -1).T[::-1].copy()  # [B, M]
+    caches = tuple(_small_cache(shape, tables.size, dtype) for _ in range(shape.num_layers))
+    found: list[dict[int, Tensor]] = [{} for _ in sequences]
+    computed = [0] * len(sequences)
+    for lengths in zip(*chunks, strict=True):
+        running = [index for index, length in enumerate(lengths) if length]
+        if not running:
+            continue
+        ends = [computed[index] + lengths[index] for index in running]
+        inputs = _inputs(shape, sequences, tables, running, [computed[index] for index in running], ends)
+        for index, end, row in zip(running, ends, served(inputs, caches).float(), strict=True):
+            found[index][end - 1] = row
+            computed[index] = end
+    return found
+
+
+def _small_cache(shape: ModelShape, num_blocks: int, dtype: torch.dtype) -> KVCache:
+    return allocate_kv_cache(
+        num_blocks=num_blocks,
+        block_size=_BLOCK_SIZE,
+        kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+
+
+def _inputs(
+    shape: ModelShape,
+    sequences: Sequence[Tensor],
+    tables: np.ndarray,
+    running: list[int],
+    starts: list[int],
+    ends: list[int],
+) -> ModelInputs:
+    spans = list(zip(running, starts, ends, strict=True))
+    positions = np.concatenate([np.arange(start, end) for _, start, end in spans])  # [T]
+    owner = np.repeat(running, [end - start for _, start, end in spans])  # [T]
+    slots = tables[owner, positions // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + positions % _BLOCK_SIZE
+    lengths = [end - start for _, start, end in spans]
+    groups = tuple(
+        GroupInputs(
+            slots=torch.from_numpy(slots),
+            plan=plan_attention(
+                block_tables=torch.from_numpy(tables[running]),
+                query_lens=lengths,
+                context_lens=ends,
+                block_size=_BLOCK_SIZE,
+                window=window,
+            ),
+        )
+        for window in shape.kv_groups
+    )
+    return ModelInputs(
+        token_ids=torch.cat([sequences[index][start:end] for index, start, end in spans]),
+        positions=torch.from_numpy(positions),
+        groups=groups,
+        logits_rows=torch.from_numpy(np.cumsum(lengths) - 1),
+    )

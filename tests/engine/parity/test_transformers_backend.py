@@ -1,0 +1,48 @@
+"""What transformers runs over our cache says in float32 what transformers says by itself, under every schedule."""
+
+from typing import Any
+
+import pytest
+from quire_parity.cases import Case
+from quire_parity.schedules import Schedule
+
+CASES = {
+    # Learned positions, one fused layer for queries, keys and values whose weights lie transposed.
+    "gpt2": Case(family="gpt2", fields={"num_key_value_heads": None}),
+    # Learned positions that begin at 2.
+    "opt": Case(family="opt", fields={"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": None}),
+    # A quarter of each head rotated, attention and feed-forward side by side.
+    "gpt_neox": Case(family="gpt_neox", fields={"num_key_value_heads": None}),
+    "olmo2": Case(family="olmo2"),
+    # Embeddings, attention, residuals and logits each scaled by a number of its own.
+    "granite": Case(
+        family="granite",
+        fields={
+            "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "phi": Case(family="phi", fields={"qk_layernorm": True, "num_key_value_heads": None}),
+    # A window, which is no whole number of blocks.
+    "starcoder2": Case(family="starcoder2", fields={"sliding_window": 24}),
+    "cohere": Case(family="cohere", fields={"logit_scale": 0.5, "use_qk_norm": True}),
+    # Its own positions as well, and embeddings scaled.
+    "biogpt": Case(family="biogpt", fields={"scale_embedding": True, "num_key_value_heads": None}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_equal_transformers(name: str, schedule: Schedule, parity: Any) -> None:
+    parity.check(CASES[name], schedule)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_stays_close(name: str, parity: Any) -> None:
+    parity.check_bfloat16(CASES[name])
+
+
+def test_near_ties_are_rare(parity: Any) -> None:
+    assert parity.tally.compared > 100
+    assert parity.tally.near_ties <= 0.005 * parity.tally.compared, parity.tally
