@@ -15,6 +15,7 @@ from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
+from quire_engine.core.stall_bound import StallBound
 from quire_engine.core.stats import Counters, Gauges
 
 
@@ -140,4 +141,11 @@ def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: Cache
         swap_bytes_per_second=model.swap_bytes_per_second,
         block_bytes=model.block_bytes,
     )
-    return Engine(scheduler=Scheduler(config, model.layout, rates), runner=model.runner, overlap=model.asynchronous)
+    stall_bound = None
+    if scheduler.max_generation_stall_seconds > 0.0:
+        stall_bound = StallBound(
+            scheduler.max_generation_stall_seconds, at_least=model.layout.block_size, costs=model.step_costs
+        )
+    return Engine(
+        scheduler=Scheduler(config, model.layout, rates, stall_bound), runner=model.runner, overlap=model.asynchronous
+    )

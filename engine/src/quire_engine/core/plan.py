@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from quire_engine.core.batch import Admission, Batch, PromptPositions
 from quire_engine.core.sequence import Sequence
+from quire_engine.core.stall_bound import PromptWork, StallBound
 
 
 @dataclass(slots=True)
@@ -12,6 +13,9 @@ class Plan:
     budget: int
     positions_left: int
     """Of prompts whose logprobs are asked for."""
+    stall_bound: StallBound | None = None
+    """What bounds the prompt tokens of this step; None where nobody would have to wait for them."""
+    prompts: PromptWork = field(default_factory=PromptWork)
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)
@@ -25,11 +29,18 @@ class Plan:
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
 
-    def budget_for(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that this step may compute."""
+    @property
+    def takes_prompts(self) -> bool:
+        return self.stall_bound is None or self.stall_bound.allowed_tokens(self.prompts, 0) > 0
+
+    def budget_for(self, sequence: Sequence, start: int) -> int:
+        """Tokens of a waiting sequence, from that one on, that this step may compute."""
+        budget = self.budget
         if sequence.num_reported < sequence.num_to_report:
-            return min(self.budget, max(1, self.positions_left))
-        return self.budget
+            budget = min(budget, max(1, self.positions_left))
+        if self.stall_bound is not None and sequence.num_tokens - start > 1:
+            budget = min(budget, self.stall_bound.allowed_tokens(self.prompts, start))
+        return budget
 
     def report(self, sequence: Sequence, start: int, end: int) -> None:
         """Ask for the logprobs of a prompt, as far as the last of the planned sequences computes it now."""
@@ -58,6 +69,8 @@ class Plan:
         self.num_scheduled.append(count)
         self.token_ids += sequence.token_ids[start:end]
         self.budget -= count
+        if count > 1:
+            self.prompts.add(start, count)
         sequence.num_computed = end
         samples = end == sequence.num_tokens
         self.samples.append(samples)
@@ -75,3 +88,4 @@ class InFlight:
     sampled: list[Sequence]
     reporting: list[Sequence]
     first_scheduled_keys: list[int]
+    prompts: PromptWork

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.stall_bound import StepCosts
 
 
 class PendingOutput(Protocol):
@@ -47,8 +48,7 @@ class LoadedModel:
     prefill_tokens_per_second: float | None = None
     """Measured at warm-up, as are the next two: where ``core.preemption_cost`` and ``core.stall_bound`` begin. None is
     not measured."""
-    decode_step_seconds: float | None = None
-    """Of a step that draws one token of one sequence."""
+    step_costs: StepCosts | None = None
     swap_bytes_per_second: float | None = None
     """Copying blocks between the cache and the swap space, either way."""
     block_bytes: tuple[int, ...] = ()

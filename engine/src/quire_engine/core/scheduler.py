@@ -25,6 +25,7 @@ from quire_engine.core.preemption import PreemptionMode, decide
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.sequence import Request, Sequence
+from quire_engine.core.stall_bound import StallBound
 from quire_engine.core.stats import Counters, Gauges
 from quire_engine.core.stopping import Stop, find_stop
 
@@ -49,9 +50,16 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """``rates`` is what preemption by measured cost begins with; without any it recomputes until steps have shown."""
+    """``rates`` is what preemption by measured cost begins with; without any it recomputes until steps have shown.
+    Without a ``stall_bound`` prompts take what is left of the token budget, however long that takes."""
 
-    def __init__(self, config: SchedulerConfig, layout: KVCacheLayout, rates: MeasuredRates | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        layout: KVCacheLayout,
+        rates: MeasuredRates | None = None,
+        stall_bound: StallBound | None = None,
+    ) -> None:
         assert 0 < config.max_num_seqs <= config.max_num_batched_tokens
         self._config = config
         self._max_cached_tokens = layout.max_tokens
@@ -60,6 +68,7 @@ class Scheduler:
             layout, max_chunk=config.max_num_batched_tokens, enable_prefix_caching=config.enable_prefix_caching
         )
         self._rates = MeasuredRates() if rates is None else rates
+        self._stall_bound = stall_bound
         self._arrivals = 0
         self._sequences: dict[int, Sequence] = {}
         self._waiting = make_policy(config.policy)
@@ -152,6 +161,8 @@ class Scheduler:
         plan = Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
         self._waiting.arrange(self._running)
         self._displace()
+        if self._stall_bound is not None and any(map(_decodes, self._running)):
+            plan.stall_bound = self._stall_bound
         self._serve_running(plan)
         self._release_children()
         if not plan.preempted:
@@ -185,6 +196,7 @@ class Scheduler:
                 sampled=plan.sampled,
                 reporting=plan.reporting,
                 first_scheduled_keys=plan.first_scheduled_keys,
+                prompts=plan.prompts,
             )
         )
         self.counters.steps += 1
@@ -207,6 +219,10 @@ class Scheduler:
             if count > 1:
                 # One token is left for everyone behind: a long prompt does not starve those that decode.
                 count = min(count, budget - behind, max_chunk)
+                if plan.stall_bound is not None:
+                    count = min(count, plan.stall_bound.allowed_tokens(plan.prompts, start))
+                    if count < 1:
+                        continue  # another prompt has taken this step's time
                 if start < sequence.num_to_report:
                     count = min(count, max(1, plan.positions_left))
             end = start + count
@@ -214,6 +230,7 @@ class Scheduler:
                 break
             if count > 1:
                 token_ids += sequence.token_ids[start:end]
+                plan.prompts.add(start, count)
             elif sequence.num_pending:
                 plan.feedback_tokens.append(len(token_ids))
                 token_ids.append(0)
@@ -288,12 +305,17 @@ class Scheduler:
             sequence = self._waiting.first()
             if sequence is None or self._is_blocked(sequence) or sequence.num_pending:
                 return  # its last draw is under way where it was displaced in this very step
+            if not plan.takes_prompts and sequence.swap_tables is None:
+                return
             placement = self._kv.place(sequence, alone=not self._running, begun=self._begun)
             if placement is None:
                 self._blocked, self._blocked_free = sequence, self._kv.num_free()
                 return
+            budget = plan.budget_for(sequence, placement.position)
+            if budget < 1:
+                return
             self._waiting.pop()
-            self._enter(sequence, placement, plan)
+            self._enter(sequence, placement, budget, plan)
 
     def _is_blocked(self, sequence: Sequence) -> bool:
         """Whether it did not fit before and no group has more free since; saves looking up its prefix each step."""
@@ -301,10 +323,10 @@ class Scheduler:
             return False
         return all(now <= before for now, before in zip(self._kv.num_free(), self._blocked_free, strict=True))
 
-    def _enter(self, sequence: Sequence, placement: Placement, plan: Plan) -> None:
+    def _enter(self, sequence: Sequence, placement: Placement, budget: int, plan: Plan) -> None:
         """Put an admitted sequence among the running ones, and its first chunk into the plan."""
         sequence.row = self._free_rows.pop()
-        count = self._kv.enter(sequence, placement, budget=plan.budget_for(sequence))
+        count = self._kv.enter(sequence, placement, budget=budget)
         insort(self._running, sequence, key=_order)
         start = sequence.num_computed
         if sequence.num_preemptions == 0:
@@ -329,6 +351,9 @@ class Scheduler:
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output)
         self._waiting.drew(flight.sampled)
+        if self._stall_bound is not None:
+            seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
+            self._stall_bound.observe(flight.prompts, seconds)
         keys: list[int] = []
         reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
         finished: list[FinishedSequence] = []
@@ -424,6 +449,10 @@ class Scheduler:
         for sequence in self._sequences.values():
             assert len(sequence.token_ids) + sequence.num_pending == sequence.num_tokens <= sequence.limit
             assert sequence.num_computed < sequence.num_tokens
+
+
+def _decodes(sequence: Sequence) -> bool:
+    return sequence.num_tokens - sequence.num_computed == 1 and sequence.num_tokens < sequence.limit
 
 
 def _lacks_several(sequence: Sequence) -> bool:

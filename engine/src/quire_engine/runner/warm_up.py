@@ -10,23 +10,25 @@ from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates,
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.ports import Runner
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.stall_bound import StepCosts
 
 _PROMPT_TOKENS = 24
 _SAMPLED = SamplingParams(
     max_tokens=2, temperature=1.0, top_k=2, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=1
 )
 _GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
-# A prompt to time is as long as takes about this long, for a large model must not wait for it.
+# A chunk to time is as long as takes about this long, for a large model must not wait for it.
 _TIMED_SECONDS = 0.1
 _TIMED_TOKENS = 512
+# How far back the tokens of a chunk look where that is timed.
+_TIMED_CONTEXT = 4096
+_LEAST_PAIR_SHARE = 1e-5
 _TIMED_COPY_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    prefill_tokens_per_second: float
-    decode_seconds: float
-    """Of a step that draws one token of one sequence."""
+    step_costs: StepCosts
     swap_bytes_per_second: float | None
     """Either way; None without swap space."""
 
@@ -42,17 +44,28 @@ def warm_up(
     prompt = max(1, min(_PROMPT_TOKENS, max_model_len - 1))
     for params in (_SAMPLED, _GREEDY):
         filled = steps.prefill(prompt, params)
-        drawn = steps.decode(prompt) if max_model_len > prompt else filled
-    rate = prompt / _model_seconds(filled)
+        drawn = steps.go_on(prompt, 1) if max_model_len > prompt else filled
     room = min(group.num_blocks for group in layout.groups) * layout.block_size
-    most = min(_TIMED_TOKENS, max_model_len - 1, max_tokens, room, int(rate * _TIMED_SECONDS))
-    if most > prompt:
-        rate = most / _model_seconds(steps.prefill(most, _GREEDY))
+    longest = min(_TIMED_TOKENS, max_model_len - 1, max_tokens, room)
     return Measured(
-        prefill_tokens_per_second=rate,
-        decode_seconds=_model_seconds(drawn),
+        step_costs=_time_prompts(
+            steps,
+            fixed=_model_seconds(drawn),
+            tokens=max(prompt, min(longest, int(_TIMED_SECONDS * prompt / _model_seconds(filled)))),
+            max_model_len=max_model_len,
+        ),
         swap_bytes_per_second=_time_copies(steps, layout, block_bytes),
     )
+
+
+def _time_prompts(steps: "_Steps", *, fixed: float, tokens: int, max_model_len: int) -> StepCosts:
+    """A chunk at the beginning of a prompt, and one as far behind it as the model goes."""
+    begun = max(_model_seconds(steps.prefill(tokens, _GREEDY)) - fixed, 1e-9) / tokens
+    start = min(_TIMED_CONTEXT, max_model_len - tokens)
+    later = max(_model_seconds(steps.go_on(start, tokens)) - fixed, 1e-9) / tokens
+    # The first chunk looked back on half of itself on average. A measured 0 would never be learnt otherwise.
+    per_pair = max((later - begun) / max(1, start), begun * _LEAST_PAIR_SHARE)
+    return StepCosts(fixed=fixed, per_token=max(begun - per_pair * tokens / 2, begun / 2), per_pair=per_pair)
 
 
 def _time_copies(steps: "_Steps", layout: KVCacheLayout, block_bytes: tuple[int, ...]) -> float | None:
@@ -97,8 +110,9 @@ class _Steps:
         )
         return self._run(0, tokens, [admission], swap_out, swap_in)
 
-    def decode(self, computed: int) -> RunnerOutput:
-        return self._run(computed, [self._drawn], [], (), ())
+    def go_on(self, computed: int, count: int) -> RunnerOutput:
+        """Behind so many tokens, whether or not any were computed."""
+        return self._run(computed, [self._drawn] * count, [], (), ())
 
     def _run(
         self,
@@ -109,7 +123,14 @@ class _Steps:
         swap_in: tuple[BlockCopies, ...],
     ) -> RunnerOutput:
         blocks = -(-(computed + len(token_ids)) // self._layout.block_size)
-        updates = BlockUpdates(rows=[0] * blocks, positions=list(range(blocks)), blocks=list(range(blocks)))
+        updates = tuple(
+            BlockUpdates(
+                rows=[0] * blocks,
+                positions=list(range(blocks)),
+                blocks=[place % group.num_blocks for place in range(blocks)],
+            )
+            for group in self._layout.groups
+        )
         batch = Batch(
             step=self._number,
             rows=[0],
@@ -120,7 +141,7 @@ class _Steps:
             samples=[True],
             feedback_tokens=[],
             admitted=admitted,
-            block_updates=(updates,) * len(self._layout.groups),
+            block_updates=updates,
             released_rows=[0] if admitted else [],
             swap_out=swap_out,
             swap_in=swap_in,

@@ -1,0 +1,144 @@
+"""Prompt tokens of a step follow from what steps cost, so that those who decode never wait for long."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_engine.core.stall_bound import PromptWork, StallBound, StepCosts
+
+
+def bound_of(
+    seconds: float = 0.25, *, fixed: float = 0.02, per_token: float = 1e-3, per_pair: float = 2.5e-7
+) -> StallBound:
+    costs = StepCosts(fixed=fixed, per_token=per_token, per_pair=per_pair)
+    return StallBound(seconds, at_least=16, costs=costs)
+
+
+def work_of(start: int, count: int) -> PromptWork:
+    work = PromptWork()
+    work.add(start, count)
+    return work
+
+
+@pytest.mark.parametrize(
+    ("bound", "start", "expected"),
+    [
+        # Some is kept free for what steps vary by: 217 ms, of which decoding takes 20.
+        (bound_of(), 0, 192),
+        (bound_of(1.0), 0, 774),
+        # Eight thousand tokens to look back on make one three times as costly.
+        (bound_of(), 8192, 64),
+        (bound_of(per_token=1e-5, per_pair=2.5e-9), 0, 9_187),
+        # Never less than a block.
+        (bound_of(per_token=0.1), 0, 16),
+        # Decoding alone takes as long as the bound: a quarter for prompts.
+        (bound_of(fixed=0.25), 0, 53),
+        (bound_of(fixed=9.0), 0, 53),
+        # Nothing measured: small at first.
+        (StallBound(0.25, at_least=16), 0, 16),
+    ],
+)
+def test_as_many_tokens_as_fit_into_the_time(bound: StallBound, start: int, expected: int) -> None:
+    assert bound.allowed_tokens(PromptWork(), start) == expected
+
+
+def test_what_is_planned_already_is_taken_off() -> None:
+    bound = bound_of()
+    assert bound.allowed_tokens(work_of(0, 100), 0) == pytest.approx(93, abs=2)
+    assert bound.allowed_tokens(work_of(0, 192), 0) == 0
+    slow = bound_of(per_token=0.1)
+    assert [slow.allowed_tokens(work_of(0, planned), 0) for planned in (0, 10, 16)] == [16, 6, 0]
+
+
+class Machine:
+    """Steps cost what this says, give or take; a prompt runs on it in chunks while others decode."""
+
+    def __init__(self, *, fixed: float, per_token: float, per_pair: float, noise: float = 0.0) -> None:
+        self.costs = (fixed, per_token, per_pair)
+        self.noise = noise
+        self.chance = Random(5)
+
+    def seconds(self, work: PromptWork) -> float:
+        fixed, per_token, per_pair = self.costs
+        return (fixed + per_token * work.tokens + per_pair * work.pairs) * self.chance.lognormvariate(0.0, self.noise)
+
+    def prefill(self, bound: StallBound, length: int) -> list[float]:
+        steps, start = [], 0
+        while start < length:
+            count = min(bound.allowed_tokens(PromptWork(), start), length - start)
+            work = work_of(start, count)
+            steps.append(self.seconds(work))
+            bound.observe(work, steps[-1])
+            start += count
+        for _ in range(10):
+            bound.observe(PromptWork(), self.seconds(PromptWork()))
+        return steps
+
+
+MACHINES = {
+    "fast": {"fixed": 0.002, "per_token": 2e-5, "per_pair": 1e-9},
+    "slow": {"fixed": 0.08, "per_token": 4e-3, "per_pair": 1e-7},
+    "long contexts": {"fixed": 0.02, "per_token": 2e-4, "per_pair": 5e-7},
+}
+
+
+@pytest.mark.parametrize("costs", MACHINES.values(), ids=MACHINES)
+@pytest.mark.parametrize("seed_error", [0.3, 1.0, 3.0])
+def test_steps_stay_within_the_bound_whatever_the_machine_and_the_first_guess(
+    costs: dict[str, float], seed_error: float
+) -> None:
+    """A guess is wrong by a factor where the machine was busy at warm-up, or is now."""
+    machine = Machine(**costs, noise=0.05)
+    bound = bound_of(**{name: seed_error * seconds for name, seconds in costs.items()})
+    machine.prefill(bound, 4000)  # learns
+    steps = [seconds for _ in range(5) for seconds in machine.prefill(bound, 4000)]
+    assert max(steps) < 0.25 * 1.4
+    assert sorted(steps)[len(steps) * 9 // 10] < 0.25 * 1.02
+    # And the time that there is, is used.
+    if len(steps) > 20:
+        assert sorted(steps)[len(steps) // 2] > 0.25 * 0.75
+
+
+def test_without_a_guess_chunks_grow_to_what_fits() -> None:
+    machine, bound = Machine(**MACHINES["slow"]), StallBound(0.25, at_least=16)
+    first, second = machine.prefill(bound, 4000), machine.prefill(bound, 4000)
+    assert max(first) < 0.3 and sorted(second)[len(second) // 2] > 0.2
+
+
+def test_a_hiccup_of_the_machine_does_not_halt_prompts() -> None:
+    machine, bound = Machine(**MACHINES["slow"]), bound_of(**MACHINES["slow"])
+    usual = len(machine.prefill(bound, 4000))
+    before = bound.allowed_tokens(PromptWork(), 0)
+    bound.observe(work_of(0, before), 10.0)
+    assert bound.allowed_tokens(PromptWork(), 0) >= 16
+    assert len(machine.prefill(bound, 4000)) < usual * 1.2
+    assert bound.allowed_tokens(PromptWork(), 0) > 0.9 * before
+
+
+def test_equal_histories_allow_equal_tokens() -> None:
+    bounds = [bound_of(), bound_of()]
+    for bound in bounds:
+        Machine(**MACHINES["fast"], noise=0.3).prefill(bound, 3000)
+    assert bounds[0].allowed_tokens(PromptWork(), 7) == bounds[1].allowed_tokens(PromptWork(), 7)
+
+
+seconds = st.floats(1e-9, 1e3)
+
+
+@given(
+    most=st.floats(1e-6, 100.0),
+    costs=st.none() | st.builds(StepCosts, fixed=seconds, per_token=seconds, per_pair=seconds),
+    history=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 3000), st.floats(0.0, 1e4)), max_size=60),
+    start=st.integers(0, 1_000_000),
+    planned=st.integers(0, 3000),
+)
+def test_prompts_always_progress(
+    most: float, costs: StepCosts | None, history: list[tuple[int, int, float]], start: int, planned: int
+) -> None:
+    bound = StallBound(most, at_least=16, costs=costs)
+    for begin, count, took in history:
+        bound.observe(work_of(begin, count), took)
+    assert bound.allowed_tokens(PromptWork(), start) >= 16
+    assert planned + bound.allowed_tokens(work_of(0, planned), start) >= 16
