@@ -11,6 +11,7 @@ import yaml
 from quire_cluster.errors import HelmFailed
 from quire_cluster.helm import Helm
 from quire_gateway.config import KubernetesSource, parse_config
+from quire_operator.domain.prometheus_series import ReplicaLabels
 from quire_operator.settings import parse_settings
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +37,7 @@ EVERYTHING: dict[str, Any] = {
         "resync": "90s",
         "clusterDomain": "corp.internal",
         "hubEndpoint": "https://hub.example/mirror",
+        "prometheus": {"url": "https://prometheus.example:9090/tenant", "podLabel": "kubernetes_pod_name"},
         "serviceAccount": {"annotations": {"example.com/role": "operator"}},
         "podAnnotations": {"example.com/team": "ml"},
         "podLabels": {"team": "ml"},
@@ -127,8 +129,30 @@ def test_the_operator_understands_what_it_is_told(helm: Helm, values: dict[str, 
     assert settings.cluster_domain == expected["clusterDomain"]
     assert settings.images.hub_endpoint == (expected["hubEndpoint"] or None)
     assert settings.images.operator == told["image"]
+    assert (settings.prometheus is None) == (not expected["prometheus"].get("url"))
+    if settings.prometheus is not None:
+        assert settings.prometheus.url == expected["prometheus"]["url"]
+        assert settings.prometheus.labels == ReplicaLabels(namespace="namespace", pod="kubernetes_pod_name")
     assert settings.log_level == expected["logLevel"]
     assert settings.port == told["ports"][0]["containerPort"]
+
+
+def test_what_opens_prometheus_is_mounted_where_the_operator_looks(helm: Helm) -> None:
+    prometheus = {
+        "url": "https://p",
+        "tokenSecret": {"name": "reader", "key": "bearer"},
+        "caConfigMap": {"name": "authority"},
+    }
+    documents = helm.template({"operator": {"prometheus": prometheus}})
+    told = container(documents, "quire-operator")
+    mounts = {mount["mountPath"]: mount["name"] for mount in told["volumeMounts"]}
+    spec = find(documents, "Deployment", "quire-operator")["spec"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    flags = dict(argument.removeprefix("--").split("=", 1) for argument in told["args"])
+    token, authority = Path(flags["prometheus-token-file"]), Path(flags["prometheus-ca-file"])
+    assert volumes[mounts[str(token.parent)]]["secret"] == {"secretName": "reader"}
+    assert volumes[mounts[str(authority.parent)]]["configMap"] == {"name": "authority"}
+    assert (token.name, authority.name) == ("bearer", "ca.crt")
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"watchNamespaces": ["llm"]}])

@@ -22,6 +22,8 @@ from quire_operator.adapters.kube_connection import (
     own_namespace,
 )
 from quire_operator.adapters.kube_leases import KubeLeases
+from quire_operator.adapters.metrics_sources import MetricsSources
+from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
 from quire_operator.autoscale import TICK_SECONDS, Autoscaler
 from quire_operator.domain.observed import Key
@@ -217,9 +219,15 @@ class Operator:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _autoscale(self) -> None:
-        scaling = ClusterScaling(store=self._store, reconciler=self._reconciler)
-        scraper = Scraper(clock=self._clock)
-        autoscaler = Autoscaler(metrics=scraper, target=scaling, clock=self._clock)
+        options = self._settings.prometheus
+        prometheus = None if options is None else Prometheus(options, clock=self._clock)
+        sources = MetricsSources(pods=Scraper(clock=self._clock), prometheus=prometheus)
+        scaling = ClusterScaling(
+            store=self._store,
+            reconciler=self._reconciler,
+            prometheus_problem=None if prometheus is None else lambda: prometheus.problem,
+        )
+        autoscaler = Autoscaler(metrics=sources, target=scaling, clock=self._clock)
         try:
             while True:
                 await asyncio.sleep(TICK_SECONDS)
@@ -232,7 +240,7 @@ class Operator:
                 for decision in decisions.values():
                     self._telemetry.decisions.labels(reason=decision.reason.value).inc()
         finally:
-            await scraper.aclose()
+            await sources.aclose()
 
     async def _reconcile(self, key: Key) -> float | None:
         with self._telemetry.reconciles.time():

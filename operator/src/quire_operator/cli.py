@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -78,6 +79,12 @@ def _memory(text: str) -> int:
     return size
 
 
+def _url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
+        raise typer.BadParameter(f'"{text}" is not an http or https URL such as http://127.0.0.1:9090')
+    return text
+
+
 FileOption = Annotated[Path, typer.Option("--file", "-f", help="YAML with one or more LLMDeployments.")]
 
 
@@ -91,6 +98,16 @@ def up(
             help="Drain and end so long after the address is ready.",
             parser=_duration,
             metavar="DURATION",
+            show_default=False,
+        ),
+    ] = None,
+    prometheus_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Scale by what this Prometheus says of the replicas, which the run's folder lists for it"
+            " (prometheus-targets.json, for file_sd_configs). Without it the replicas are asked.",
+            metavar="URL",
+            parser=_url,
             show_default=False,
         ),
     ] = None,
@@ -110,6 +127,7 @@ def up(
         file=file,
         port=port,
         exit_after_seconds=exit_after,
+        prometheus_url=prometheus_url,
         environ=os.environ,
         commands=installed_commands(),
     )

@@ -31,6 +31,8 @@ class ReplicaAddress:
     phase: ReplicaPhase
     metrics_url: str | None
     """Where it serves /metrics; None while it has no address."""
+    by_prometheus: bool = False
+    """Whether its metrics are to be had from Prometheus instead."""
 
 
 class Metrics(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from quire_operator.domain.conditions import Blocker, View
+from quire_operator.domain.conditions import Blocker, MetricsProblem, View
 from quire_operator.domain.desired import Manifest, child_refs, desired
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Resource
@@ -101,7 +101,7 @@ class _Memory:
     decided: int | None = None
     victims: tuple[str, ...] = ()
     persist: _Persist | None = None
-    metrics_problem: str | None = None
+    metrics_problem: MetricsProblem | None = None
     contest: _Contest | None = None
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """What was written last, and what the server made of it."""
@@ -163,8 +163,8 @@ class Reconciler:
             memory.decided, memory.victims = replicas, tuple(victims)
             self._enqueue(key)
 
-    def note_metrics(self, key: Key, problem: str | None) -> None:
-        """Why the autoscaler holds, in one word; None while it has what it needs."""
+    def note_metrics(self, key: Key, problem: MetricsProblem | None) -> None:
+        """Why the autoscaler holds; None while it has what it needs."""
         memory = self._memory.get(key)
         if memory is not None and memory.metrics_problem != problem:
             memory.metrics_problem = problem

@@ -6,14 +6,17 @@ Flags stand above the environment (``QUIRE_OPERATOR_WORKERS`` for ``--workers``)
 import argparse
 import re
 import socket
+import ssl
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from quire_operator import __version__
 from quire_operator.domain.names import object_name_problem
 from quire_operator.domain.pod_template import Images
+from quire_operator.domain.prometheus_series import PrometheusOptions, ReplicaLabels
 from quire_operator.domain.quantities import parse_duration_seconds
 from quire_operator.errors import SettingsProblem
 
@@ -51,8 +54,17 @@ class Settings:
     port: int
     workers: int
     resync_seconds: float
+    prometheus: PrometheusOptions | None
+    """None: replicas are asked for their metrics themselves."""
     cluster_domain: str
     log_level: str
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A flag and what it does on one line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=38, width=118)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,6 +91,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         port=reader.read("port", _between(0, 65535), 8080, "a port, 0 to 65535"),
         workers=reader.read("workers", _between(1, 1024), 32, "a number from 1 to 1024"),
         resync_seconds=reader.read("resync", _duration(10.0), 600.0, 'a duration of at least 10s, such as "10m"'),
+        prometheus=_prometheus(reader),
         cluster_domain=reader.read("cluster_domain", _name, "cluster.local", "a DNS domain"),
         log_level=reader.read("log_level", _level, "info", f"one of {', '.join(_LEVELS)}"),
     )
@@ -87,12 +100,25 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     return settings
 
 
+def _prometheus(reader: "_Reader") -> PrometheusOptions | None:
+    url = reader.read("prometheus_url", _url, None, "an http or https URL")
+    labels = ReplicaLabels(
+        namespace=reader.read("prometheus_namespace_label", _label, "namespace", "the name of a label"),
+        pod=reader.read("prometheus_pod_label", _label, "pod", "the name of a label"),
+    )
+    token_file = reader.read("prometheus_token_file", _file, None, "a file that can be read")
+    ca_file = reader.read("prometheus_ca_file", _certificates, None, "a file with certificates")
+    if url is None:
+        return None
+    return PrometheusOptions(url=url, token_file=token_file, ca_file=ca_file, labels=labels)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="quire-operator",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"quire-operator {__version__}")
@@ -115,6 +141,18 @@ def _parser() -> argparse.ArgumentParser:
     work = parser.add_argument_group("work")
     work.add_argument("--workers", metavar="N", help="LLMDeployments reconciled at once (default 32)")
     work.add_argument("--resync", metavar="DURATION", help="how often everything is looked at again (default 10m)")
+    prometheus = parser.add_argument_group(
+        "Prometheus, for the autoscaler (without it, or with metricsSource: Pods, replicas are asked themselves)"
+    )
+    prometheus.add_argument("--prometheus-url", metavar="URL", help="its address, such as http://prometheus:9090")
+    prometheus.add_argument("--prometheus-token-file", metavar="FILE", help="holds a bearer token; read at each query")
+    prometheus.add_argument(
+        "--prometheus-ca-file", metavar="FILE", help="certificates that vouch for it (default the system's)"
+    )
+    prometheus.add_argument(
+        "--prometheus-namespace-label", metavar="LABEL", help="names a series' namespace (default namespace)"
+    )
+    prometheus.add_argument("--prometheus-pod-label", metavar="LABEL", help="names a series' pod (default pod)")
     serving = parser.add_argument_group("serving /healthz, /readyz and /metrics")
     serving.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 0.0.0.0)")
     serving.add_argument("--port", metavar="N", help="port to listen on; 0 takes a free one (default 8080)")
@@ -173,6 +211,29 @@ def _url(text: str) -> str:
     if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
         raise ValueError
     return text
+
+
+def _label(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
+        raise ValueError
+    return text
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise ValueError(error.strerror) from error
+    return path
+
+
+def _certificates(text: str) -> Path:
+    try:
+        ssl.create_default_context(cafile=text)
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(error.strerror or str(error)) from error
+    return Path(text)
 
 
 def _identity(text: str) -> str:

@@ -224,6 +224,9 @@ class World:
         found = {c["type"]: c for c in self.status["conditions"]}[kind]
         return f"{found['status']} {found['reason']}"
 
+    def message(self, kind: str) -> str:
+        return str({c["type"]: c for c in self.status["conditions"]}[kind]["message"])
+
 
 @pytest.fixture
 def world() -> World:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quire_operator.domain.conditions import MetricsProblem
 from quire_operator.domain.history import Change, ScalingRecord
 from quire_operator.domain.observed import Key, Owner, Pod, Ref
 from quire_operator.domain.ownership import ForeignField
@@ -336,8 +337,8 @@ async def test_going_back_to_a_fixed_number_forgets_the_decision(world: Any) -> 
 async def test_missing_metrics_are_said_and_unsaid(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
-    world.reconciler.note_metrics(KEY, "MetricsStale")
-    world.reconciler.note_metrics(KEY, "MetricsStale")
+    for _ in range(2):
+        world.reconciler.note_metrics(KEY, MetricsProblem(reason="MetricsStale", message="none came"))
     assert world.enqueued == [KEY], "once"
     await world.settle()
     assert world.condition("Autoscaling") == "False MetricsStale"

@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from quire_operator.autoscale import observe
+from quire_operator.domain.autoscaler import decide
+from quire_operator.domain.history import History
 from quire_operator.domain.observation import ReplicaPhase
 from quire_operator.domain.observed import Key
 from quire_operator.scaling import ClusterScaling
@@ -59,6 +62,46 @@ async def test_metrics_that_this_operator_can_not_read_are_said_and_nothing_is_d
     assert scaling(world).subjects() == []
     await world.settle()
     assert world.condition("Autoscaling") == "False PrometheusUnavailable"
+    assert "--prometheus-url" in world.message("Autoscaling")
+
+
+@pytest.mark.parametrize(
+    ("source", "has_prometheus", "asks_it"),
+    [(None, False, False), (None, True, True), ("Pods", True, False), ("Prometheus", True, True)],
+)
+async def test_where_figures_come_from(
+    world: Any, pod: Any, source: str | None, has_prometheus: bool, asks_it: bool
+) -> None:
+    world.apply(replicas=1, autoscaling=AUTOSCALING | ({} if source is None else {"metricsSource": source}))
+    await world.settle()
+    world.cluster.pods = {"a": pod("a")}
+    world.show()
+    looked = ClusterScaling(
+        store=world.store,
+        reconciler=world.reconciler,
+        prometheus_problem=(lambda: None) if has_prometheus else None,
+    )
+    (subject,) = looked.subjects()
+    assert [replica.by_prometheus for replica in subject.replicas] == [asks_it]
+
+
+async def test_prometheus_that_does_not_answer_is_named_with_its_reason(world: Any, pod: Any) -> None:
+    world.apply(replicas=1, autoscaling=AUTOSCALING)
+    await world.settle()
+    world.cluster.pods = {"a": pod("a")}
+    world.show()
+    problems: list[str | None] = ["HTTP 401: who are you"]
+    looked = ClusterScaling(store=world.store, reconciler=world.reconciler, prometheus_problem=lambda: problems[-1])
+    (subject,) = looked.subjects()
+    decision = decide(subject.policy, observe(subject, {}, None), History(), 1_000.0)
+    looked.note({subject.key: decision})
+    await world.settle()
+    assert world.condition("Autoscaling") == "False PrometheusUnavailable"
+    assert "HTTP 401: who are you" in world.message("Autoscaling")
+    problems.append(None)
+    looked.note({subject.key: decision})
+    await world.settle()
+    assert world.condition("Autoscaling") == "False MetricsStale", "it answers, and has nothing new of this one"
 
 
 async def test_victims_are_named_as_pods(world: Any, pod: Any) -> None:

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from quire_operator import __version__
+from quire_operator.domain.prometheus_series import PrometheusOptions, ReplicaLabels
 from quire_operator.errors import SettingsProblem
 from quire_operator.settings import parse_settings
 
@@ -50,6 +52,26 @@ def test_every_problem_is_listed_with_where_it_was_said() -> None:
         "QUIRE_OPERATOR_HUB_ENDPOINT",
     )
     assert all(any(detail.startswith(f"{name}: must be ") for detail in details) for name in where)
+
+
+def test_prometheus_is_asked_as_it_is_told(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t")
+    assert parse_settings([], {}).prometheus is None
+    argv = ["--prometheus-url", "https://p:9090", "--prometheus-token-file", str(token)]
+    told = parse_settings(argv, {"QUIRE_OPERATOR_PROMETHEUS_POD_LABEL": "pod_name"}).prometheus
+    labels = ReplicaLabels(namespace="namespace", pod="pod_name")
+    assert told == PrometheusOptions(url="https://p:9090", token_file=token, labels=labels)
+
+
+def test_what_would_keep_prometheus_shut_is_told_at_start(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("no certificate")
+    argv = ["--prometheus-url", "p:9090", "--prometheus-token-file", str(tmp_path / "none")]
+    argv += ["--prometheus-ca-file", str(tmp_path / "ca"), "--prometheus-pod-label", "a-b"]
+    with pytest.raises(SettingsProblem) as refused:
+        parse_settings(argv, {})
+    names = sorted(detail.partition(":")[0] for detail in refused.value.details)
+    assert names == ["--prometheus-ca-file", "--prometheus-pod-label", "--prometheus-token-file", "--prometheus-url"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.conditions import Blocker, ConditionState, View, conditions, merged
+from quire_operator.domain.conditions import Blocker, ConditionState, MetricsProblem, View, conditions, merged
 from quire_operator.domain.fields import Problem
 from quire_operator.domain.history import Change, ScalingRecord
 from quire_operator.domain.observed import ContainerState, DeploymentState, Key, Pod, Resource
@@ -153,7 +153,10 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         view(spec=spec(autoscaling=AUTOSCALING | {"mode": "Recommend"})),
         {"Autoscaling": "True Recommending"},
     ),
-    "without metrics": (view(spec=SCALED, metrics_problem="MetricsStale"), {"Autoscaling": "False MetricsStale"}),
+    "without metrics": (
+        view(spec=SCALED, metrics_problem=MetricsProblem(reason="MetricsStale", message="none")),
+        {"Autoscaling": "False MetricsStale"},
+    ),
     "contested": (view(spec=SCALED, contested="hpa"), {"Autoscaling": "False ReplicasContested"}),
 }
 

@@ -45,6 +45,7 @@ class RunFolder:
         self.path, self._lock = path, lock
         self.logs = path / "logs"
         self.endpoints = path / "endpoints.json"
+        self.targets = path / "prometheus-targets.json"
 
     @classmethod
     def claim(cls, path: Path, *, file: Path) -> "RunFolder":
@@ -85,6 +86,7 @@ class RunFolder:
 
     def release(self) -> None:
         self.endpoints.unlink(missing_ok=True)
+        self.targets.unlink(missing_ok=True)
         self._lock.close()
 
 

@@ -1,7 +1,7 @@
 """A cluster made of local processes: a replica is an engine on a free loopback port, in front of them one gateway.
 
-Implements ``ports.ScaleTarget``'s scaling for local mode. Which replicas the gateway may use is told to it through a
-file, written whole at each change. Knows nothing of YAML, terminals or when to scale.
+Implements ``ports.ScaleTarget``'s scaling for local mode. Which replicas the gateway may use and Prometheus scrape,
+is told to them through files, written whole at each change. Knows nothing of YAML, terminals or when to scale.
 """
 
 import asyncio
@@ -49,11 +49,13 @@ class LocalCluster:
         *,
         http: aiohttp.ClientSession,
         endpoints_file: Path,
+        targets_file: Path | None = None,
         logs: Path,
         pace: Pace | None = None,
         changed: Callable[[Status], None] = lambda status: None,
     ) -> None:
         self._http, self._endpoints_file, self._logs = http, endpoints_file, logs
+        self._targets_file = targets_file
         self._pace, self._told = pace or Pace(), changed
         self._deployments: dict[str, LocalDeployment] = {}
         self._replicas: dict[str, dict[int, KeptProcess]] = {}
@@ -138,6 +140,11 @@ class LocalCluster:
             for name, deployment in self._deployments.items()
         ]
         write_atomically(self._endpoints_file, json.dumps({"models": models}, indent=1))
+        if self._targets_file is not None:
+            targets = [
+                t for name in self._deployments for s in self.statuses(name) if (t := _target(name, s)) is not None
+            ]
+            write_atomically(self._targets_file, json.dumps(targets, indent=1))
 
     def _launch(self, deployment: LocalDeployment, number: int) -> Launch:
         name = f"{deployment.name}-{number}"
@@ -195,6 +202,14 @@ def _endpoint(status: Status) -> dict[str, object] | None:
         "serving": status.phase in (Phase.READY, Phase.DRAINING),
         "terminating": draining,
     }
+
+
+def _target(deployment: str, status: Status) -> dict[str, object] | None:
+    """As Prometheus's file-based service discovery has it; None while the replica has no address."""
+    if status.url is None:
+        return None
+    labels = {"llmdeployment": deployment, "replica": status.name}
+    return {"targets": [status.url.partition("://")[2]], "labels": labels}
 
 
 def write_atomically(path: Path, text: str) -> None:

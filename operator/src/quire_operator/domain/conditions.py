@@ -34,6 +34,14 @@ class Blocker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsProblem:
+    """Why the autoscaler has no figures to decide by."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What the conditions are judged from."""
 
@@ -47,7 +55,7 @@ class View:
     additions: tuple[ForeignField, ...]
     contested: str | None
     """Who else sets the number of replicas."""
-    metrics_problem: str | None
+    metrics_problem: MetricsProblem | None
     """Why the autoscaler holds."""
 
 
@@ -182,7 +190,8 @@ def _autoscaling(view: View) -> ConditionState:
         reason = "ReplicasContested"
         message = f"{view.contested} also sets the replicas of the Deployment; only one may"
     elif autoscaling is not None and view.metrics_problem is not None:
-        reason, message = view.metrics_problem, "the number of replicas is held until metrics are back"
+        reason = view.metrics_problem.reason
+        message = f"the number of replicas is held until metrics are back: {view.metrics_problem.message}"
     elif autoscaling is not None:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"

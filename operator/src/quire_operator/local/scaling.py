@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from quire_operator.adapters.processes import LocalCluster
 from quire_operator.autoscale import Autoscaler, Subject
 from quire_operator.domain.autoscaler import Decision, Policy
 from quire_operator.domain.history import ScalingRecord
-from quire_operator.domain.spec import Spec
+from quire_operator.domain.spec import MetricsSource, Spec
 from quire_operator.local.snapshot import LastDecision
 from quire_operator.ports import Metrics
 
@@ -29,12 +30,14 @@ class LocalScaling:
         cluster: LocalCluster,
         *,
         metrics: Metrics,
+        has_prometheus: bool = False,
         tick_seconds: float,
         persist_all: Callable[[], None],
         decided: Callable[[Spec, LastDecision], None],
     ) -> None:
         self._policies = [(spec, policy) for spec in specs if (policy := Policy.of(spec)) is not None]
         self._cluster, self._tick_seconds = cluster, tick_seconds
+        self._has_prometheus = has_prometheus
         self._persist_all, self._decided = persist_all, decided
         self._autoscaler = Autoscaler(metrics=metrics, target=self, clock=WallClock())
         self.records: dict[str, ScalingRecord] = {}
@@ -61,11 +64,13 @@ class LocalScaling:
         self._cluster.scale(key, replicas=replicas, victims=victims)
 
     def _subject(self, spec: Spec, policy: Policy) -> Subject:
+        # Without a Prometheus here, a file made for a cluster that has one is served all the same.
+        by_prometheus = self._has_prometheus and policy.autoscaling.metrics_source is not MetricsSource.PODS
         return Subject(
             key=spec.name,
             model=spec.model.served_name,
             policy=policy,
-            replicas=self._cluster.addresses(spec.name),
+            replicas=tuple(replace(one, by_prometheus=by_prometheus) for one in self._cluster.addresses(spec.name)),
             target=self._cluster.target(spec.name),
         )
 

@@ -19,14 +19,17 @@ import aiohttp
 from quire_operator.adapters.local_machine import Machine, this_machine
 from quire_operator.adapters.local_state import RunFolder, run_folder, state_home
 from quire_operator.adapters.local_supervision import LOOPBACK, Launch, Pace, Phase, Status
+from quire_operator.adapters.metrics_sources import MetricsSources
 from quire_operator.adapters.model_store import ModelStore, cache_home, folder_facts
 from quire_operator.adapters.processes import LocalCluster, LocalDeployment
+from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
 from quire_operator.autoscale import TICK_SECONDS
 from quire_operator.domain.engine_contract import CONFIG_ERROR_EXIT_CODE, METRICS_PATH, engine_args, kill_grace_seconds
 from quire_operator.domain.gateway_contract import LIVE_PATH, local_gateway_args
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaSample
+from quire_operator.domain.prometheus_series import PrometheusOptions
 from quire_operator.domain.spec import Spec
 from quire_operator.errors import ModelProblem, StartProblem
 from quire_operator.local.documents import read_deployments
@@ -53,6 +56,8 @@ class UpOptions:
     machine: Machine | None = None
     """None: this one."""
     tick_seconds: float = TICK_SECONDS
+    prometheus_url: str | None = None
+    """Where the autoscaler reads metrics; None: from the replicas."""
     pace: Pace = field(default_factory=Pace)
 
 
@@ -89,10 +94,15 @@ class Up:
             sized = preparing.result()
             http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
             scraper = Scraper(clock=WallClock(), gateways=lambda: [self._address + METRICS_PATH])
-            stack.push_async_callback(scraper.aclose)
-            run = _Run(options, specs, folder=folder, http=http, scraper=scraper, view=self._view)
+            metrics = MetricsSources(pods=scraper, prometheus=self._prometheus())
+            stack.push_async_callback(metrics.aclose)
+            run = _Run(options, specs, folder=folder, http=http, scraper=scraper, metrics=metrics, view=self._view)
             stack.push_async_callback(run.end_at_once)
             await run.serve(sized, stop=self._asked_to_stop, kill=self._asked_to_kill)
+
+    def _prometheus(self) -> Prometheus | None:
+        url = self._options.prometheus_url
+        return None if url is None else Prometheus(PrometheusOptions(url=url), clock=WallClock())
 
     async def _fetch_and_size(self, specs: Sequence[Spec]) -> list[Sized]:
         """Every model in its folder, found to fit; raises ModelProblem or CapacityProblem."""
@@ -119,6 +129,7 @@ class _Run:
         folder: RunFolder,
         http: aiohttp.ClientSession,
         scraper: Scraper,
+        metrics: MetricsSources,
         view: View,
     ) -> None:
         self._options, self._specs, self._folder, self._scraper, self._view = options, specs, folder, scraper, view
@@ -130,6 +141,7 @@ class _Run:
         self._cluster = LocalCluster(
             http=http,
             endpoints_file=folder.endpoints,
+            targets_file=folder.targets,
             logs=folder.logs,
             pace=options.pace,
             changed=self._on_change,
@@ -137,7 +149,8 @@ class _Run:
         self._scaling = LocalScaling(
             specs,
             self._cluster,
-            metrics=scraper,
+            metrics=metrics,
+            has_prometheus=metrics.has_prometheus,
             tick_seconds=options.tick_seconds,
             persist_all=self._write_state,
             decided=self._on_decision,

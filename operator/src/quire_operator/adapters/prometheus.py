@@ -1,0 +1,142 @@
+"""Metrics from a Prometheus server, or anything that answers its HTTP API: ``metricsSource: Prometheus``.
+
+Implements the half of ``ports.Metrics`` that reads replicas; ``adapters/metrics_sources`` joins it to the other. Two
+queries a tick, whatever the number of LLMDeployments. Whatever goes wrong, there are no samples, and ``problem`` says
+why: what that means is the autoscaler's to say, and never that nothing runs.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import msgspec
+
+from quire_operator.domain.observation import ReplicaSample
+from quire_operator.domain.prometheus_series import PrometheusOptions, Series, figures_query, samples, times_query
+from quire_operator.ports import Clock, ReplicaAddress
+
+_TIMEOUT_SECONDS = 10.0
+_MAX_BYTES = 256 * 2**20
+_SHOWN_CHARACTERS = 300
+
+_log = logging.getLogger(__name__)
+
+
+class _Element(msgspec.Struct):
+    metric: dict[str, str]
+    value: tuple[float, str]
+
+
+class _Vector(msgspec.Struct):
+    result: list[_Element]
+    resultType: str = "vector"
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Vector | None = None
+    error: str = ""
+    warnings: list[str] = []
+
+
+class _Reply(NamedTuple):
+    status: int
+    body: bytes
+
+
+class _NoAnswer(Exception):
+    """Why there is none, in a sentence."""
+
+
+class Prometheus:
+    def __init__(self, options: PrometheusOptions, *, clock: Clock, client: httpx.AsyncClient | None = None) -> None:
+        self._options, self._clock = options, clock
+        self._client = client or httpx.AsyncClient(
+            timeout=_TIMEOUT_SECONDS, verify=_trusted(options.ca_file), trust_env=False
+        )
+        self._queries = figures_query(options.labels), times_query(options.labels)
+        self.problem: str | None = None
+        """Why the last tick had no answer; None when it had one."""
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def samples(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
+        """See ``ports.Metrics``. Series of replicas that are not among these are passed over: those are gone."""
+        if not replicas:
+            return {}
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                answers = await asyncio.gather(*map(self._query, self._queries))
+                # A thousand LLMDeployments are 20 MB: the loop has other things to do meanwhile.
+                found = await asyncio.to_thread(self._understand, *answers)
+        except (_NoAnswer, httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+            self._note(str(error) or type(error).__name__)
+            return {}
+        self._note(None)
+        named = {replica.name: found.get(replica.name) or found.get(_instance(replica)) for replica in replicas}
+        return {name: sample for name, sample in named.items() if sample is not None}
+
+    def _understand(self, figures: _Reply, times: _Reply) -> dict[str, ReplicaSample]:
+        return samples(_read(figures), _read(times), labels=self._options.labels, now=self._clock.now())
+
+    async def _query(self, query: str) -> _Reply:
+        headers = {}
+        if self._options.token_file is not None:
+            headers["Authorization"] = f"Bearer {self._options.token_file.read_text().strip()}"
+        url = f"{self._options.url.rstrip('/')}/api/v1/query"
+        async with self._client.stream("POST", url, data={"query": query}, headers=headers) as response:
+            body = bytearray()
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > _MAX_BYTES:
+                    raise _NoAnswer(f"it answers with more than {_MAX_BYTES >> 20} MiB")
+        return _Reply(response.status_code, bytes(body))
+
+    def _note(self, problem: str | None) -> None:
+        """Logged when it changes."""
+        if problem != self.problem:
+            if problem is None:
+                _log.info("Prometheus at %s answers again", self._options.url)
+            else:
+                _log.warning("no metrics from Prometheus at %s: %s", self._options.url, problem)
+        self.problem = problem
+
+
+def _trusted(ca_file: Path | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+
+
+def _instance(replica: ReplicaAddress) -> str:
+    """As Prometheus names a target: host and port."""
+    if replica.metrics_url is None:
+        return ""
+    url = httpx.URL(replica.metrics_url)
+    return url.netloc.decode()
+
+
+def _read(reply: _Reply) -> list[Series]:
+    """Raises _NoAnswer."""
+    status, body = reply
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except msgspec.DecodeError as error:
+        shown = body[:_SHOWN_CHARACTERS].decode(errors="replace").strip()
+        raise _NoAnswer(f"HTTP {status}, not an answer of its API ({error}): {shown}") from error
+    if answer.status != "success" or answer.data is None:
+        raise _NoAnswer(f"HTTP {status}: {answer.error[:_SHOWN_CHARACTERS]}")
+    if answer.warnings:
+        _log.warning("Prometheus warns: %s", "; ".join(answer.warnings)[:_SHOWN_CHARACTERS])
+    return [Series(element.metric, element.value[0], _value(element.value[1])) for element in answer.data.result]
+
+
+def _value(text: str) -> float:
+    """Prometheus writes NaN, +Inf and -Inf as Python reads them."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,57 @@
+"""Programs out of Debian packages, unpacked into the cache beside what is built: nothing is installed, no root needed.
+
+For what the tests use as it is and nobody would build: Prometheus and promtool. A program on the PATH goes first.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire_cluster.binaries import Binaries, cache_folder
+from quire_cluster.errors import BinaryUnavailable
+
+_SECONDS = 300
+
+
+def debian_programs(package: str, programs: Sequence[str]) -> Binaries:
+    """Where they are. Raises BinaryUnavailable, which says what to install."""
+    found = {program: shutil.which(program) for program in programs}
+    if all(found.values()):
+        return {program: Path(path) for program, path in found.items() if path is not None}
+    home = cache_folder() / f"debian-{package}"
+    if not all((home / "usr" / "bin" / program).exists() for program in programs):
+        _fetch(package, home)
+    return {program: home / "usr" / "bin" / program for program in programs}
+
+
+def _fetch(package: str, home: Path) -> None:
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise BinaryUnavailable(f"{package} is needed and there is no {tool} to fetch it with: put it on the PATH")
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{home.name}.incomplete-", dir=home.parent) as scratch:
+        if _run("apt-get", "download", package, cwd=scratch) is not None:
+            # The lists may be missing, as in a fresh container, or older than the archive.
+            if os.geteuid() == 0:
+                _run("apt-get", "-q", "update", cwd=scratch)
+            problem = _run("apt-get", "download", package, cwd=scratch)
+            if problem is not None:
+                raise BinaryUnavailable(
+                    f"{package} is needed and could not be fetched: {problem}\nInstall it: apt-get install {package}"
+                )
+        (archive,) = Path(scratch).glob("*.deb")
+        unpacked = Path(scratch) / "unpacked"
+        problem = _run("dpkg-deb", "-x", str(archive), str(unpacked), cwd=scratch)
+        if problem is not None:
+            raise BinaryUnavailable(f"{archive.name} could not be unpacked: {problem}")
+        shutil.rmtree(home, ignore_errors=True)
+        unpacked.rename(home)
+
+
+def _run(*command: str, cwd: str) -> str | None:
+    """The last words of what went wrong, or None."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    return None if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip())[-500:]
