@@ -1,0 +1,191 @@
+"""What operators set up around a real quire-engine process: TLS, a Unix socket, traces, the limit of a hang."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
+BODY = {"model": "quire-demo", "prompt": "Hi", "max_tokens": 4000, "ignore_eos": True}
+
+
+@dataclass
+class Process:
+    child: asyncio.subprocess.Process
+    address: str
+    log: list[str]
+
+    def http(self, **options: object) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.address, timeout=20, **options)  # type: ignore[arg-type]
+
+    def engine_pid(self) -> int:
+        (pid,) = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split()
+        return int(pid)
+
+    async def ends(self) -> int:
+        self.child.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self.child.wait(), 20)
+
+
+@asynccontextmanager
+async def started(
+    *flags: str, listens: tuple[str, ...] = ("--host", "127.0.0.1", "--port", "0"), **runner: object
+) -> AsyncIterator[Process]:
+    """Over the fake runner, ready."""
+    options = json.dumps({"vocab_size": 4096, **runner})
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire_engine.server.fake", options),
+        *("--model", str(MODEL), "--threads", "1", *listens, *flags),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert child.stderr is not None
+    log: list[str] = []
+    try:
+        async with asyncio.timeout(30):
+            while not re.search(r" ready: quire-demo", "".join(log[-1:])):
+                line = await child.stderr.readline()
+                assert line, "".join(log)
+                log.append(line.decode())
+        reading = asyncio.create_task(_collect(child.stderr, log))
+        found = re.search(r"listening on (\S+);", "".join(log))
+        assert found is not None
+        yield Process(child, found[1], log)
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+    await reading
+
+
+async def _collect(stream: asyncio.StreamReader, log: list[str]) -> None:
+    while line := await stream.readline():
+        log.append(line.decode())
+
+
+async def until(http: httpx.AsyncClient, path: str, status: int) -> None:
+    async with asyncio.timeout(20):
+        while (await http.get(path)).status_code != status:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_certificate_is_renewed_under_a_running_stream(tmp_path: Path) -> None:
+    authorities = trustme.CA(), trustme.CA()
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def issue(number: int) -> None:
+        leaf = authorities[number].issue_cert("127.0.0.1")
+        for path, content in ((key, leaf.private_key_pem), (certificate, leaf.cert_chain_pems[0])):
+            content.write_to_path(str(path) + ".new")
+            os.replace(str(path) + ".new", path)
+
+    def trusting(number: int) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        authorities[number].configure_trust(context)
+        return context
+
+    issue(0)
+    tls = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
+    async with started(*tls, step_seconds=0.005) as process, process.http(verify=trusting(0)) as http:
+        assert process.address.startswith("https://127.0.0.1:")
+        body = {**BODY, "max_tokens": 300, "stream": True}
+        async with http.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            issue(1)
+            async with asyncio.timeout(10):
+                while True:
+                    try:
+                        async with process.http(verify=trusting(1)) as new:
+                            assert (await new.get("/readyz")).status_code == 200
+                        break
+                    except httpx.ConnectError:  # looked at again once a second
+                        await asyncio.sleep(0.1)
+            assert [line async for line in lines][-2] == "data: [DONE]"
+        assert await process.ends() == 0
+
+
+async def test_a_unix_socket_serves_and_is_cleared_away(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:  # by a process that was killed
+        left_behind.bind(str(path))
+    async with started(listens=("--uds", str(path))) as process:
+        assert process.address == f"unix:{path}"
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=20) as http:
+            assert (await http.post("/v1/completions", json={**BODY, "max_tokens": 3})).status_code == 200
+            assert (
+                await http.post("/admin/cache/reset")
+            ).status_code == 200  # whoever reaches the file is on this host
+            second = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "quire_engine", "--model", str(MODEL), "--uds", str(path)),
+                stderr=asyncio.subprocess.PIPE,
+            )
+            _, told = await asyncio.wait_for(second.communicate(), 20)
+            assert second.returncode == 1 and b"in use" in told and len(told.splitlines()) == 1
+            assert (await http.get("/readyz")).status_code == 200
+        assert await process.ends() == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_stopped_engine_process_is_noticed_within_its_limit_and_replaced(busy: bool) -> None:
+    async with started("--engine-hang-timeout", "1s", step_seconds=0.005) as process, process.http() as http:
+        hung = process.engine_pid()
+        async with asyncio.TaskGroup() as tasks:
+            if busy:
+                asking = tasks.create_task(http.post("/v1/completions", json=BODY))
+                while "num_requests_running" not in (text := (await http.get("/metrics")).text) or not re.search(
+                    r"^vllm:num_requests_running\{.*\} 1\.0$", text, re.MULTILINE
+                ):
+                    await asyncio.sleep(0.02)
+            os.kill(hung, signal.SIGSTOP)
+            began = asyncio.get_running_loop().time()
+            await until(http, "/readyz", 503)
+            assert asyncio.get_running_loop().time() - began < 6  # the limit, and what a busy machine adds
+            assert (await http.get("/livez")).status_code == 200
+        if busy:
+            answer = asking.result()
+            assert answer.status_code == 503 and "made no step for 1 s" in answer.json()["error"]["message"]
+        await until(http, "/readyz", 200)
+        assert process.engine_pid() != hung and not Path(f"/proc/{hung}").exists()
+        assert (await http.post("/v1/completions", json={**BODY, "max_tokens": 3})).status_code == 200
+
+
+async def test_a_collector_that_is_gone_neither_fills_the_log_nor_holds_up_the_end() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        async with started("--otlp-traces-endpoint", endpoint) as process, process.http() as http:
+            for _ in range(10):
+                answer = await http.post("/v1/completions", json={**BODY, "max_tokens": 3})
+                assert answer.status_code == 200 and answer.headers["traceparent"].startswith("00-")
+            assert await process.ends() == 0
+    assert len(process.log) < 12 and "Traceback" not in "".join(process.log), "".join(process.log)
+
+
+async def test_web_pages_may_call_only_where_their_origin_is_allowed() -> None:
+    origin = "https://chat.example.com"
+    asks = {
+        "origin": origin,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    async with started("--allowed-origins", origin) as process, process.http() as http:
+        asked = await http.options("/v1/chat/completions", headers=asks)
+        assert asked.status_code == 200 and asked.headers["access-control-allow-origin"] == origin
+        refused = await http.options("/v1/chat/completions", headers={**asks, "origin": "https://evil.example"})
+        assert refused.status_code == 400 and "access-control-allow-origin" not in refused.headers
+        answer = await http.get("/v1/models", headers={"origin": origin})
+        assert answer.headers["access-control-allow-origin"] == origin
