@@ -17,6 +17,7 @@ from quire_engine.server.access import Access
 from quire_engine.server.context import Context
 from quire_engine.server.edge import Edge
 from quire_engine.server.openai import chat, completions, models
+from quire_engine.server.openapi import describe
 from quire_engine.server.problems import error_response, shortened
 from quire_engine.server.streaming import CLIENT_CLOSED_REQUEST
 from quire_engine.server.tracing import Tracing
@@ -42,6 +43,7 @@ def make_app(
     app.state.registry = registry
     for router in (chat.router, completions.router, models.router, tokenize.router, health.router):
         app.include_router(router)
+    describe(app, context)
     app.add_exception_handler(RequestError, _told)
     app.add_exception_handler(HTTPException, _of_routing)
     app.add_exception_handler(ClientDisconnect, _gone)

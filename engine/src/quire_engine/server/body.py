@@ -5,6 +5,7 @@ Strict: a field we do not know is a reason. ``--lenient`` leaves such fields out
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -26,6 +27,17 @@ _READ_SECONDS = 60.0
 _SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary) (?=should)")
 
 
+def _number(text: str) -> int | float:
+    """JSON knows one kind of number: 5.0 is the integer 5."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("number out of range")
+    return int(value) if value.is_integer() and abs(value) <= 2**53 else value
+
+
+_decoder = msgspec.json.Decoder(float_hook=_number)
+
+
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in the body. Raises RequestError; starlette's ClientDisconnect where the client went away."""
     _check_media(request)
@@ -35,7 +47,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {_READ_SECONDS:g} s") from None
     try:
-        content = msgspec.json.decode(body)
+        content = _decoder.decode(body)
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8", code="invalid_json") from None
     except msgspec.DecodeError as error:

@@ -46,7 +46,8 @@ async def tokenize(request: Request) -> dict[str, Any]:
     context = context_of(request)
     content = await read_object(request, context.options.max_body_bytes)
     body = validated(TokenizeRequest, content, lenient=context.options.lenient)
-    context.check_model(body.model or context.model_names[0])
+    if body.model is not None:
+        context.check_model(body.model)
     if body.messages is None:
         text, special = body.prompt or "", body.add_special_tokens is not False
     else:
@@ -76,7 +77,8 @@ async def detokenize(request: Request) -> dict[str, str]:
     context = context_of(request)
     content = await read_object(request, context.options.max_body_bytes)
     body = validated(DetokenizeRequest, content, lenient=context.options.lenient)
-    context.check_model(body.model or context.model_names[0])
+    if body.model is not None:
+        context.check_model(body.model)
     beyond = next((token_id for token_id in body.tokens if token_id >= context.vocab_size), None)
     if beyond is not None:
         raise InvalidRequest(

@@ -6,7 +6,7 @@ still work.
 
 from typing import Any
 
-_NOTHING: tuple[Any, ...] = (None, [], {}, False)
+NOTHING: tuple[Any, ...] = (None, [], {}, False)
 
 _TOOLS = "tool calling is not supported by this version"
 _STRUCTURED = "structured output is not supported by this version"
@@ -47,6 +47,6 @@ def take_out_later(content: dict[str, Any]) -> list[str]:
     for name in LATER.keys() & content.keys():
         harmless, reason = LATER[name]
         value = content.pop(name)
-        if not any(value == nothing and type(value) is type(nothing) for nothing in (*_NOTHING, *harmless)):
+        if not any(value == nothing and type(value) is type(nothing) for nothing in (*NOTHING, *harmless)):
             reasons.append(f"{name}: {reason}")
     return sorted(reasons)

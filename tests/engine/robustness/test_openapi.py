@@ -1,0 +1,144 @@
+"""The server against its own OpenAPI document, by schemathesis: what it takes, refuses and answers is what it says.
+
+``QUIRE_HYPOTHESIS_EXAMPLES`` sets how many requests of each kind are tried.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from pydantic import BaseModel
+from schemathesis.checks import load_all_checks
+from schemathesis.generation import GenerationMode
+
+from quire_engine.server.openai.answers import ChatCompletionChunk, Completion
+
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "20"))
+
+load_all_checks()
+CHECKS = {check.__name__: check for check in schemathesis.checks.CHECKS.get_all()}
+ALWAYS = [CHECKS["not_a_server_error"], CHECKS["status_code_conformance"], CHECKS["content_type_conformance"]]
+ALWAYS += [CHECKS["response_schema_conformance"], CHECKS["response_headers_conformance"]]
+
+OPERATIONS = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+    ("GET", "/version"),
+    ("POST", "/admin/cache/reset"),
+]
+"""All but /admin/drain, after which there is nothing left to test."""
+WITH_BODIES = [operation for operation in OPERATIONS if operation[0] == "POST" and "admin" not in operation[1]]
+
+SEMANTIC = re.compile(
+    r"context is \d+ tokens|the prompt is empty|differs from max_tokens|best_of: this version|echo: together"
+    r"|min_tokens|max_tokens|chat template|is not a token of this model|may not set|more than may wait here"
+    r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are taken"
+)
+"""Limits that lie in several fields together, in the model, or in the load: what a schema cannot say."""
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    with start_server("--max-model-len", "256", "--check-integrity", fake={"num_blocks": 2048}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def document(server: Any) -> Any:
+    return server.http.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def schema(document: Any, server: Any) -> Any:
+    loaded = schemathesis.openapi.from_dict(document)
+    loaded.config.update(base_url=server.address)
+    loaded.config.max_stream_events = 1_000_000
+    return loaded
+
+
+def test_the_document_has_every_route(document: Any) -> None:
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {*OPERATIONS, ("POST", "/admin/drain")}
+
+
+def check_events(text: str, kind: type[BaseModel]) -> None:
+    *events, done, end = text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "") and events
+    for event in events:
+        kind.model_validate_json(event.removeprefix("data: "))
+
+
+def ask(server: Any, case: Any) -> Any:
+    return case.call(headers={"Authorization": f"Bearer {server.key}"}, timeout=60)
+
+
+def tried(schema: Any, operation: tuple[str, str], mode: GenerationMode, check: Callable[[Any], None]) -> None:
+    """``check`` with so many requests of one operation."""
+    method, path = operation
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=schema[path][method].as_strategy(generation_mode=mode))
+    def run(case: Any) -> None:
+        check(case)
+
+    run()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=" ".join)
+def test_what_the_document_allows_is_answered_as_it_says(server: Any, schema: Any, operation: tuple[str, str]) -> None:
+    def check(case: Any) -> None:
+        response = ask(server, case)
+        case.validate_response(response, checks=ALWAYS)
+        if response.status_code == 400:
+            assert SEMANTIC.search(response.json()["error"]["message"]), (case.body, response.text)
+        else:
+            assert response.status_code in (200, 404, 429), response.text
+        if "event-stream" in response.headers["content-type"][0]:
+            check_events(response.text, ChatCompletionChunk if "chat" in operation[1] else Completion)
+
+    tried(schema, operation, GenerationMode.POSITIVE, check)
+
+
+@pytest.mark.parametrize("operation", WITH_BODIES, ids=" ".join)
+def test_what_the_document_forbids_is_refused(server: Any, schema: Any, operation: tuple[str, str]) -> None:
+    def check(case: Any) -> None:
+        response = ask(server, case)
+        case.validate_response(response, checks=[*ALWAYS, CHECKS["negative_data_rejection"]])
+        assert response.status_code == 200 or len(response.content) <= 4096
+
+    tried(schema, operation, GenerationMode.NEGATIVE, check)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=" ".join)
+def test_keys_and_methods_are_as_the_document_says(server: Any, document: Any, operation: tuple[str, str]) -> None:
+    method, path = operation
+    described = document["paths"][path][method.lower()]
+    with httpx.Client(base_url=server.address) as stranger:
+        status = stranger.request(method, path, json={}).status_code
+        assert (status == 401) == bool(described["security"])
+    other = server.http.request("DELETE", path.format(name="demo"))
+    assert other.status_code == 405 and method in other.headers["allow"] and set(other.json()) == {"error"}
+
+
+def test_nothing_was_left_running(server: Any) -> None:
+    server.assert_nothing_is_left()
