@@ -1,0 +1,22 @@
+"""Mixtures of experts in plain torch, a token at a time: what every implementation is compared with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire_kernels.moe import Expert, Routes
+
+
+def route_tokens(logits: Tensor, per_token: int, normalise: bool) -> Routes:
+    probabilities = logits.float().softmax(dim=-1)  # [T, E]
+    weights, experts = probabilities.topk(per_token, dim=-1)  # [T, K] each
+    return Routes(experts=experts, weights=weights / weights.sum(dim=-1, keepdim=True) if normalise else weights)
+
+
+def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tensor:
+    y = torch.zeros(x.shape)
+    for token, (chosen, weights) in enumerate(zip(routes.experts.tolist(), routes.weights, strict=True)):
+        for expert, weight in zip(chosen, weights, strict=True):
+            y[token] += weight * experts[expert](x[token : token + 1])[0].float()
+    return y.to(x.dtype)
