@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from quire_engine.config import EngineConfig
 from quire_engine.core.fake_runner import load_fake_model
@@ -136,6 +137,14 @@ def test_request_without_a_seed_gets_one_of_its_own(run: Run, monkeypatch: pytes
     monkeypatch.setattr(Engine, "add", lambda self, request: (seeds.append(request.seed), add(self, request))[1])
     run(submit(1), submit(2), submit(3, seed=5))
     assert seeds[2] == 5 and seeds[0] != seeds[1]
+
+
+def test_answers_to_one_prompt_compute_it_once(run: Run) -> None:
+    first = submit(1, length=600, max_tokens=1)
+    others = [structs.replace(first, key=key, parent=1) for key in (2, 3)]
+    script, engine = run(first, *others)
+    assert engine.counters.scheduled_tokens == 600 + 2 * (600 % 16)
+    assert {ended.key for message in script.of(Outputs) for ended in message.finished} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -62,7 +62,8 @@ def ids_of(text: str) -> list[int]:
 class FakeStream:
     """One sequence; the test says what is drawn."""
 
-    def __init__(self, prompt: list[int], params: Sampling, routing: dict[str, Any]) -> None:
+    def __init__(self, key: int, prompt: list[int], params: Sampling, routing: dict[str, Any]) -> None:
+        self.key = key
         self.prompt = prompt
         self.params = params
         self.routing = routing
@@ -113,7 +114,7 @@ class FakeEngine:
     def submit(self, prompt_token_ids: Sequence[int], params: Sampling, **routing: Any) -> FakeStream:
         if self.refuses is not None:
             raise self.refuses
-        stream = FakeStream(list(prompt_token_ids), params, routing)
+        stream = FakeStream(len(self.streams) + 1, list(prompt_token_ids), params, routing)
         self.streams.append(stream)
         self.submitted.set()
         if self.says is not None:

@@ -108,12 +108,15 @@ def test_gauges_are_the_engines_last_words() -> None:
             blocks_cached=5,
             kv_usage=0.4,
             kv_slots_wasted=6,
+            swap_blocks_total=8,
+            swap_blocks_used=3,
         )
     )
     found = scraped(metrics)
     assert found["vllm:num_requests_running"] == {"": 3} and found["vllm:num_requests_waiting"] == {"": 2}
     assert found["vllm:kv_cache_usage_perc"] == {"": 0.4} and found["quire_queued_tokens"] == {"": 70}
     assert found["quire_kv_blocks"] == {"state=free": 1, "state=cached": 5, "state=used": 4}
+    assert found["quire_swap_blocks"] == {"state=free": 5, "state=used": 3}
     assert found["quire_kv_slots_wasted"] == {"": 6} and found["quire_last_step_age_seconds"] == {"": 2}
 
 
@@ -121,17 +124,27 @@ def test_counters_go_on_over_a_restart_of_the_engine() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())
     metrics.engine_stats(
-        stats(prompt_tokens=100, preemptions={"recompute:no_free_blocks": 2}, step_seconds={"run": 1.5})
+        stats(
+            prompt_tokens=100,
+            preemptions={"recompute:forced": 2},
+            step_seconds={"run": 1.5},
+            swapped_out_blocks=5,
+            recomputed_tokens=30,
+        )
     )
     metrics.engine_ready(ready(pid=2))
     assert scraped(metrics)["vllm:prompt_tokens_total"] == {"": 100}
-    metrics.engine_stats(stats(prompt_tokens=7, preemptions={"recompute:no_free_blocks": 1, "swap:cheaper": 1}))
+    metrics.engine_stats(
+        stats(prompt_tokens=7, preemptions={"recompute:forced": 1, "swap:cheaper": 1}, swapped_in_blocks=4)
+    )
     found = scraped(metrics)
     assert found["vllm:prompt_tokens_total"] == {"": 107} and found["vllm:num_preemptions_total"] == {"": 4}
     assert found["quire_preemptions_total"] == {
-        "kind=recompute,reason=no_free_blocks": 3,
+        "kind=recompute,reason=forced": 3,
         "kind=swap,reason=cheaper": 1,
     }
+    assert found["quire_swapped_blocks_total"] == {"direction=out": 5, "direction=in": 4}
+    assert found["quire_recomputed_tokens_total"] == {"": 30}
     assert found["quire_step_seconds_total"] == {"part=run": 1.5} and found["quire_engine_restarts_total"] == {"": 1}
 
 

@@ -100,8 +100,10 @@ class EngineClient:
         tenant: str | None = None,
         cache_salt: str | None = None,
         adapter_id: int | None = None,
+        parent: int | None = None,
     ) -> Stream:
-        """Hand a request to the engine. Raises Unavailable while there is none."""
+        """Hand a request to the engine. ``parent`` is the key of a stream with the same prompt, submitted before, for
+        the same client. Raises Unavailable while there is no engine."""
         if self.state != "ready":
             raise self._unavailable()
         key = next(self._keys)
@@ -115,6 +117,7 @@ class EngineClient:
                 tenant=tenant,
                 cache_salt=cache_salt,
                 adapter_id=adapter_id,
+                parent=parent,
             )
         )
         stream = self._streams[key] = Stream(key, give_up=self._cancel)

@@ -138,6 +138,7 @@ class EngineLoop:
                 tenant=message.tenant,
                 cache_salt=message.cache_salt,
                 adapter_id=message.adapter_id,
+                parent=message.parent,
             )
         )
         if refusal is not None:
@@ -211,6 +212,11 @@ def _stats(engine: Engine) -> Stats:
         prefix_cache_hits=counters.prefix_cache_hits,
         preemptions=dict(counters.preemptions),
         step_seconds=asdict(engine.seconds),
+        recomputed_tokens=counters.recomputed_tokens,
+        swap_blocks_total=gauges.swap_blocks_total,
+        swap_blocks_used=gauges.swap_blocks_used,
+        swapped_out_blocks=counters.swapped_out_blocks,
+        swapped_in_blocks=counters.swapped_in_blocks,
     )
 
 
@@ -275,6 +281,7 @@ def _ready(model: LoadedModel) -> Ready:
         dtype=model.dtype,
         weights=model.weights,
         phase_seconds=model.phase_seconds,
+        eos_token_ids=model.eos_token_ids,
     )
 
 

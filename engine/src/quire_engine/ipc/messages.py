@@ -54,6 +54,8 @@ class Submit(msgspec.Struct, array_like=True, tag="submit", frozen=True, kw_only
     tenant: str | None = None
     cache_salt: str | None = None
     adapter_id: int | None = None
+    parent: int | None = None
+    """Key of the first sequence with the same prompt of the same HTTP request, which was submitted before."""
 
 
 class Cancel(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
@@ -93,6 +95,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=T
     """How the linear layers hold their weights, e.g. float32, bf16, fp16."""
     phase_seconds: dict[str, float]
     """Start-up by phase: import, weights, kv_cache, warm_up."""
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -168,9 +171,17 @@ class Stats(msgspec.Struct, array_like=True, tag="stats", frozen=True, kw_only=T
     prefix_cache_queries: int
     prefix_cache_hits: int
     preemptions: dict[str, int]
-    """By kind and reason, written kind:reason, e.g. recompute:no_free_blocks."""
+    """By kind and reason, written kind:reason, e.g. recompute:cheaper."""
     step_seconds: dict[str, float]
-    """Total seconds by part: schedule, prepare, run, sample, output."""
+    """Total seconds by part: schedule, prepare, swap, run, sample, output."""
+    recomputed_tokens: int = 0
+    """Computed again after a preemption by recompute."""
+    swap_blocks_total: int = 0
+    """Host blocks for preempted sequences, over all KV cache groups, as are the next three."""
+    swap_blocks_used: int = 0
+    swapped_out_blocks: int = 0
+    """Copied from the cache to the swap space, and back."""
+    swapped_in_blocks: int = 0
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):

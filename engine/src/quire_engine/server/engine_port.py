@@ -10,6 +10,8 @@ from quire_engine.ipc.stream import Update
 class EngineStream(Protocol):
     """One sequence under way."""
 
+    key: int
+
     async def read(self) -> Update:
         """Waits for news. Raises InvalidRequest where the engine refuses it, Unavailable where the engine ended."""
 
@@ -39,7 +41,9 @@ class Engine(Protocol):
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
+        parent: int | None = None,
     ) -> EngineStream:
-        """Raises Unavailable while there is no engine process."""
+        """``parent`` is the key of the first stream with this prompt of the same HTTP request. Raises Unavailable while
+        there is no engine process."""
 
     def reset_prefix_cache(self) -> None: ...

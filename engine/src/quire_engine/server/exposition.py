@@ -76,6 +76,11 @@ class EngineCollector(Collector):
             GaugeMetricFamily("quire_kv_blocks", "KV cache blocks by state.", labels=[*_LABELS, "state"]),
             [(["free"], total - used - cached), (["cached"], cached), (["used"], used)],
         )
+        swapped, space = (stats.swap_blocks_used, stats.swap_blocks_total) if stats else (0, 0)
+        yield self._labelled(
+            GaugeMetricFamily("quire_swap_blocks", "Host blocks for preempted requests.", labels=[*_LABELS, "state"]),
+            [(["free"], space - swapped), (["used"], swapped)],
+        )
         wasted = stats.kv_slots_wasted if stats else 0
         yield self._gauge("quire_kv_slots_wasted", "Token slots of running requests that hold no token.", wasted)
         queued = stats.queued_tokens if stats else 0
@@ -123,6 +128,12 @@ class EngineCollector(Collector):
             [(list(cause.partition(":")[::2]), count) for cause, count in causes.items()],
         )
         yield self._labelled(
+            CounterMetricFamily(
+                "quire_swapped_blocks", "Blocks copied to and from the swap space.", labels=[*_LABELS, "direction"]
+            ),
+            [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("swapped_blocks/")],
+        )
+        yield self._labelled(
             CounterMetricFamily("quire_step_seconds", "Time in steps by part.", labels=[*_LABELS, "part"]),
             [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("step_seconds/")],
         )
@@ -164,6 +175,7 @@ _ENGINE_COUNTERS = (
     ("vllm:prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found there."),
     ("quire_steps", "steps", "Steps of the engine."),
     ("quire_scheduled_tokens", "scheduled_tokens", "Tokens computed."),
+    ("quire_recomputed_tokens", "recomputed_tokens", "Tokens computed again after a preemption."),
     ("quire_discarded_tokens", "discarded_tokens", "Tokens drawn after their request had ended."),
 )
 

@@ -56,8 +56,9 @@ class EngineFigures:
 
 def _flat_counters(stats: Stats) -> dict[str, float]:
     """Counters by name; those with labels as name/label."""
-    plain = ("steps", "prompt_tokens", "generation_tokens", "scheduled_tokens", "discarded_tokens")
+    plain = ("steps", "prompt_tokens", "generation_tokens", "scheduled_tokens", "discarded_tokens", "recomputed_tokens")
     flat = {name: float(getattr(stats, name)) for name in (*plain, "prefix_cache_queries", "prefix_cache_hits")}
+    flat |= {"swapped_blocks/out": float(stats.swapped_out_blocks), "swapped_blocks/in": float(stats.swapped_in_blocks)}
     flat |= {f"preemptions/{cause}": float(count) for cause, count in stats.preemptions.items()}
     flat |= {f"step_seconds/{part}": seconds for part, seconds in stats.step_seconds.items()}
     return flat
