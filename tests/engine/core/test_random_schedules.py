@@ -64,6 +64,7 @@ worlds = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority", "fair"]),
         "preemption_mode": st.sampled_from(["auto", "swap", "auto", "swap", "recompute"]),
         "num_swap_blocks": st.sampled_from([100, 100, 100, 12, 4, 0]),
+        "max_stall": st.sampled_from([0.0, 0.0, 4.0, 15.0]),
     }
 )
 # What the runner says it spends on a token, and on copying a block: now one is cheaper, now the other.

@@ -21,11 +21,13 @@ _tenant_name = attrgetter("request.tenant")
 
 
 class _Tenant:
-    __slots__ = ("counter", "is_listed", "queue")
+    __slots__ = ("counter", "is_listed", "queue", "turn")
 
     def __init__(self, counter: int) -> None:
         self.counter = counter
         self.queue = WaitingQueue()
+        self.turn = 0
+        """When it was last served or had something waiting anew: among equals the longest ago comes first."""
         self.is_listed = False
         """Whether it has its one entry in the heap of those that may have something waiting."""
 
@@ -39,7 +41,9 @@ class FairShare:
 
     def __init__(self) -> None:
         self._tenants: dict[str | None, _Tenant] = {}
-        self._heap: list[tuple[int, int, _Tenant]] = []  # by counter as it was when entered: counters only grow
+        # By counter, turn and arrival, as they were when entered: all three only grow.
+        self._heap: list[tuple[int, int, int, _Tenant]] = []
+        self._turns = 0
         self._level = 0
         self._length = 0
         self._forget_at = 64
@@ -59,9 +63,11 @@ class FairShare:
         if not tenant.queue:
             leader = self._leader()
             tenant.counter = max(tenant.counter, self._level if leader is None else leader.counter)
+            # Ahead of who was served last, behind who has waited since.
+            tenant.turn = 2 * self._turns
         tenant.queue.push(sequence)
         if not tenant.is_listed:
-            heappush(self._heap, (tenant.counter, sequence.order[1], tenant))
+            heappush(self._heap, (tenant.counter, tenant.turn, sequence.order[1], tenant))
             tenant.is_listed = True
         self._length += 1
         self.num_tokens += sequence.num_tokens - sequence.num_computed
@@ -76,6 +82,8 @@ class FairShare:
         sequence = leader.queue.pop()
         sequence.order = (leader.counter, sequence.order[1])
         self._level = max(self._level, leader.counter)
+        self._turns += 1
+        leader.turn = 2 * self._turns + 1
         self._left(sequence)
         return sequence
 
@@ -91,17 +99,16 @@ class FairShare:
         return [sequence for tenant in self._tenants.values() for sequence in tenant.queue.sequences()]
 
     def _leader(self) -> _Tenant | None:
-        """The tenant with the smallest counter among those with something waiting; among equals, the one whose
-        request has waited longest."""
+        """The tenant with the smallest counter among those with something waiting."""
         heap = self._heap
         while heap:
-            counter, arrival, tenant = heap[0]
+            tenant = heap[0][-1]
             head = tenant.queue.first()
             if head is None:
                 heappop(heap)
                 tenant.is_listed = False
-            elif (counter, arrival) != (tenant.counter, head.order[1]):
-                heapreplace(heap, (tenant.counter, head.order[1], tenant))
+            elif heap[0] != (now := (tenant.counter, tenant.turn, head.order[1], tenant)):
+                heapreplace(heap, now)
             else:
                 return tenant
         return None
