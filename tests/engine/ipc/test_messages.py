@@ -100,6 +100,7 @@ def test_no_field_is_lost_on_the_way() -> None:
                 dtype="float32",
                 weights="fp16",
                 phase_seconds={"weights": 0.5},
+                eos_token_ids=(7, 8),
             ),
             FromEngine,
         ),

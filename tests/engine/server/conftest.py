@@ -83,13 +83,28 @@ class FakeStream:
     def starts(self) -> None:
         self._updates.put_nowait(Update([], None, time.monotonic()))
 
+    def report_prompt(self) -> None:
+        """Where it was asked for: rank 3 for each token."""
+        wanted = self.params.prompt_logprobs
+        if wanted is not None:
+            entries = [
+                Logprobs([i, *range(wanted)], [-0.5, *(-1.0 - k for k in range(wanted))], 3) for i in self.prompt[1:]
+            ]
+            self._updates.put_nowait(Update(prompt_logprobs=entries))
+
     def draw(
-        self, ids: Sequence[int], finish: str | None = None, *, stop_id: int | None = None, cached: int = 0
+        self,
+        ids: Sequence[int],
+        finish: str | None = None,
+        *,
+        stop_id: int | None = None,
+        cached: int = 0,
+        logprob: float = -0.25,
     ) -> None:
         wanted = self.params.logprobs
         logprobs = None
         if wanted is not None:
-            logprobs = [Logprobs([i, *range(wanted)], [-0.25, *(-1.0 - k for k in range(wanted))], 1) for i in ids]
+            logprobs = [Logprobs([i, *range(wanted)], [logprob, *(-1.0 - k for k in range(wanted))], 1) for i in ids]
         finished = None if finish is None else Finished(0, finish, stop_id, cached, 0)  # type: ignore[arg-type]
         self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished))
 
@@ -118,6 +133,7 @@ class FakeEngine:
         self.streams.append(stream)
         self.submitted.set()
         if self.says is not None:
+            stream.report_prompt()
             ids = ids_of(self.says)
             for token_id in ids[: params.max_tokens - 1]:
                 stream.draw([token_id])
@@ -168,6 +184,7 @@ def some_ready() -> Ready:
         dtype="float32",
         weights="float32",
         phase_seconds={"import": 0.5, "weights": 0.1},
+        eos_token_ids=(EOS_ID,),
     )
 
 

@@ -18,6 +18,8 @@ FinishReason = Literal["stop", "length"]
 class StopRules:
     """What ends a text beyond what the engine sees, and what of it is shown."""
 
+    at_once: bool = False
+    """Nothing of what is drawn belongs to the answer: only the prompt is wanted."""
     strings: Sequence[str] = ()
     include: bool = False
     min_tokens: int = 0
@@ -46,11 +48,20 @@ class Choice:
     detokenizer: Detokenizer
     include_stop: bool
     stop_token_ids: frozenset[int]
+    at_once: bool = False
     num_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, where they were asked for: whole once anything was drawn."""
+    cumulative_logprob: float = 0.0
+    """Of its tokens, where their logprobs were asked for."""
     _pending_ids: list[int] = field(default_factory=list)
     _pending_logprobs: list[Logprobs] = field(default_factory=list)
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.cumulative_logprob / max(1, self.num_tokens)
 
     def take(self, token_ids: list[int], logprobs: list[Logprobs] | None, finished: Finished | None) -> Delta | None:
         """Add tokens in the order drawn. None where there is nothing to show yet."""
@@ -58,14 +69,18 @@ class Choice:
         shown = token_ids
         if finished is not None:
             self.num_cached_tokens = finished.num_cached_tokens
-            if finished.stop_token_id is not None and not self.include_stop:
-                shown = token_ids[:-1]  # the stop token counts, but its text does not show
+        if self.at_once:
+            ended = finished is not None and finished.reason != "abort"
+            return self._end("", "length", None) if ended else None
+        if finished is not None and finished.stop_token_id is not None and not self.include_stop:
+            shown = token_ids[:-1]  # the stop token counts, but its text does not show
         piece = self.detokenizer.feed(shown)
         taken = len(token_ids) if piece.stop is None else piece.num_tokens
         self.num_tokens += taken
         self._pending_ids += token_ids[:taken]
         if logprobs is not None:
             self._pending_logprobs += logprobs[:taken]
+            self.cumulative_logprob += sum([one.logprobs[0] for one in logprobs[:taken]])
         if piece.stop is not None:
             return self._end(piece.text, "stop", piece.stop)
         if finished is not None and finished.reason != "abort":
@@ -104,4 +119,4 @@ def new_choice(
         min_tokens=rules.min_tokens,
         skip_special_tokens=rules.skip_special_tokens,
     )
-    return Choice(index, prompt, detokenizer, rules.include, frozenset(stop_token_ids))
+    return Choice(index, prompt, detokenizer, rules.include, frozenset(stop_token_ids), rules.at_once)

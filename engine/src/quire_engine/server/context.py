@@ -13,7 +13,7 @@ from quire_engine.server.engine_port import Engine
 from quire_engine.server.generation import Desk
 from quire_engine.server.lifecycle import Lifecycle
 from quire_engine.server.metrics import Metrics
-from quire_engine.server.openai.sampling import ModelLimits
+from quire_engine.server.openai.limits import ModelLimits
 from quire_engine.text.chat_template import ChatTemplate
 from quire_engine.text.generation_config import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
@@ -69,9 +69,11 @@ class Context:
         return ready
 
     def limits(self) -> ModelLimits:
+        ready = self.ready()
         return ModelLimits(
-            max_model_len=self.ready().max_model_len,
+            max_model_len=ready.max_model_len,
             vocab_size=self.vocab_size,
+            eos_token_ids=ready.eos_token_ids,
             max_logprobs=self.options.max_logprobs,
             priorities=self.priorities,
         )

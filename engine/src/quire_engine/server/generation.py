@@ -173,7 +173,8 @@ class Generation:
             yield [(run, await run.stream.read())]
 
     async def _of_many(self) -> AsyncIterator[list[tuple[_Run, Update]]]:
-        queue: asyncio.Queue[tuple[_Run, Update] | Exception] = asyncio.Queue()
+        # Bounded, so that what a slow client leaves unread waits in the streams, which bound it.
+        queue: asyncio.Queue[tuple[_Run, Update] | Exception] = asyncio.Queue(len(self._runs))
         self._pumps = [asyncio.create_task(_pump(run, queue)) for run in self._runs]
         while True:
             items = [await queue.get()]
@@ -193,6 +194,8 @@ class Generation:
         now = self._desk.now()
         self._note_times(run, update, now)
         counted = run.choice.num_tokens
+        if update.prompt_logprobs is not None:
+            run.choice.prompt_logprobs += update.prompt_logprobs
         delta = run.choice.take(update.token_ids, update.logprobs, update.finished)
         if self._allowance is not None:
             self._allowance.use_tokens(run.choice.num_tokens - counted)
@@ -233,11 +236,11 @@ async def _pump(run: _Run, queue: "asyncio.Queue[tuple[_Run, Update] | Exception
     try:
         while not run.ended:
             update = await run.stream.read()
-            queue.put_nowait((run, update))
+            await queue.put((run, update))
             if update.finished is not None:
                 return
     except Exception as error:  # told to the reader of the queue, who raises it
-        queue.put_nowait(error)
+        await queue.put(error)
 
 
 def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], routing: Routing) -> Generation:
@@ -286,6 +289,7 @@ def _counted_as(desk: Desk, reason: str) -> Iterator[None]:
 def _sent(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], routing: Routing) -> list[_Run]:
     """All of them, or none: the engine may have gone away since the request came in."""
     runs: list[_Run] = []
+    first_of: dict[int, int] = {}  # several answers to one prompt hold the same list: the engine computes it once
     try:
         for choice, sampling in zip(choices, params, strict=True):
             stream = desk.engine.submit(
@@ -295,7 +299,9 @@ def _sent(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], rou
                 priority=routing.priority,
                 tenant=routing.caller.tenant,
                 cache_salt=routing.cache_salt,
+                parent=first_of.get(id(choice.prompt_token_ids)),
             )
+            first_of.setdefault(id(choice.prompt_token_ids), stream.key)
             runs.append(_Run(choice, sampling, stream, RequestTimes(routing.arrival_time)))
     except Exception:
         for run in runs:

@@ -14,6 +14,7 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int | None = None
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     max_new_tokens: int | None = None
     """An upper bound for requests that set no limit of their own."""
@@ -37,6 +38,7 @@ def load_sampling_defaults(folder: Path) -> SamplingDefaults:
         top_p=number("top_p", 0.0, 1.0, 1.0) or 1.0,
         top_k=None if not top_k else int(_checked(file, "top_k", top_k, 1, 2**31, (int,))),
         min_p=number("min_p", 0.0, 1.0, 0.0),
+        typical_p=number("typical_p", 0.0, 1.0, 1.0) or 1.0,
         repetition_penalty=number("repetition_penalty", 0.01, 100.0, 1.0),
         max_new_tokens=None if limit is None else int(_checked(file, "max_new_tokens", limit, 1, 2**31, (int,))),
     )

@@ -16,19 +16,19 @@ from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation import Routing, submit
 from quire_engine.server.openai.docs import body_schema
 from quire_engine.server.openai.later import take_out_later
-from quire_engine.server.openai.logprobs import chat_logprobs
-from quire_engine.server.openai.prompts import chat_prompt_text
-from quire_engine.server.openai.sampling import (
+from quire_engine.server.openai.limits import (
     check_against_model,
     check_length,
+    check_report_size,
+    check_sampling,
     checked_prompt,
-    of_nth,
-    sampling_of,
-    stop_rules,
     token_limit,
 )
+from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from quire_engine.server.openai.prompts import chat_prompt_text
+from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_of, stop_rules
 from quire_engine.server.openai.schemas import ChatCompletionRequest
-from quire_engine.server.openai.usage import usage_of
+from quire_engine.server.openai.usage import UsageReport
 from quire_engine.server.streaming import answer
 
 router = APIRouter()
@@ -55,10 +55,19 @@ async def chat_completions(request: Request) -> Response:
     )
     check_length([text], "messages", limits)
     (prompt,) = await context.encode([text], add_special_tokens=body.add_special_tokens)
-    prompt = checked_prompt(prompt, body, limits)
     asked = body.max_completion_tokens or body.max_tokens
+    prompt = checked_prompt(prompt, body, asked, limits)
     (max_tokens,) = token_limit([prompt], asked, context.sampling_defaults.max_new_tokens, limits)
-    sampling = sampling_of(body, max_tokens=max_tokens, logprobs=logprobs, defaults=context.sampling_defaults)
+    sampling = sampling_of(
+        body,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
+        bad_words=bad_words_of(body, context.tokenizer, limits),
+        defaults=context.sampling_defaults,
+    )
+    check_sampling(sampling, limits)
+    check_report_size([prompt], sampling)
     n = body.n or 1
     choices = [new_choice(context.tokenizer, i, prompt, stop_rules(body), sampling.stop_token_ids) for i in range(n)]
     routing = Routing(
@@ -80,9 +89,7 @@ class ChatWriter:
         head = {"created": int(time.time()), "model": body.model}
         self._whole_head = {"id": id, "object": "chat.completion", **head}
         self._chunk_head = {"id": id, "object": "chat.completion.chunk", **head}
-        options = body.stream_options
-        self._usage_at_end = bool(options and options.include_usage)
-        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._usage = UsageReport(choices, len(choices), body.stream_options)
         self._begun: set[int] = set()
         # By answer: where from event to event nothing but the text changes.
         self._plain: dict[int, sse.TextEvent] = {}
@@ -95,10 +102,10 @@ class ChatWriter:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             first: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
-            if self._body.return_token_ids:
-                first["prompt_token_ids"] = list(self._choices[delta.index].prompt_token_ids)
-            opening = self._event(delta.index, first, None)
-            if not (self._body.logprobs or self._body.return_token_ids or self._usage_always):
+            # The first of the answers is the one that reports the prompt, before its own first token.
+            about_prompt = self._about_prompt() if delta.index == 0 else {}
+            opening = sse.event({**self._payload(delta.index, first, None), **about_prompt})
+            if not (self._body.logprobs or self._body.return_token_ids or self._usage.in_every_chunk):
                 self._plain[delta.index] = sse.TextEvent(
                     lambda text: self._payload(delta.index, {"delta": {"content": text}}, None)
                 )
@@ -109,32 +116,33 @@ class ChatWriter:
             choice["token_ids"] = delta.token_ids
         if delta.stop_reason is not None:
             choice["stop_reason"] = delta.stop_reason
-        return opening + self._event(delta.index, choice, delta.finish_reason)
-
-    def _event(self, index: int, choice: dict[str, Any], finish_reason: str | None) -> bytes:
-        return sse.event(self._payload(index, choice, finish_reason))
+        return opening + sse.event(self._payload(delta.index, choice, delta.finish_reason))
 
     def _payload(self, index: int, choice: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         whole = {"index": index, "logprobs": None, "finish_reason": finish_reason, **choice}
-        chunk = {**self._chunk_head, "choices": [whole]}
-        if self._usage_always:
-            chunk["usage"] = usage_of(self._choices, self._body.n or 1)
-        elif self._usage_at_end:
-            chunk["usage"] = None
-        return chunk
+        return {**self._chunk_head, "choices": [whole], **self._usage.chunk_fields()}
+
+    def _about_prompt(self) -> dict[str, Any]:
+        """What was asked to be told of the prompt."""
+        told: dict[str, Any] = {}
+        first = self._choices[0]
+        if self._body.return_token_ids:
+            told["prompt_token_ids"] = list(first.prompt_token_ids)
+        if self._body.prompt_logprobs is not None:
+            told["prompt_logprobs"] = prompt_logprobs(
+                self._tokenizer, first.prompt_logprobs, self._body.prompt_logprobs
+            )
+        return told
 
     def last(self, choices: list[Choice]) -> bytes:
-        if not self._usage_at_end:
-            return sse.DONE
-        usage = usage_of(choices, self._body.n or 1)
-        return sse.event({**self._chunk_head, "choices": [], "usage": usage}) + sse.DONE
+        return self._usage.last_events(self._chunk_head)
 
     def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
         answers = [
             self._answer(choice, [delta for delta in deltas if delta.index == choice.index]) for choice in choices
         ]
         return msgspec.json.encode(
-            {**self._whole_head, "choices": answers, "usage": usage_of(choices, self._body.n or 1)}
+            {**self._whole_head, "choices": answers, "usage": self._usage.now(), **self._about_prompt()}
         )
 
     def _answer(self, choice: Choice, deltas: list[Delta]) -> dict[str, Any]:
@@ -149,7 +157,6 @@ class ChatWriter:
             drawn = [one for delta in deltas for one in delta.logprobs]
             made["logprobs"] = chat_logprobs(self._tokenizer, drawn, self._body.top_logprobs or 0)
         if self._body.return_token_ids:
-            made["prompt_token_ids"] = list(choice.prompt_token_ids)
             made["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
         return made
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire_engine.ipc.messages import Sampling
 from quire_engine.server import sse
 from quire_engine.server.body import read_object, validated
 from quire_engine.server.choice import Choice, Delta, new_choice
@@ -17,19 +18,19 @@ from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation import Routing, submit
 from quire_engine.server.openai.docs import body_schema
 from quire_engine.server.openai.later import take_out_later
-from quire_engine.server.openai.logprobs import completion_logprobs, text_length
-from quire_engine.server.openai.sampling import (
+from quire_engine.server.openai.limits import (
     ModelLimits,
     check_against_model,
     check_length,
+    check_report_size,
+    check_sampling,
     checked_prompt,
-    of_nth,
-    sampling_of,
-    stop_rules,
     token_limit,
 )
+from quire_engine.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_of, stop_rules
 from quire_engine.server.openai.schemas import CompletionRequest
-from quire_engine.server.openai.usage import usage_of
+from quire_engine.server.openai.usage import UsageReport
 from quire_engine.server.streaming import answer
 
 router = APIRouter()
@@ -49,17 +50,20 @@ async def completions(request: Request) -> Response:
     context.check_model(body.model)
     limits = context.limits()
     check_against_model(body, body.logprobs, limits)
-    n = body.n or 1
-    context.desk.admission.check_count(n * len(body.prompt))
+    drawn = _drawn_per_prompt(body)
+    context.desk.admission.check_count(drawn * len(body.prompt))
     prompts = await _prompts(context, body, limits)
     choices, params = [], []
-    for number, (prompt, max_tokens) in enumerate(
-        zip(prompts, token_limit(prompts, body.max_tokens, _DEFAULT_MAX_TOKENS, limits), strict=True)
-    ):
-        sampling = sampling_of(body, max_tokens=max_tokens, logprobs=body.logprobs, defaults=context.sampling_defaults)
-        for i in range(n):
+    for number, sampling in enumerate(_sampling(context, body, prompts, limits)):
+        for i in range(drawn):
             choices.append(
-                new_choice(context.tokenizer, number * n + i, prompt, stop_rules(body), sampling.stop_token_ids)
+                new_choice(
+                    context.tokenizer,
+                    number * drawn + i,
+                    prompts[number],
+                    stop_rules(body),
+                    sampling.stop_token_ids,
+                )
             )
             params.append(of_nth(sampling, i))
     routing = Routing(
@@ -78,7 +82,36 @@ async def _prompts(context: Context, body: CompletionRequest, limits: ModelLimit
     ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
     check_length(texts, "prompt", limits)
     encoded = await context.encode(texts, add_special_tokens=body.add_special_tokens)
-    return [checked_prompt(prompt, body, limits) for prompt in (*encoded, *ids)]
+    asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return [checked_prompt(prompt, body, asked, limits) for prompt in (*encoded, *ids)]
+
+
+def _drawn_per_prompt(body: CompletionRequest) -> int:
+    return max(body.n or 1, body.best_of or 1)
+
+
+def _sampling(
+    context: Context, body: CompletionRequest, prompts: Sequence[list[int]], limits: ModelLimits
+) -> list[Sampling]:
+    """The parameters for each prompt. Raises InvalidRequest."""
+    bad_words = bad_words_of(body, context.tokenizer, limits)
+    # The best of several are found by their logprobs.
+    logprobs = 0 if body.logprobs is None and _drawn_per_prompt(body) > (body.n or 1) else body.logprobs
+    of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
+    made = []
+    for max_tokens in token_limit(prompts, body.max_tokens, _DEFAULT_MAX_TOKENS, limits):
+        sampling = sampling_of(
+            body,
+            max_tokens=max(1, max_tokens),
+            logprobs=logprobs,
+            prompt_logprobs=max(of_prompt, default=None),
+            bad_words=bad_words,
+            defaults=context.sampling_defaults,
+        )
+        check_sampling(sampling, limits)
+        made.append(sampling)
+    check_report_size(prompts, made[0])
+    return made
 
 
 class CompletionWriter:
@@ -86,13 +119,15 @@ class CompletionWriter:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
+        self._drawn = _drawn_per_prompt(body)
         self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": body.model}
-        options = body.stream_options
-        self._usage_at_end = bool(options and options.include_usage)
-        self._usage_always = bool(options and options.continuous_usage_stats)
-        # Where the next token of each answer begins in its text.
-        self._offsets = dict.fromkeys(range(len(choices)), 0)
+        self._usage = UsageReport(choices, self._drawn, body.stream_options)
+        self._logprobs = [
+            CompletionLogprobs(context.tokenizer, body.logprobs or 0, skip_special_tokens=body.skip_special_tokens)
+            for _ in choices
+        ]
         self._begun: set[int] = set()
+        self._held: list[Delta] = []
         # By answer: where from event to event nothing but the text changes.
         self._plain: dict[int, sse.TextEvent] = {}
 
@@ -100,35 +135,48 @@ class CompletionWriter:
         plain = self._plain.get(delta.index)
         if plain is not None and delta.finish_reason is None:
             return plain.event(delta.text)
-        chunk = sse.event(self._payload(delta))
-        alone = self._body.logprobs is None and not self._body.return_token_ids and not self._usage_always
+        # One answer to a prompt reports it for all of them, and may be read after another.
+        self._held.append(delta)
+        ready = [one for one in self._held if self._knows_prompt(one.index)]
+        self._held = [one for one in self._held if not self._knows_prompt(one.index)]
+        return b"".join([self._event(one) for one in ready])
+
+    def _event(self, delta: Delta) -> bytes:
+        event = sse.event(self._payload(delta))
+        alone = self._body.logprobs is None and not self._body.return_token_ids and not self._usage.in_every_chunk
         if alone and delta.finish_reason is None:
             # Made after the first event, which may have the prompt in it.
             self._plain[delta.index] = sse.TextEvent(lambda text: self._payload(replace(delta, text=text)))
-        return chunk
+        return event
 
     def _payload(self, delta: Delta) -> dict[str, Any]:
         choice = self._choice(delta.index, delta.text, [delta], delta.finish_reason)
-        chunk = {**self._head, "choices": [choice]}
-        if self._usage_always:
-            chunk["usage"] = usage_of(self._choices, self._body.n or 1)
-        elif self._usage_at_end:
-            chunk["usage"] = None
-        return chunk
+        return {**self._head, "choices": [choice], **self._usage.chunk_fields()}
 
     def last(self, choices: list[Choice]) -> bytes:
-        if not self._usage_at_end:
-            return sse.DONE
-        usage = usage_of(choices, self._body.n or 1)
-        return sse.event({**self._head, "choices": [], "usage": usage}) + sse.DONE
+        assert not self._held, "a prompt that was never reported"
+        return self._usage.last_events(self._head)
 
     def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
+        own: dict[int, list[Delta]] = {choice.index: [] for choice in choices}
+        for delta in deltas:
+            own[delta.index].append(delta)
         made = []
-        for choice in choices:
-            own = [delta for delta in deltas if delta.index == choice.index]
-            text = "".join([delta.text for delta in own])
-            made.append(self._choice(choice.index, text, own, choice.finish_reason))
-        return msgspec.json.encode({**self._head, "choices": made, "usage": usage_of(choices, self._body.n or 1)})
+        for index, choice in enumerate(self._best(choices)):
+            parts = own[choice.index]
+            text = "".join([delta.text for delta in parts])
+            made.append({**self._choice(choice.index, text, parts, choice.finish_reason), "index": index})
+        return msgspec.json.encode({**self._head, "choices": made, "usage": self._usage.now()})
+
+    def _best(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Of those drawn for each prompt the n with the highest log probability per token, the best first."""
+        n = self._body.n or 1
+        if self._drawn == n:
+            return list(choices)
+        groups = [choices[first : first + self._drawn] for first in range(0, len(choices), self._drawn)]
+        return [
+            choice for group in groups for choice in sorted(group, key=lambda one: one.mean_logprob, reverse=True)[:n]
+        ]
 
     def _choice(self, index: int, text: str, deltas: list[Delta], finish_reason: str | None) -> dict[str, Any]:
         made: dict[str, Any] = {
@@ -138,17 +186,41 @@ class CompletionWriter:
             "finish_reason": finish_reason,
             "stop_reason": deltas[-1].stop_reason,
         }
+        drawn = [one for delta in deltas for one in delta.logprobs]
+        arrays = self._logprobs[index]
+        about_prompt: dict[str, Any] = {}
         if index not in self._begun:
             self._begun.add(index)
-            prompt = list(self._choices[index].prompt_token_ids)
-            if self._body.echo:
-                made["text"] = self._tokenizer.decode(prompt, skip_special_tokens=True) + text
-            if self._body.return_token_ids:
-                made["prompt_token_ids"] = prompt
+            about_prompt = self._about_prompt(index)
+        if echoed := about_prompt.pop("logprobs", None):
+            made["logprobs"] = joined(echoed, arrays.of_drawn(drawn))
+        elif self._body.logprobs is not None:
+            made["logprobs"] = arrays.of_drawn(drawn)
+        made["text"] = about_prompt.pop("text", "") + text
         if self._body.return_token_ids:
             made["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
-        if self._body.logprobs is not None:
-            drawn = [one for delta in deltas for one in delta.logprobs]
-            made["logprobs"] = completion_logprobs(self._tokenizer, drawn, self._body.logprobs, self._offsets[index])
-            self._offsets[index] += text_length(self._tokenizer, drawn)
-        return made
+        return {**made, **about_prompt}
+
+    # --- what is told of a prompt, once an answer ---
+
+    def _leader(self, index: int) -> Choice:
+        return self._choices[index - index % self._drawn]
+
+    def _knows_prompt(self, index: int) -> bool:
+        asks = self._body.prompt_logprobs is not None or (self._body.echo and self._body.logprobs is not None)
+        leader = self._leader(index)
+        return not asks or len(leader.prompt_logprobs) == len(leader.prompt_token_ids) - 1
+
+    def _about_prompt(self, index: int) -> dict[str, Any]:
+        body, leader = self._body, self._leader(index)
+        prompt = list(leader.prompt_token_ids)
+        told: dict[str, Any] = {}
+        if body.echo:
+            told["text"] = self._tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens)
+            if body.logprobs is not None:
+                told["logprobs"] = self._logprobs[index].of_prompt(prompt, leader.prompt_logprobs, told["text"])
+        if body.return_token_ids:
+            told["prompt_token_ids"] = prompt
+        if body.prompt_logprobs is not None:
+            told["prompt_logprobs"] = prompt_logprobs(self._tokenizer, leader.prompt_logprobs, body.prompt_logprobs)
+        return told

@@ -1,6 +1,8 @@
-"""Logprobs in OpenAI's two shapes: per-token objects for chat, parallel arrays for completions."""
+"""Logprobs in OpenAI's two shapes: per-token objects for chat, parallel arrays for completions; vLLM's for prompts."""
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from quire_engine.ipc.messages import Logprobs
@@ -27,33 +29,71 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any
     return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, _LOWEST), "bytes": list(raw)}
 
 
-def completion_logprobs(tokenizer: Tokenizer, drawn: Sequence[Logprobs], top: int, first_offset: int) -> dict[str, Any]:
-    """``text_offset`` counts characters of the tokens from ``first_offset`` on."""
-    tokens, offsets, alternatives = [], [], []
-    offset = first_offset
-    for one in drawn:
-        raw = tokenizer.token_bytes(one.token_ids[0])
-        tokens.append(_name(raw))
-        offsets.append(offset)
-        offset += _length(raw)
-        # The drawn token is told even where it is not among the likeliest.
-        pairs = zip(one.token_ids[: top + 1], one.logprobs[: top + 1], strict=True)
-        alternatives.append({_name(tokenizer.token_bytes(token_id)): max(value, _LOWEST) for token_id, value in pairs})
+def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[Logprobs], top: int) -> list[dict[str, Any] | None]:
+    """One object a token of the prompt, by token id: the token itself and the likeliest; null for the first."""
+    return [None, *(_prompt_entry(tokenizer, one, top) for one in entries)]
+
+
+def _prompt_entry(tokenizer: Tokenizer, one: Logprobs, top: int) -> dict[str, Any]:
+    told = zip(one.token_ids[: top + 1], one.logprobs[: top + 1], (one.rank, *range(1, top + 1)), strict=True)
     return {
-        "tokens": tokens,
-        "token_logprobs": [max(one.logprobs[0], _LOWEST) for one in drawn],
-        "top_logprobs": alternatives if top else None,
-        "text_offset": offsets,
+        str(token_id): {
+            "logprob": max(logprob, _LOWEST),
+            "rank": rank,
+            "decoded_token": tokenizer.token_bytes(token_id).decode("utf-8", "replace"),
+        }
+        for token_id, logprob, rank in told
     }
 
 
-def text_length(tokenizer: Tokenizer, drawn: Sequence[Logprobs]) -> int:
-    """Characters of the tokens' own texts."""
-    return sum(_length(tokenizer.token_bytes(one.token_ids[0])) for one in drawn)
+class CompletionLogprobs:
+    """The arrays of one answer, told as it grows. ``text_offset`` is where in the text a token begins."""
+
+    def __init__(self, tokenizer: Tokenizer, top: int, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._top = top
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def of_prompt(self, token_ids: Sequence[int], entries: Iterable[Logprobs], text: str) -> dict[str, Any]:
+        """To be told before any other: a prompt that the answer's text begins with, as ``text``."""
+        arrays = self._arrays(token_ids, chain((None,), entries))
+        # A tokenizer may leave out a space that begins the whole text.
+        shift = self._offset - len(text)
+        arrays["text_offset"] = [max(0, offset - shift) for offset in arrays["text_offset"]]
+        self._offset = len(text)
+        return arrays
+
+    def of_drawn(self, drawn: Sequence[Logprobs]) -> dict[str, Any]:
+        return self._arrays([one.token_ids[0] for one in drawn], drawn)
+
+    def _arrays(self, token_ids: Sequence[int], entries: Iterable[Logprobs | None]) -> dict[str, Any]:
+        tokens, offsets, values, alternatives = [], [], [], []
+        for token_id, one in zip(token_ids, entries, strict=True):
+            raw = self._tokenizer.token_bytes(token_id)
+            tokens.append(_name(raw))
+            offsets.append(self._offset)
+            if token_id not in self._skip:
+                self._offset += len(self._utf8.decode(raw))
+            values.append(None if one is None else max(one.logprobs[0], _LOWEST))
+            alternatives.append(None if one is None else self._likeliest(one))
+        return {
+            "tokens": tokens,
+            "token_logprobs": values,
+            "top_logprobs": alternatives if self._top else None,
+            "text_offset": offsets,
+        }
+
+    def _likeliest(self, one: Logprobs) -> dict[str, float]:
+        """The token itself is told even where it is not among them."""
+        pairs = zip(one.token_ids[: self._top + 1], one.logprobs[: self._top + 1], strict=True)
+        return {_name(self._tokenizer.token_bytes(token_id)): max(value, _LOWEST) for token_id, value in pairs}
 
 
-def _length(raw: bytes) -> int:
-    return len(raw.decode("utf-8", "ignore"))
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Arrays of tokens that follow on one another."""
+    return {name: None if first[name] is None else first[name] + second[name] for name in first}
 
 
 def _name(raw: bytes) -> str:

@@ -23,6 +23,7 @@ from quire_engine.server.body import json_type
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_N = 128
+MAX_BAD_WORDS = 256
 MAX_FIELDS = 256
 MAX_MESSAGES = 10_000
 
@@ -49,6 +50,12 @@ def _check_logit_bias(value: Any) -> Any:
             raise ValueError(f"the bias of token {key} should be a number from -100 to 100")
         pairs[int(key)] = float(bias)
     return pairs
+
+
+def _check_allowed(value: Any) -> Any:
+    if not isinstance(value, list) or not value or not all(type(item) is int and item >= 0 for item in value):
+        raise ValueError("should be a non-empty array of token ids")
+    return value
 
 
 def _check_prompt(value: Any) -> Any:
@@ -102,6 +109,11 @@ LogitBias = Annotated[
         }
     ),
 ]
+AllowedTokenIds = Annotated[SkipValidation[list[int]], BeforeValidator(_check_allowed), WithJsonSchema(_ids_schema)]
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
+    Field(max_length=MAX_BAD_WORDS),
+]
 Prompt = Annotated[
     SkipValidation[list[str] | list[list[int]]],
     BeforeValidator(_check_prompt),
@@ -146,6 +158,9 @@ class GenerationRequest(Strict):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 mean all tokens.")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Keep the most typical tokens that hold so much of the probability."
+    )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -157,11 +172,16 @@ class GenerationRequest(Strict):
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     logit_bias: LogitBias | None = None
+    allowed_token_ids: AllowedTokenIds | None = Field(None, description="No other token is drawn.")
+    bad_words: BadWords | None = Field(None, description="Words that are not drawn, with a space before or without.")
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="At each token of the prompt but the first its logprob and those of that many likeliest."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Keep only that many tokens of the prompt, the last ones."
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="Keep only that many tokens of the prompt, the last ones; -1 as many as leave room to answer."
     )
     return_token_ids: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
@@ -181,6 +201,13 @@ class GenerationRequest(Strict):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
 
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _something_is_left(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("should be -1 or greater than 0: no prompt would be left")
+        return value
+
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -193,19 +220,21 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="That many of the likeliest tokens at each.")
-    echo: bool = False
-    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="Only the value of n.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0 draws nothing: for echo and logprobs.")
+    echo: bool = Field(False, description="Give the prompt before the answer, and its logprobs if there are any.")
+    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
+        None, description="Draw so many answers and give the n with the highest log probability per token."
+    )
     suffix: Literal[""] | None = Field(None, description="Filling in the middle is not there yet.")
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _supported_together(self) -> Self:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of: this version answers all of n; leave it out or set it to n")
-        if self.echo and self.logprobs is not None:
-            raise ValueError(
-                "echo: together with logprobs it would need logprobs of the prompt, which are not there yet"
-            )
+        n = self.n or 1
+        if self.best_of is not None and self.best_of < n:
+            raise ValueError(f"best_of: is {self.best_of}, fewer than the {n} answers asked for by n")
+        if self.best_of is not None and self.best_of > n and self.stream:
+            raise ValueError("best_of: the best are known when all have ended; it cannot be streamed")
         return self
 
 
