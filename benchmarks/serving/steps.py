@@ -36,7 +36,7 @@ class Bench:
     def __init__(self, folder: Path, *, threads: int, dtype: DType = "auto", dummy: bool = False) -> None:
         from quire_engine.runner import load_model
 
-        self._config = EngineConfig(
+        self.config = EngineConfig(
             model=ModelOptions(path=folder, dtype=dtype, load_format="dummy" if dummy else "safetensors"),
             cache=CacheOptions(enable_prefix_caching=False),
             scheduler=SchedulerOptions(max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS),
@@ -44,11 +44,11 @@ class Bench:
             server=ServerOptions(),
             threads=threads,
         )
-        self.model: LoadedModel = load_model(self._config)
+        self.model: LoadedModel = load_model(self.config)
 
     def decoding(self, batch: int, context: int, steps: int) -> Engine:
         """An engine whose ``batch`` sequences, of about ``context`` tokens, have ``steps`` decode steps before them."""
-        engine = make_engine(self.model, scheduler=self._config.scheduler, cache=self._config.cache)
+        engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
         self._submit(engine, batch, context, steps + 1)
         while engine.gauges().num_running < batch or engine.gauges().queued_tokens:
             engine.step()
@@ -56,7 +56,7 @@ class Bench:
 
     def prefill(self, prompts: int, length: int) -> StepTime:
         """The time until each of ``prompts`` of ``length`` tokens has its first token."""
-        engine = make_engine(self.model, scheduler=self._config.scheduler, cache=self._config.cache)
+        engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
         self._submit(engine, prompts, length, 1)
         began, began_cpu = perf_counter(), process_time()
         while engine.has_work:

@@ -201,7 +201,8 @@ def flooded(make_world: Make, policy: PolicyName, queued: int, **shape: Any) -> 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_five_hundred_queued_prompts_cost_another_tenant_one_prompts_service(make_world: Make, overlap: bool) -> None:
     waits = {}
-    for name, policy, queued in (("alone", "fair", 0), ("fair", "fair", 500), ("fcfs", "fcfs", 500)):
+    cases: list[tuple[str, PolicyName, int]] = [("alone", "fair", 0), ("fair", "fair", 500), ("fcfs", "fcfs", 500)]
+    for name, policy, queued in cases:
         here = flooded(make_world, policy, queued, overlap=overlap) if queued else make_world(policy="fair", budget=16)
         assert here.add(1000, list(range(1, PROMPT + 1)), max_tokens=ANSWER, tenant="b") is None
         waits[name] = tokens_until_first(here, 1000)
