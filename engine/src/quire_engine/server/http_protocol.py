@@ -7,24 +7,33 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from quire_engine.errors import InvalidRequest
+from quire_engine.server.problems import error_body
+
 CERTIFIED = "client_certificate"
 """In the state of requests whose client showed a certificate that TLS trusts."""
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 30.0
 
-_MESSAGE = (
-    b'{"error":{"message":"headers are limited to 64 KiB","type":"invalid_request_error","param":null,"code":null}}'
-)
-_REFUSAL = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_MESSAGE), _MESSAGE)
-)
+_TOO_LARGE = InvalidRequest(f"headers are limited to {MAX_HEAD_BYTES // 1024} KiB")
+_NOT_HTTP = InvalidRequest("this is not an HTTP/1.1 request", code="invalid_http")
+
+
+def _refusal(status: bytes, error: InvalidRequest) -> bytes:
+    body = error_body(error)
+    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     """Of the head that is being read, in reads that brought nothing else."""
+    _read_bytes = 0
+    """Of the read under way."""
     _in_head = True
     """Between the end of one request and the end of the next one's head."""
     _head_ended = False
@@ -46,12 +55,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if began_in_head and self._head_timer is None:
             self._expect_head()
         self._head_ended = False
+        self._read_bytes = len(data)
         super().data_received(data)
         if began_in_head and not self._head_ended:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.write(_REFUSAL)
-                self.transport.close()
+                self._refuse(_refusal(b"431 Request Header Fields Too Large", _TOO_LARGE))
+
+    def send_400_response(self, msg: str) -> None:
+        if self._in_head and self._head_bytes + self._read_bytes > MAX_HEAD_BYTES:
+            self._refuse(_refusal(b"431 Request Header Fields Too Large", _TOO_LARGE))
+        else:
+            self._refuse(_refusal(b"400 Bad Request", _NOT_HTTP))
+
+    def _refuse(self, answer: bytes) -> None:
+        # In the middle of another answer it would be taken for a part of that.
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(answer)
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -59,6 +81,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.scope["state"][CERTIFIED] = True
 
     def on_headers_complete(self) -> None:
+        if len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers]) > MAX_HEAD_BYTES:
+            raise ValueError("told by send_400_response, which the parser's error leads to")
         self._in_head = False
         self._head_ended = True
         self._head_bytes = 0
