@@ -105,6 +105,73 @@ def test_logprobs_are_probabilities_in_falling_order(server: Server) -> None:
         assert bytes(entry.bytes or []).decode() == entry.token
 
 
+def complete(server: Server, **fields: Any) -> dict[str, Any]:
+    """One answer's choice, by plain HTTP: the client's own types leave vLLM's fields out."""
+    response = server.http.post("/v1/completions", json={"model": "demo", "max_tokens": 12, "seed": 5, **fields})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def test_an_echoed_prompt_is_weighed_as_if_it_had_been_drawn(server: Server) -> None:
+    drawn = complete(server, prompt="A list", logprobs=2, temperature=0, return_token_ids=True)
+    prompt = drawn["prompt_token_ids"] + drawn["token_ids"]
+    weighed = complete(server, prompt=prompt, logprobs=2, echo=True, max_tokens=0, prompt_logprobs=1)
+    assert weighed["text"] == "A list" + drawn["text"]
+    length = len(drawn["token_ids"])
+    assert weighed["logprobs"]["tokens"][-length:] == drawn["logprobs"]["tokens"]
+    assert weighed["logprobs"]["token_logprobs"][-length:] == pytest.approx(
+        drawn["logprobs"]["token_logprobs"], abs=0.05
+    )
+    assert weighed["logprobs"]["token_logprobs"][0] is None
+    offsets = [offset + len("A list") for offset in drawn["logprobs"]["text_offset"]]
+    assert weighed["logprobs"]["text_offset"][-length:] == offsets
+    told = weighed["prompt_logprobs"]
+    assert told[0] is None and all(str(token) in one for one, token in zip(told[1:], prompt[1:], strict=True))
+
+
+def test_words_can_be_forbidden_and_tokens_prescribed(server: Server) -> None:
+    plain = complete(server, prompt="The list", temperature=0, max_tokens=40, ignore_eos=True)["text"]
+    words = sorted(set(re.findall(r"[a-z]{3,}", plain)))
+    without = complete(server, prompt="The list", temperature=0, max_tokens=40, ignore_eos=True, bad_words=words)[
+        "text"
+    ]
+    assert words and not set(words) & set(re.findall(r"[A-Za-z]+", without))
+    allowed = server.http.post("/tokenize", json={"prompt": "0123456789", "add_special_tokens": False}).json()["tokens"]
+    digits = complete(server, prompt="The list", allowed_token_ids=allowed, typical_p=0.9)["text"]
+    assert re.fullmatch(r"\d{5,}", digits)
+
+
+def test_an_answer_has_its_least_length(server: Server) -> None:
+    ids = list(range(64))
+    short = complete(server, prompt="The list", stop_token_ids=ids, logit_bias={str(token): 50 for token in ids})
+    assert short["finish_reason"] == "stop" and short["text"] == ""
+    longer = complete(
+        server,
+        prompt="The list",
+        stop_token_ids=ids,
+        logit_bias={str(token): 50 for token in ids},
+        min_tokens=6,
+        return_token_ids=True,
+    )
+    assert longer["finish_reason"] == "stop" and len(longer["token_ids"]) == 7
+    assert not set(longer["token_ids"][:6]) & set(ids)
+
+
+def test_the_best_of_several_answers_is_one_of_them(server: Server) -> None:
+    options: dict[str, Any] = {"model": "demo", "prompt": "The list", "max_tokens": 12, "seed": 5, "logprobs": 0}
+    every = server.openai.completions.create(**options, n=4).choices
+    best = server.openai.completions.create(**options, n=1, best_of=4)
+
+    def mean(choice: Any) -> float:
+        values = choice.logprobs.token_logprobs
+        return sum(values) / len(values)
+
+    assert len({choice.text for choice in every}) > 1
+    assert best.choices[0].text == max(every, key=mean).text
+    assert best.usage is not None and best.usage.completion_tokens > 12
+
+
 def test_a_shared_prefix_is_found_in_the_cache(server: Server) -> None:
     prompt = "Lists are mutable sequences, typically used to store collections of items. " * 4
     usage = [
