@@ -217,8 +217,6 @@ async def test_a_scrape_tells_what_was_served(serving: Serving) -> None:
         assert samples[("vllm:time_to_first_token_seconds_count", None)] == 3
         assert samples[("vllm:request_generation_tokens_sum", None)] == 12
         assert samples[("process_resident_memory_bytes", None)] > 0
-        asked = await server.http.get("/metrics", headers={"accept": "application/openmetrics-text"})
-        assert asked.text.endswith("# EOF\n")
 
 
 @pytest.mark.parametrize(
@@ -241,3 +239,22 @@ async def test_load_balancers_are_told_the_load_when_they_ask(
         body = {"model": "demo", "prompt": "x", "stream": True}
         response = await server.http.post("/v1/completions", json=body, headers=headers)
         assert response.headers.get("endpoint-load-metrics") == report
+
+
+PROMETHEUS_ACCEPTS = {
+    "2.42": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "3.5": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+}
+
+
+@pytest.mark.parametrize("accept", PROMETHEUS_ACCEPTS.values(), ids=PROMETHEUS_ACCEPTS.keys())
+async def test_prometheus_is_given_vllms_names_with_their_colons(serving: Serving, accept: str) -> None:
+    async with serving("Hello") as server:
+        await server.chat()
+        reply = await server.http.get("/metrics", headers={"accept": accept})
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "\nvllm:num_requests_running{" in reply.text
+    assert "vllm_" not in reply.text

@@ -45,8 +45,11 @@ def _readiness(context: Context) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format, or OpenMetrics where it is asked for."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    """Prometheus' text format, whatever else a scraper would take as well.
+
+    In OpenMetrics the client library writes ``vllm_…`` for ``vllm:…``, and no dashboard would find its metrics.
+    """
+    encode, content_type = choose_encoder("text/plain; version=0.0.4")
     return Response(encode(request.app.state.registry), headers={"content-type": content_type})
 
 
