@@ -9,6 +9,7 @@ import pytest
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig, load_config, parse_config
+from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.rope import LinearScaling, Llama3Scaling, RopeConfig
 from quire_engine.model.shape import without_idle_windows
 
@@ -17,9 +18,11 @@ SUPPORTED = (
     "Gemma3ForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
+    "MixtralForCausalLM",
     "Phi3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -187,6 +190,39 @@ def test_phi3_may_rotate_part_of_a_head() -> None:
     assert parsed(partial_rotary_factor=0.5).rotary_dim == 16
 
 
+def test_mixtral_has_experts_in_every_layer() -> None:
+    config = parsed(architectures=["MixtralForCausalLM"])
+    assert config.experts == ExpertsConfig(
+        num_experts=8, experts_per_token=2, intermediate_size=96, normalise_weights=True, in_layer=(True, True)
+    )
+    assert (config.ropes[0].theta, config.rms_norm_eps) == (1e6, 1e-5)
+    assert parsed(architectures=["MixtralForCausalLM"], sliding_window=8).windows == (8, 8)
+    assert parsed().experts is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_layer"),
+    [
+        ({}, (True, True, True, True)),
+        ({"decoder_sparse_step": 2}, (False, True, False, True)),
+        ({"mlp_only_layers": [0, 3]}, (False, True, True, False)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, (False, False, False, True)),
+        ({"mlp_only_layers": None}, (True, True, True, True)),
+    ],
+)
+def test_qwen3_moe_says_which_layers_have_experts(changes: dict[str, Any], in_layer: tuple[bool, ...]) -> None:
+    config = parsed(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=4, moe_intermediate_size=32, **changes)
+    assert config.experts == ExpertsConfig(
+        num_experts=128, experts_per_token=8, intermediate_size=32, normalise_weights=False, in_layer=in_layer
+    )
+
+
+def test_qwen3_moes_experts_may_be_counted_under_either_name() -> None:
+    config = parsed(architectures=["Qwen3MoeForCausalLM"], num_local_experts=16, norm_topk_prob=True)
+    assert config.experts is not None
+    assert (config.experts.num_experts, config.experts.normalise_weights) == (16, True)
+
+
 @pytest.mark.parametrize(
     ("config", "generation", "ids"),
     [
@@ -227,12 +263,32 @@ def test_generation_config_names_the_tokens_that_end_a_turn(
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; a token id or a list of them is needed"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is given; only checkpoints in 16 or 32 bits"),
         (
-            {"rope_scaling": {"rope_type": "yarn"}},
-            "rope_scaling.rope_type is 'yarn'; supported: default, linear, llama3",
+            {"rope_scaling": {"rope_type": "ntk"}},
+            "rope_scaling.rope_type is 'ntk'; supported: default, linear, dynamic, llama3, yarn, longrope",
         ),
         (
-            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}},
-            "rope_scaling.rope_type is 'longrope'; supported: default, linear, llama3",
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "longrope", "short_factor": [1] * 8, "long_factor": [1] * 7},
+                "original_max_position_embeddings": 64,
+            },
+            "long_factor has 7 numbers; 8 are needed, one for two of the 16 components of a head that are rotated",
+        ),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok 5 is more than num_local_experts 4; at most all are chosen",
+        ),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 5},
+            "num_experts_per_tok 5 is more than num_experts 4; at most all are chosen",
+        ),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0, 2]},
+            "mlp_only_layers is [0, 2]; a list of whole numbers from 0 to 1 is needed",
+        ),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 0},
+            "decoder_sparse_step is 0; a whole number above 0 is needed",
         ),
         (
             {"architectures": ["MistralForCausalLM"], "sliding_window": -1},
@@ -278,6 +334,14 @@ def test_a_wrong_field_is_named_with_what_would_be_right(changes: dict[str, Any]
     config, problems = parse({**BASE, **changes})
     assert config is None
     assert [found for found in problems if problem in found], problems
+
+
+def test_a_problem_is_told_once_and_in_one_line() -> None:
+    _, problems = parse({**BASE, "architectures": ["MixtralForCausalLM"], "intermediate_size": None})
+    assert problems == ["intermediate_size is missing; a whole number above 0 is needed"]
+    layers = ["full_attention"] * 200
+    _, problems = parse({**BASE, "architectures": ["Gemma2ForCausalLM"], "layer_types": layers})
+    assert len(problems) == 1 and len(problems[0]) < 300
 
 
 def write_folder(folder: Path, config: object, generation: object | None = None) -> Path:

@@ -44,7 +44,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def tensors(config: ModelConfig = CONFIG) -> dict[str, Tensor]:
-    return {name: torch.randn(shape) for name, shape in llama.FAMILY.tensor_shapes(config).items()}
+    return {name: torch.randn(shape) for name, shape in llama.FAMILY.tensor_shapes(config, ()).items()}
 
 
 def check(folder: Path, config: ModelConfig = CONFIG) -> None:
@@ -90,8 +90,8 @@ def test_one_file_and_several_are_read_alike(tmp_path: Path, save: Callable[[Pat
     ],
 )
 def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expected: set[str]) -> None:
-    plain = llama.FAMILY.tensor_shapes(replace(CONFIG, num_layers=config.num_layers))
-    assert set(llama.FAMILY.tensor_shapes(config)) - set(plain) == expected
+    plain = llama.FAMILY.tensor_shapes(replace(CONFIG, num_layers=config.num_layers), ())
+    assert set(llama.FAMILY.tensor_shapes(config, ())) - set(plain) == expected
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expecte
 )
 def test_families_differ_from_llama_in_a_few_tensors(family: Family, more: set[str], fewer: set[str]) -> None:
     config = replace(CONFIG, num_layers=1)
-    own, plain = set(family.tensor_shapes(config)), set(llama.FAMILY.tensor_shapes(config))
+    own, plain = set(family.tensor_shapes(config, ())), set(llama.FAMILY.tensor_shapes(config, ()))
     assert own - plain == {f"model.layers.0.{name}" for name in more}
     assert plain - own == {f"model.layers.0.{name}" for name in fewer}
 
@@ -238,7 +238,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
-    shapes = llama.FAMILY.tensor_shapes(replace(CONFIG, attention_bias=True))
+    shapes = llama.FAMILY.tensor_shapes(replace(CONFIG, attention_bias=True), ())
     first, second = (RandomWeights(shapes, torch.Generator().manual_seed(5)) for _ in range(2))
     assert all(torch.equal(first.read(name), second.read(name)) for name in shapes)
     assert float(first.read("model.norm.weight").min()) == 1.0
@@ -247,4 +247,4 @@ def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
 
 def test_every_supported_architecture_has_a_family() -> None:
     assert "LlamaForCausalLM" in SUPPORTED
-    assert all(find_family(name).tensor_shapes(CONFIG) for name in SUPPORTED)
+    assert all(find_family(name).tensor_shapes(CONFIG, ()) for name in SUPPORTED)

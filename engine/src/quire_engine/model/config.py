@@ -12,7 +12,8 @@ from typing import Any
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect, find_dialect
-from quire_engine.model.rope import RopeConfig
+from quire_engine.model.experts import ExpertsConfig
+from quire_engine.model.rope import RopeConfig, rotation_problems
 from quire_engine.model.shape import ModelShape
 
 
@@ -35,6 +36,7 @@ class ModelConfig(ModelShape):
     """What products of queries and keys are multiplied by."""
     attention_soft_cap: float | None
     logit_soft_cap: float | None
+    experts: ExpertsConfig | None = None
 
 
 def load_config(folder: Path, supported: tuple[str, ...]) -> ModelConfig:
@@ -75,6 +77,9 @@ def parse_config(
     if raw.get("quantization_config") is not None:
         problems.append("quantization_config is given; only checkpoints in 16 or 32 bits are supported")
     windows = dialect.windows(fields, layers)
+    ropes = dialect.parse_ropes(raw, windows, problems)
+    if not problems:
+        problems += [problem for rope in dict.fromkeys(ropes) for problem in rotation_problems(rope, rotary_dim)]
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.positive_int("vocab_size"),
@@ -84,9 +89,9 @@ def parse_config(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=fields.positive_float("rms_norm_eps", default=1e-6),
+        rms_norm_eps=fields.positive_float("rms_norm_eps", default=dialect.rms_norm_eps),
         max_position_embeddings=fields.positive_int("max_position_embeddings"),
-        ropes=dialect.parse_ropes(raw, windows, problems),
+        ropes=ropes,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=dialect.tie_word_embeddings),
         attention_bias=fields.boolean("attention_bias", default=False),
         mlp_bias=fields.boolean("mlp_bias", default=False),
@@ -100,6 +105,7 @@ def parse_config(
         logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", dialect.logit_soft_cap)
         if dialect.caps_logits
         else None,
+        experts=dialect.parse_experts(fields, layers),
     )
     return None if problems else config
 

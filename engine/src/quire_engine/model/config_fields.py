@@ -1,8 +1,10 @@
 """Reads typed fields from a JSON object, noting each problem and going on with a harmless value."""
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
+_SHOWN_CHARACTERS = 160
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -40,10 +42,25 @@ class Fields:
 
     def positive_float(self, name: str, default: float | None = None) -> float:
         value = self._get(name, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        if _is_number(value) and value > 0:
             return float(value)
         self._note(name, value, "a number above 0 is needed")
         return 1.0
+
+    def positive_floats(self, name: str) -> tuple[float, ...]:
+        value = self.raw.get(name)
+        if isinstance(value, list) and all(_is_number(item) and item > 0 for item in value):
+            return tuple(float(item) for item in value)
+        self._note(name, value, "a list of numbers above 0 is needed")
+        return ()
+
+    def indices(self, name: str, count: int) -> tuple[int, ...]:
+        """Whole numbers below ``count``; none where the field is not given."""
+        value = self._get(name, [])
+        if isinstance(value, list) and all(type(item) is int and 0 <= item < count for item in value):
+            return tuple(value)
+        self._note(name, value, f"a list of whole numbers from 0 to {count - 1} is needed")
+        return ()
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
@@ -64,5 +81,13 @@ class Fields:
         return default if value is None else value
 
     def _note(self, name: str, value: Any, right: str) -> None:
-        state = "is missing" if value is None else f"is {value!r}"
-        self.problems.append(f"{self.prefix}{name} {state}; {right}")
+        shown = repr(value) if len(repr(value)) <= _SHOWN_CHARACTERS else f"{repr(value)[:_SHOWN_CHARACTERS]}…"
+        problem = f"{self.prefix}{name} {'is missing' if value is None else f'is {shown}'}; {right}"
+        # A field that is read twice, for a layer and for its experts say, has one problem.
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _is_number(value: Any) -> bool:
+    """A finite one: JSON as Python reads it knows NaN and Infinity."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

@@ -5,7 +5,8 @@ A family's own module says in what it differs and nothing else. What varies betw
 """
 
 import functools
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,12 +14,16 @@ import torch
 from torch import Tensor
 
 from quire_engine.model.config import ModelConfig
+from quire_engine.model.expert_tensors import ExpertNames, expert_shapes, read_down, read_gate_and_up, read_router
+from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.family import Family, ReadTensor
-from quire_engine.model.layers import Attention, DecoderLayer, DecoderStack, GatedMlp, Norm
+from quire_engine.model.layers import Attention, DecoderLayer, DecoderStack, GatedMlp, Norm, SparseMlp
 from quire_engine.model.linear import Linear, LinearBackend
-from quire_engine.model.rope import RopeConfig, inverse_frequencies
+from quire_engine.model.rope import LongRopeScaling, RopeConfig
+from quire_engine.model.rope_frequencies import rotation, takes_long_factors
 from quire_kernels.rotary import rotary_table
 
+_log = logging.getLogger(__name__)
 _EMBEDDING, _NORM, _LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
@@ -41,6 +46,8 @@ class Traits:
     """Embeddings are multiplied by the square root of the hidden size."""
     gelu: bool = False
     """The feed-forward layers' gate passes through gelu (by tanh), else silu."""
+    experts: ExpertNames | None = None
+    """How experts are called, in the layers in which the config has them."""
 
 
 def decoder_family(traits: Traits) -> Family:
@@ -51,18 +58,28 @@ def decoder_family(traits: Traits) -> Family:
     )
 
 
-def _tensor_shapes(traits: Traits, config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+def _tensor_shapes(traits: Traits, config: ModelConfig, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), _NORM: (hidden,)}
     if not config.tie_word_embeddings:
         shapes[_LM_HEAD] = (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
+    for index in range(config.num_layers):
+        layer, experts = f"model.layers.{index}", _experts(config, index)
         for name, shape in _layer_shapes(traits, config).items():
-            shapes[f"model.layers.{layer}.{name}"] = shape
+            if experts is None or not name.startswith("mlp."):
+                shapes[f"{layer}.{name}"] = shape
+        if experts is not None and traits.experts is not None:
+            shapes |= expert_shapes(traits.experts, experts, hidden, layer, names)
     return shapes
 
 
+def _experts(config: ModelConfig, index: int) -> ExpertsConfig | None:
+    """Those of layer ``index``."""
+    return config.experts if config.experts is not None and config.experts.in_layer[index] else None
+
+
 def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """By name within a layer, of one without experts."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     projections = {f"self_attn.{name}": (rows, hidden) for name, rows in zip(_QKV, (q, kv, kv), strict=True)}
@@ -112,7 +129,7 @@ def _is_ignorable(config: ModelConfig, name: str) -> bool:
 def _build(
     traits: Traits, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int
 ) -> DecoderStack:
-    tables = {rope: _rotary_table(rope, config.rotary_dim, positions) for rope in set(config.ropes)}
+    tables = {rope: _rotary_table(rope, config.rotary_dim, positions) for rope in dict.fromkeys(config.ropes)}
     embedding = read(_EMBEDDING)
     layers = tuple(
         _build_layer(traits, config, index, read, backend, tables[rope]) for index, rope in enumerate(config.ropes)
@@ -130,8 +147,16 @@ def _build(
 
 
 def _rotary_table(rope: RopeConfig, rotary_dim: int, positions: int) -> Tensor:
-    frequencies = torch.tensor(inverse_frequencies(rope, rotary_dim), dtype=torch.float64)
-    return rotary_table(frequencies, positions)  # [P, DR]
+    longest = positions - 1
+    if isinstance(rope.scaling, LongRopeScaling):
+        _log.info(
+            "longrope: %s factors for every sequence: the longest may have %d tokens, the original length is %d",
+            "long" if takes_long_factors(rope.scaling, longest) else "short",
+            longest,
+            rope.scaling.original_max_position_embeddings,
+        )
+    found = rotation(rope, rotary_dim, longest)
+    return rotary_table(torch.tensor(found.frequencies, dtype=torch.float64), positions, found.magnitude)  # [P, DR]
 
 
 def _norm(traits: Traits, config: ModelConfig, read: ReadTensor, tensor: str) -> Norm:
@@ -154,6 +179,14 @@ def _build_layer(
     def norm(name: str) -> Norm:
         return _norm(traits, config, read, f"{prefix}.{name}.weight")
 
+    def dense_mlp() -> GatedMlp:
+        return GatedMlp(
+            gate_up=linear("mlp", ("gate_up_proj",) if traits.fused else _GATE_UP),
+            down=linear("mlp", ("down_proj",)),
+            gelu=traits.gelu,
+        )
+
+    experts = _experts(config, index)
     names = _layer_norms(traits)
     return DecoderLayer(
         attention_norm=norm(names.attention),
@@ -172,10 +205,28 @@ def _build_layer(
         ),
         attention_out_norm=norm(names.attention_out) if names.attention_out else None,
         mlp_norm=norm(names.mlp),
-        mlp=GatedMlp(
-            gate_up=linear("mlp", ("gate_up_proj",) if traits.fused else _GATE_UP),
-            down=linear("mlp", ("down_proj",)),
-            gelu=traits.gelu,
-        ),
+        mlp=dense_mlp() if experts is None else _build_experts(traits, experts, prefix, read, backend),
         mlp_out_norm=norm(names.mlp_out) if names.mlp_out else None,
+    )
+
+
+def _build_experts(
+    traits: Traits, config: ExpertsConfig, layer: str, read: ReadTensor, backend: LinearBackend
+) -> SparseMlp:
+    """One expert after the other, each packed before the next is read."""
+    names = traits.experts
+    assert names is not None, "a config with experts belongs to a family that has them"
+
+    def expert(index: int) -> GatedMlp:
+        return GatedMlp(
+            gate_up=backend.pack(torch.cat(read_gate_and_up(names, layer, index, read)), None),
+            down=backend.pack(read_down(names, layer, index, read), None),
+            gelu=traits.gelu,
+        )
+
+    return SparseMlp(
+        router=backend.pack(read_router(names, layer, read), None),
+        experts=tuple(expert(index) for index in range(config.num_experts)),
+        per_token=config.experts_per_token,
+        normalise=config.normalise_weights,
     )

@@ -3,17 +3,21 @@
 Needs no torch, as ``config`` does not. An architecture that is not listed reads as Llama's.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from quire_engine.model.config_fields import Fields
+from quire_engine.model.experts import ExpertsConfig, mixtral_experts, qwen3_moe_experts
 from quire_engine.model.rope import RopeConfig, parse_rope
 from quire_engine.model.shape import Windows
 
 
-def one_rope(raw: dict[str, Any], windows: Windows, problems: list[str]) -> tuple[RopeConfig, ...]:
-    return (parse_rope(raw, problems),) * len(windows)
+def one_rope(
+    raw: dict[str, Any], windows: Windows, problems: list[str], default_theta: float = 10_000.0
+) -> tuple[RopeConfig, ...]:
+    return (parse_rope(raw, problems, default_theta),) * len(windows)
 
 
 def local_and_global_rope(raw: dict[str, Any], windows: Windows, problems: list[str]) -> tuple[RopeConfig, ...]:
@@ -50,6 +54,13 @@ def window_if_used(fields: Fields, layers: int) -> Windows:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds[:layers])
 
 
+def same_window_if_used(fields: Fields, layers: int) -> Windows:
+    """Where ``use_sliding_window`` is set: in every layer."""
+    if not fields.boolean("use_sliding_window", default=False):
+        return (None,) * layers
+    return (fields.positive_int("sliding_window", default=4096),) * layers
+
+
 def every_other_window(fields: Fields, layers: int) -> Windows:
     """In the layers that ``layer_types`` lists, else in the first, the third and so on."""
     return _patterned(fields, layers, period=2)
@@ -76,6 +87,8 @@ class Dialect:
     """Whether ``partial_rotary_factor`` is heeded."""
     tie_word_embeddings: bool = False
     """Where the config does not say."""
+    rms_norm_eps: float = 1e-6
+    """Where the config does not say."""
     activation: tuple[str, str] = ("hidden_act", "silu")
     """The field that names it, and the one the family has."""
     query_scalar: int | None = None
@@ -88,6 +101,7 @@ class Dialect:
     caps_logits: bool = False
     """Whether ``final_logit_softcapping`` is heeded."""
     parse_ropes: Callable[[dict[str, Any], Windows, list[str]], tuple[RopeConfig, ...]] = one_rope
+    parse_experts: Callable[[Fields, int], ExpertsConfig | None] = lambda fields, layers: None
 
 
 _GELU = ("hidden_activation", "gelu_pytorch_tanh")
@@ -113,9 +127,16 @@ _DIALECTS = {
         parse_ropes=local_and_global_rope,
     ),
     "MistralForCausalLM": Dialect(windows=one_window),
-    "Phi3ForCausalLM": Dialect(windows=one_window, partial_rotary=True),
+    "MixtralForCausalLM": Dialect(
+        windows=one_window,
+        rms_norm_eps=1e-5,
+        parse_ropes=functools.partial(one_rope, default_theta=1e6),
+        parse_experts=mixtral_experts,
+    ),
+    "Phi3ForCausalLM": Dialect(windows=one_window, partial_rotary=True, rms_norm_eps=1e-5),
     "Qwen2ForCausalLM": Dialect(windows=window_if_used),
     "Qwen3ForCausalLM": Dialect(windows=window_if_used, head_dim=128),
+    "Qwen3MoeForCausalLM": Dialect(windows=same_window_if_used, parse_experts=qwen3_moe_experts),
 }
 
 

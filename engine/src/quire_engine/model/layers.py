@@ -15,6 +15,7 @@ from torch.nn import functional
 from quire_engine.model.linear import Linear
 from quire_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from quire_kernels.kv_cache import KVCache
+from quire_kernels.moe import apply_experts, route_tokens
 from quire_kernels.paged_attention import AttentionPlan, paged_attention
 from quire_kernels.rms_norm import rms_norm
 from quire_kernels.store_kv import store_kv
@@ -81,6 +82,21 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseMlp:
+    """Several feed-forward layers, the experts, of which each token goes to a few."""
+
+    router: Linear  # H to the number of experts
+    experts: tuple[GatedMlp, ...]
+    per_token: int
+    normalise: bool
+    """The weights of a token's experts sum to 1."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        routes = route_tokens(self.router(x), self.per_token, normalise=self.normalise)
+        return apply_experts(x, routes, self.experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
     """The ``out`` norms, where a family has them, are of what the residual stream is about to be given."""
 
@@ -88,7 +104,7 @@ class DecoderLayer:
     attention: Attention
     attention_out_norm: Norm | None
     mlp_norm: Norm
-    mlp: GatedMlp
+    mlp: GatedMlp | SparseMlp
     mlp_out_norm: Norm | None
 
 

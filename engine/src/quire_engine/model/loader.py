@@ -7,13 +7,12 @@ from math import prod
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from quire_engine.model.candidate import BuildOptions, BuiltModel
 from quire_engine.model.config import ModelConfig, load_config
 from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.shape import without_idle_windows
-from quire_engine.model.weights import RandomWeights, TensorSource, check_tensors, open_checkpoint
+from quire_engine.model.weights import RandomWeights, Reader, TensorSource, check_tensors, open_checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -40,16 +39,13 @@ class NativeCandidate:
         config, family = self.shape, find_family(self.shape.architecture)
         source: TensorSource
         if options.load_format == "dummy":
-            source = RandomWeights(family.tensor_shapes(config), torch.Generator().manual_seed(options.seed))
+            source = RandomWeights(family.tensor_shapes(config, ()), torch.Generator().manual_seed(options.seed))
         else:
             source = open_checkpoint(self.folder)
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
-        def read(name: str) -> Tensor:
-            return source.read(name).to(options.dtype)
-
         # Angles for one position more than the longest sequence has: a step may run ahead of the stop that ends it.
-        model = family.build(config, read, options.backend, self.longest + 1)
+        model = family.build(config, Reader(source, options.dtype), options.backend, self.longest + 1)
         weight_bytes = sum(prod(shape) for shape in expected.values()) * options.dtype.itemsize
         seconds = time.perf_counter() - started
         _log.info(

@@ -1,10 +1,10 @@
-"""Rotary position embedding's frequencies, with the ways checkpoints stretch them to longer contexts.
+"""What a config.json says of rotary position embedding: the base, and how a checkpoint stretches it to longer contexts.
 
-Pure arithmetic on floats, no torch: ``layers`` makes the table of cosines and sines from the result.
+Reading only; ``rope_frequencies`` computes with it. No torch.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_engine.model.config_fields import Fields
@@ -28,12 +28,41 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): components that turn seldom are interpolated, those that turn often are kept, a ramp
+    between; and queries and keys both grow by one factor."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    """The ramp begins and ends at whole components."""
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753): a factor for each frequency; one set up to the original length, one beyond."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     theta: float
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: Scaling | None = None
 
 
-_TYPES = ("default", "linear", "llama3")
+_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+# As the first Phi-3 checkpoints called it.
+_LONGROPE_BEFORE = "su"
 
 
 def parse_rope(raw: dict[str, Any], problems: list[str], default_theta: float = 10_000.0) -> RopeConfig:
@@ -46,46 +75,96 @@ def parse_rope(raw: dict[str, Any], problems: list[str], default_theta: float = 
     # An old checkpoint names its theta at the top, and the kind of scaling "type".
     merged = {"rope_theta": raw.get("rope_theta"), **(given or {})}
     merged["rope_type"] = merged.get("rope_type") or merged.get("type")
+    # Phi-3 names the length it was trained with at the top, and there it is heeded first.
+    if raw.get("original_max_position_embeddings") is not None:
+        merged["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
+    if merged["rope_type"] == _LONGROPE_BEFORE or (merged["rope_type"] == "yarn" and "short_factor" in merged):
+        merged["rope_type"] = "longrope"
     fields = Fields(merged, problems, prefix=f"{name}.")
     theta = fields.positive_float("rope_theta", default=default_theta)
-    return RopeConfig(theta=theta, scaling=_parse_scaling(fields))
+    return RopeConfig(theta=theta, scaling=_parse_scaling(fields, replace(fields, raw=raw, prefix="")))
 
 
-def _parse_scaling(fields: Fields) -> LinearScaling | Llama3Scaling | None:
+def _parse_scaling(fields: Fields, model: Fields) -> Scaling | None:
     match fields.one_of("rope_type", _TYPES, default="default"):
         case "linear":
             return LinearScaling(factor=fields.positive_float("factor"))
         case "llama3":
-            low, high = fields.positive_float("low_freq_factor"), fields.positive_float("high_freq_factor")
-            if low >= high:
-                fields.problems.append(
-                    f"{fields.prefix}low_freq_factor {low} is not below {fields.prefix}high_freq_factor {high}"
-                )
-            return Llama3Scaling(
-                factor=fields.positive_float("factor"),
-                low_freq_factor=low,
-                high_freq_factor=high,
-                original_max_position_embeddings=fields.positive_int("original_max_position_embeddings"),
-            )
+            return _parse_llama3(fields)
+        case "yarn":
+            return _parse_yarn(fields, model)
+        case "longrope":
+            return _parse_longrope(fields, model)
+        case "dynamic":
+            # It begins to stretch beyond max_position_embeddings, and no longer sequence is served.
+            fields.positive_float("factor")
+            return None
         case _:
             return None
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> list[float]:
-    """Radians per position of each pair of components, head_dim / 2 of them."""
-    plain = [rope.theta ** (-2.0 * i / head_dim) for i in range(head_dim // 2)]
-    match rope.scaling:
-        case LinearScaling(factor=factor):
-            return [frequency / factor for frequency in plain]
-        case Llama3Scaling() as scaling:
-            return [_llama3(frequency, scaling) for frequency in plain]
-        case None:
-            return plain
+def _parse_llama3(fields: Fields) -> Llama3Scaling:
+    low, high = fields.positive_float("low_freq_factor"), fields.positive_float("high_freq_factor")
+    if low >= high:
+        fields.problems.append(
+            f"{fields.prefix}low_freq_factor {low} is not below {fields.prefix}high_freq_factor {high}"
+        )
+    return Llama3Scaling(
+        factor=fields.positive_float("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=fields.positive_int("original_max_position_embeddings"),
+    )
 
 
-def _llama3(frequency: float, scaling: Llama3Scaling) -> float:
-    wavelength = 2.0 * math.pi / frequency
-    turns = scaling.original_max_position_embeddings / wavelength
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-    return kept * frequency + (1.0 - kept) * frequency / scaling.factor
+def _parse_yarn(fields: Fields, model: Fields) -> YarnScaling:
+    longest = model.positive_int("max_position_embeddings", default=1)
+    original = fields.positive_int("original_max_position_embeddings", default=longest)
+    factor = fields.positive_float("factor", default=longest / original)
+    fast, slow = fields.positive_float("beta_fast", default=32.0), fields.positive_float("beta_slow", default=1.0)
+    if fast < slow:
+        fields.problems.append(f"{fields.prefix}beta_fast {fast} is below {fields.prefix}beta_slow {slow}")
+    # Both or none: one alone is not heeded.
+    scales = [fields.raw.get(name) for name in ("mscale", "mscale_all_dim")]
+    inferred = yarn_magnitude(factor)
+    if all(scales):
+        mscale, of_all = (fields.positive_float(name) for name in ("mscale", "mscale_all_dim"))
+        inferred = yarn_magnitude(factor, mscale) / yarn_magnitude(factor, of_all)
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=fields.boolean("truncate", default=True),
+        attention_factor=fields.positive_float("attention_factor", default=inferred),
+    )
+
+
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _parse_longrope(fields: Fields, model: Fields) -> LongRopeScaling:
+    longest = model.positive_int("max_position_embeddings", default=1)
+    original = fields.positive_int("original_max_position_embeddings")
+    factor = fields.positive_float("factor", default=longest / original)
+    grows = factor > 1.0 and original > 1
+    inferred = math.sqrt(1.0 + math.log(factor) / math.log(original)) if grows else 1.0
+    return LongRopeScaling(
+        short_factor=fields.positive_floats("short_factor"),
+        long_factor=fields.positive_floats("long_factor"),
+        original_max_position_embeddings=original,
+        attention_factor=fields.positive_float("attention_factor", default=inferred),
+    )
+
+
+def rotation_problems(rope: RopeConfig, rotary_dim: int) -> list[str]:
+    """What is wrong between the scaling and the components of a head that are rotated."""
+    if not isinstance(rope.scaling, LongRopeScaling):
+        return []
+    return [
+        f"{name} has {len(factors)} numbers; {rotary_dim // 2} are needed, one for two of the {rotary_dim} components"
+        " of a head that are rotated"
+        for name, factors in (("short_factor", rope.scaling.short_factor), ("long_factor", rope.scaling.long_factor))
+        if len(factors) != rotary_dim // 2
+    ]

@@ -6,7 +6,7 @@ never held whole. Checked before anything is read: each tensor there, of the rig
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +29,9 @@ class TensorSource(Protocol):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
-    def read(self, name: str) -> Tensor: ...
+    def read(self, name: str, part: int | None = None) -> Tensor:
+        """Or one part of it along the first dimension."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ class Safetensors:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def read(self, name: str) -> Tensor:
-        tensor: Tensor = self.files[name].get_tensor(name)
+    def read(self, name: str, part: int | None = None) -> Tensor:
+        file = self.files[name]
+        tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
         if not tensor.is_floating_point():
             raise ModelFolderError(f"{self.folder}: tensor {name} is {tensor.dtype}; a floating-point one is needed")
         # The extremes are NaN if any element is, and take one pass without a copy.
@@ -64,11 +67,26 @@ class RandomWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self.expected
 
-    def read(self, name: str) -> Tensor:
-        shape = self.expected[name]
+    def read(self, name: str, part: int | None = None) -> Tensor:
+        shape = self.expected[name] if part is None else self.expected[name][1:]
         if len(shape) == 1:
             return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
         return torch.empty(shape).normal_(std=0.02, generator=self.generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A ``family.ReadTensor``."""
+
+    source: TensorSource
+    dtype: torch.dtype
+
+    @property
+    def names(self) -> Collection[str]:
+        return self.source.shapes().keys()
+
+    def __call__(self, name: str, part: int | None = None) -> Tensor:
+        return self.source.read(name, part).to(self.dtype)
 
 
 def open_checkpoint(folder: Path) -> Safetensors:
@@ -125,7 +143,7 @@ def check_tensors(
     family: Family, config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str
 ) -> Mapping[str, tuple[int, ...]]:
     """The tensors that will be read. Raises ModelFolderError that names what is missing, misshapen or unexpected."""
-    expected = family.tensor_shapes(config)
+    expected = family.tensor_shapes(config, found.keys())
     problems = [f"tensor {name} is missing" for name in expected if name not in found]
     problems += [
         f"tensor {name} has shape {list(found[name])}; config.json makes it {list(shape)}"

@@ -1,0 +1,80 @@
+"""How checkpoints hold the experts of a layer: each by itself, as on the hub, or all as one tensor, as transformers 5
+holds them in memory.
+
+Legend: E experts, I intermediate size of an expert, H hidden size.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire_engine.model.experts import ExpertsConfig
+from quire_engine.model.family import ReadTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """What a family calls the parts of its sparse layers."""
+
+    part: str
+    """Of the layer: what router and experts are in."""
+    gate: str
+    up: str
+    down: str
+
+
+# Where transformers' own names are in use, whatever the family's.
+_FUSED_PART, _GATE_UP, _DOWN = "mlp", "experts.gate_up_proj", "experts.down_proj"
+
+
+def expert_shapes(
+    names: ExpertNames, config: ExpertsConfig, hidden: int, layer: str, found: Collection[str]
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of the sparse layer ``layer``, by the names that ``found`` points to; else the family's own."""
+    count, inner = config.num_experts, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {_router(names, layer, found): (count, hidden)}
+    if _is_fused(layer, found):
+        shapes[f"{layer}.{_FUSED_PART}.{_GATE_UP}"] = (count, 2 * inner, hidden)
+        shapes[f"{layer}.{_FUSED_PART}.{_DOWN}"] = (count, hidden, inner)
+        return shapes
+    for expert in range(count):
+        for projection, shape in (
+            (names.gate, (inner, hidden)),
+            (names.up, (inner, hidden)),
+            (names.down, (hidden, inner)),
+        ):
+            shapes[_single(names, layer, expert, projection)] = shape
+    return shapes
+
+
+def read_router(names: ExpertNames, layer: str, read: ReadTensor) -> Tensor:
+    """[E, H]"""
+    return read(_router(names, layer, read.names))
+
+
+def read_gate_and_up(names: ExpertNames, layer: str, expert: int, read: ReadTensor) -> list[Tensor]:
+    """[I, H] each, or both as one [2 I, H]."""
+    if _is_fused(layer, read.names):
+        return [read(f"{layer}.{_FUSED_PART}.{_GATE_UP}", expert)]
+    return [read(_single(names, layer, expert, projection)) for projection in (names.gate, names.up)]
+
+
+def read_down(names: ExpertNames, layer: str, expert: int, read: ReadTensor) -> Tensor:
+    """[H, I]"""
+    if _is_fused(layer, read.names):
+        return read(f"{layer}.{_FUSED_PART}.{_DOWN}", expert)
+    return read(_single(names, layer, expert, names.down))
+
+
+def _is_fused(layer: str, found: Collection[str]) -> bool:
+    return any(f"{layer}.{_FUSED_PART}.{name}" in found for name in (_GATE_UP, _DOWN))
+
+
+def _router(names: ExpertNames, layer: str, found: Collection[str]) -> str:
+    own, other = f"{layer}.{names.part}.gate.weight", f"{layer}.{_FUSED_PART}.gate.weight"
+    return other if own not in found and other in found else own
+
+
+def _single(names: ExpertNames, layer: str, expert: int, projection: str) -> str:
+    return f"{layer}.{names.part}.experts.{expert}.{projection}.weight"
