@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire_engine.errors import Unavailable
+from quire_engine.errors import RequestTimeout, Unavailable
 from quire_engine.ipc.messages import Finished, Logprobs
 from quire_engine.ipc.stream import Stream, Update
 
@@ -77,3 +77,26 @@ async def test_reader_that_was_cancelled_may_read_again(stream: Stream) -> None:
         await asyncio.wait_for(stream.read(), timeout=0.01)
     stream.take(4, None)
     assert (await stream.read()).token_ids == [4]
+
+
+@pytest.mark.parametrize(("logprobs", "at_least"), [(None, 20_000), (20, 500)], ids=["tokens", "logprobs"])
+async def test_what_nobody_reads_is_bounded_and_then_the_stream_ends_with_an_error(
+    stream: Stream, given_up: list[int], logprobs: int | None, at_least: int
+) -> None:
+    entry = None if logprobs is None else Logprobs([1] * (logprobs + 1), [-1.0] * (logprobs + 1), 1)
+    count = 0
+    while not given_up:
+        stream.take(4, entry)
+        count += 1
+    assert given_up == [7] and at_least < count < 60_000
+    assert len((await stream.read()).token_ids) == count
+    with pytest.raises(RequestTimeout, match="read too slowly"):
+        await stream.read()
+
+
+async def test_what_is_read_now_and_then_may_be_as_long_as_it_likes(stream: Stream, given_up: list[int]) -> None:
+    for _ in range(10):
+        for _ in range(10_000):
+            stream.take(4, None)
+        assert len((await stream.read()).token_ids) == 10_000
+    assert given_up == []

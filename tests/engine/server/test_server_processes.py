@@ -146,9 +146,7 @@ async def test_a_stopped_engine_process_is_noticed_within_its_limit_and_replaced
         async with asyncio.TaskGroup() as tasks:
             if busy:
                 asking = tasks.create_task(http.post("/v1/completions", json=BODY))
-                while "num_requests_running" not in (text := (await http.get("/metrics")).text) or not re.search(
-                    r"^vllm:num_requests_running\{.*\} 1\.0$", text, re.MULTILINE
-                ):
+                while not await metric(http, "vllm:num_requests_running{.*}"):
                     await asyncio.sleep(0.02)
             os.kill(hung, signal.SIGSTOP)
             began = asyncio.get_running_loop().time()
@@ -189,3 +187,38 @@ async def test_web_pages_may_call_only_where_their_origin_is_allowed() -> None:
         assert refused.status_code == 400 and "access-control-allow-origin" not in refused.headers
         answer = await http.get("/v1/models", headers={"origin": origin})
         assert answer.headers["access-control-allow-origin"] == origin
+
+
+async def test_a_client_that_does_not_read_loses_its_answer_and_holds_nobody_up() -> None:
+    async with started(step_seconds=0.001) as process, process.http() as http:
+        await http.post("/v1/completions", json={**BODY, "max_tokens": 3})
+        before = resident_bytes(process.child.pid)
+        host, _, port = process.address.removeprefix("http://").partition(":")
+        with socket.socket() as idle:
+            idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            idle.connect((host, int(port)))
+            body = json.dumps({**BODY, "stream": True, "logprobs": 20, "n": 8}).encode()
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            idle.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            async with asyncio.timeout(60):
+                while not await metric(http, "vllm:num_requests_running{.*}"):
+                    await asyncio.sleep(0.01)
+                while await metric(http, "vllm:num_requests_running{.*}"):
+                    answer = await http.post("/v1/completions", json={**BODY, "max_tokens": 5})
+                    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 5
+            assert resident_bytes(process.child.pid) - before < 40 * 2**20
+            idle.settimeout(20)
+            said = b""
+            while part := idle.recv(2**16):
+                said = (said + part)[-1000:]
+        assert b"event: error" in said and b"slow_reader" in said and b"[DONE]" not in said
+        assert (await http.get("/readyz")).status_code == 200
+
+
+async def metric(http: httpx.AsyncClient, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", (await http.get("/metrics")).text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,15 +1,21 @@
 """One sequence under way, as the API process follows it.
 
 The engine's steps do not wait for whoever reads: what arrives in the meantime is kept together, and one ``read`` takes
-all of it. Used from the event loop only.
+all of it. What nobody reads is bounded: a client that does not take its answer loses it. Used from the event loop only.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire_engine.errors import RequestError
+from quire_engine.errors import RequestError, RequestTimeout
 from quire_engine.ipc.messages import Finished, Logprobs
+
+MAX_UNREAD_BYTES = 2**20
+"""Some 26,000 tokens, or 600 with twenty logprobs each."""
+
+_TOKEN_BYTES, _LOGPROBS_BYTES, _LOGPROB_BYTES = 40, 250, 70
+"""What CPython takes for one in a list, about."""
 
 
 @dataclass(slots=True)
@@ -29,13 +35,15 @@ class Update:
 class Stream:
     """Made by ``EngineClient.submit``. ``give_up`` tells the engine that nobody waits for it any more."""
 
-    __slots__ = ("_ended", "_error", "_give_up", "_news", "_update", "_waiter", "key")
+    __slots__ = ("_ended", "_error", "_give_up", "_news", "_unread", "_update", "_waiter", "key")
 
     def __init__(self, key: int, *, give_up: Callable[[int], None]) -> None:
         self.key = key
         self._give_up = give_up
         self._update = Update()
         self._news = False
+        self._unread = 0
+        """Bytes in the update that nobody has read, about."""
         self._ended = False
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -43,7 +51,8 @@ class Stream:
     async def read(self) -> Update:
         """Waits for news; the last update has ``finished`` set.
 
-        Raises InvalidRequest where the engine refuses the request, Unavailable where the engine ended.
+        Raises InvalidRequest where the engine refuses the request, Unavailable where the engine ended, RequestTimeout
+        where too much was left unread.
         """
         assert self._waiter is None, "one reader at a time"
         while not self._news:
@@ -55,7 +64,7 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
-        update, self._update, self._news = self._update, Update(), False
+        update, self._update, self._news, self._unread = self._update, Update(), False, 0
         return update
 
     def cancel(self) -> None:
@@ -69,11 +78,16 @@ class Stream:
     def take(self, token_id: int, logprobs: Logprobs | None) -> None:
         update = self._update
         update.token_ids.append(token_id)
+        self._unread += _TOKEN_BYTES
         if logprobs is not None:
             if update.logprobs is None:
                 update.logprobs = []
             update.logprobs.append(logprobs)
+            self._unread += _LOGPROBS_BYTES + _LOGPROB_BYTES * len(logprobs.token_ids)
         self._wake()
+        if self._unread > MAX_UNREAD_BYTES:
+            self._give_up(self.key)
+            self.fail(RequestTimeout("the answer was read too slowly, so it was ended here", code="slow_reader"))
 
     def take_prompt_logprobs(self, entries: list[Logprobs]) -> None:
         if self._update.prompt_logprobs is None:
