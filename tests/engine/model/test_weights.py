@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3
+from quire_engine.model import gemma2, gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from quire_engine.model.config import ModelConfig
+from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.family import Family
 from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.rope import RopeConfig
-from quire_engine.model.weights import RandomWeights, check_tensors, open_checkpoint
+from quire_engine.model.weights import RandomWeights, Reader, check_tensors, open_checkpoint
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -133,6 +135,62 @@ def test_families_differ_from_llama_in_a_few_tensors(family: Family, more: set[s
     assert plain - own == {f"model.layers.0.{name}" for name in fewer}
 
 
+MOE = replace(
+    CONFIG,
+    num_layers=1,
+    ropes=(RopeConfig(theta=1e4),),
+    windows=(None,),
+    experts=ExpertsConfig(
+        num_experts=3, experts_per_token=2, intermediate_size=12, normalise_weights=True, in_layer=(True,)
+    ),
+)
+FUSED = {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"}
+
+
+@pytest.mark.parametrize(
+    ("family", "names", "expected"),
+    [
+        (
+            mixtral.FAMILY,
+            set(),
+            {"block_sparse_moe.gate.weight": (3, 16)}
+            | {f"block_sparse_moe.experts.{i}.{name}.weight": (12, 16) for i in range(3) for name in ("w1", "w3")}
+            | {f"block_sparse_moe.experts.{i}.w2.weight": (16, 12) for i in range(3)},
+        ),
+        (
+            mixtral.FAMILY,
+            {*FUSED, "model.layers.0.mlp.gate.weight"},
+            {"mlp.gate.weight": (3, 16), "mlp.experts.gate_up_proj": (3, 24, 16), "mlp.experts.down_proj": (3, 16, 12)},
+        ),
+        (
+            qwen3_moe.FAMILY,
+            {"model.layers.0.mlp.experts.down_proj"},
+            {"mlp.gate.weight": (3, 16), "mlp.experts.gate_up_proj": (3, 24, 16), "mlp.experts.down_proj": (3, 16, 12)},
+        ),
+        (
+            qwen3_moe.FAMILY,
+            set(),
+            {"mlp.gate.weight": (3, 16)}
+            | {f"mlp.experts.{i}.{name}_proj.weight": (12, 16) for i in range(3) for name in ("gate", "up")}
+            | {f"mlp.experts.{i}.down_proj.weight": (16, 12) for i in range(3)},
+        ),
+    ],
+)
+def test_experts_are_looked_for_as_the_checkpoint_holds_them(
+    family: Family, names: set[str], expected: dict[str, tuple[int, ...]]
+) -> None:
+    found = family.tensor_shapes(MOE, names)
+    sparse = {name: shape for name, shape in found.items() if "mlp" in name or "moe" in name}
+    assert sparse == {f"model.layers.0.{name}": shape for name, shape in expected.items()}
+
+
+def test_a_missing_expert_is_named() -> None:
+    found = dict(mixtral.FAMILY.tensor_shapes(MOE, ()))
+    del found["model.layers.0.block_sparse_moe.experts.1.w3.weight"]
+    with pytest.raises(ModelFolderError, match="tensor model.layers.0.block_sparse_moe.experts.1.w3.weight is missing"):
+        check_tensors(mixtral.FAMILY, MOE, found, "the checkpoint")
+
+
 def drop(content: dict[str, Tensor]) -> None:
     del content[DOWN]
 
@@ -152,8 +210,11 @@ def spoil(value: float) -> Callable[[dict[str, Tensor]], None]:
     return change
 
 
-def quantise(content: dict[str, Tensor]) -> None:
-    content[DOWN] = torch.zeros(16, 24, dtype=torch.int8)
+def quantise(dtype: torch.dtype) -> Callable[[dict[str, Tensor]], None]:
+    def change(content: dict[str, Tensor]) -> None:
+        content[DOWN] = torch.zeros(16, 24).to(dtype)
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -164,7 +225,11 @@ def quantise(content: dict[str, Tensor]) -> None:
         (add, "tensor model.layers.2.extra is unexpected for LlamaForCausalLM"),
         (spoil(float("nan")), f"tensor {DOWN} holds NaN or infinity; the checkpoint is damaged"),
         (spoil(float("-inf")), f"tensor {DOWN} holds NaN or infinity"),
-        (quantise, f"tensor {DOWN} is torch.int8; a floating-point one is needed"),
+        (quantise(torch.float8_e4m3fn), f"tensor {DOWN} is torch.float8_e4m3fn; torch.bfloat16, torch.float16"),
+        (
+            quantise(torch.int8),
+            f"tensor {DOWN} is torch.int8; torch.bfloat16, torch.float16, torch.float32 are supported",
+        ),
     ],
 )
 def test_a_bad_tensor_is_named(tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str) -> None:
@@ -218,8 +283,15 @@ def test_pickle_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
         ({"model.safetensors.index.json": "nothing"}, "is not an index of safetensors files"),
         (
             {"model.safetensors.index.json": '{"weight_map": {"x": "absent.safetensors"}}'},
-            "lacks absent.safetensors, which model.safetensors.index.json names",
+            "lacks absent.safetensors, which model.safetensors.index.json names; copy or download the rest",
         ),
+        ({"model.safetensors.index.json": '{"weight_map": {}}'}, "weight_map is empty"),
+        ({"model.safetensors.index.json": '{"weight_map": {"x": 5}}'}, "5 is no name of a file beside it"),
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"x": "../other/a.safetensors"}}'},
+            "'../other/a.safetensors' is no name of a file beside it",
+        ),
+        ({"model.safetensors.index.json": '{"weight_map": ["x"]}'}, "is not an index of safetensors files"),
     ],
 )
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:
@@ -227,6 +299,36 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path, files: dict[st
         (tmp_path / name).write_text(content)
     with pytest.raises(ModelFolderError, match=message):
         open_checkpoint(tmp_path)
+
+
+def test_an_index_that_names_what_the_files_lack_is_refused(tmp_path: Path) -> None:
+    content = tensors()
+    save_sharded(tmp_path, content)
+    shard = tmp_path / json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"][DOWN]
+    with safe_open(shard, framework="pt") as opened:
+        kept = {name: opened.get_tensor(name) for name in opened.keys() if name != DOWN}  # noqa: SIM118
+    save_file(kept, shard)
+    with pytest.raises(ModelFolderError, match=f"index.json names {DOWN} in {shard.name}, but no file holds that"):
+        open_checkpoint(tmp_path)
+
+
+def test_weights_beyond_float16_are_refused_in_float16_alone(tmp_path: Path) -> None:
+    content = {**tensors(), DOWN: torch.full((16, 24), -7e4, dtype=torch.bfloat16)}
+    save_file(content, tmp_path / "model.safetensors")
+    source = open_checkpoint(tmp_path)
+    assert float(Reader(source, torch.bfloat16)(DOWN).min()) < -6e4
+    with pytest.raises(ModelFolderError, match=f"{DOWN} holds 70144, and float16 ends at 65504; use --dtype bfloat16"):
+        Reader(source, torch.float16)(DOWN)
+
+
+def test_a_part_of_a_tensor_is_read_without_the_rest(tmp_path: Path) -> None:
+    content = {**tensors(), "experts": torch.stack([torch.full((2, 3), float(i)) for i in range(4)])}
+    content["experts"][3] = torch.nan
+    save_file(content, tmp_path / "model.safetensors")
+    source = open_checkpoint(tmp_path)
+    assert torch.equal(source.read("experts", 2), torch.full((2, 3), 2.0))
+    with pytest.raises(ModelFolderError, match="tensor experts holds NaN"):
+        source.read("experts", 3)
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:

@@ -75,7 +75,10 @@ def parse_config(
     if raw.get("use_bidirectional_attention"):
         problems.append("use_bidirectional_attention is set; only causal models are supported")
     if raw.get("quantization_config") is not None:
-        problems.append("quantization_config is given; only checkpoints in 16 or 32 bits are supported")
+        problems.append(
+            "quantization_config is given; only checkpoints in 16 or 32 bits are supported: use the model's own, before"
+            " it was quantized"
+        )
     windows = dialect.windows(fields, layers)
     ropes = dialect.parse_ropes(raw, windows, problems)
     if not problems:

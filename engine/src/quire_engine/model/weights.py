@@ -22,6 +22,7 @@ from quire_engine.model.family import Family
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SHOWN_PROBLEMS = 10
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class TensorSource(Protocol):
@@ -49,8 +50,11 @@ class Safetensors:
     def read(self, name: str, part: int | None = None) -> Tensor:
         file = self.files[name]
         tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
-        if not tensor.is_floating_point():
-            raise ModelFolderError(f"{self.folder}: tensor {name} is {tensor.dtype}; a floating-point one is needed")
+        if tensor.dtype not in _DTYPES:
+            raise ModelFolderError(
+                f"{self.folder}: tensor {name} is {tensor.dtype}; {', '.join(map(str, _DTYPES))} are supported:"
+                " use the model's checkpoint in 16 or 32 bits"
+            )
         # The extremes are NaN if any element is, and take one pass without a copy.
         if tensor.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(tensor)):
             raise ModelFolderError(f"{self.folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
@@ -86,12 +90,24 @@ class Reader:
         return self.source.shapes().keys()
 
     def __call__(self, name: str, part: int | None = None) -> Tensor:
-        return self.source.read(name, part).to(self.dtype)
+        tensor = self.source.read(name, part)
+        converted = tensor.to(self.dtype)
+        if self.dtype == torch.float16 and tensor.dtype != torch.float16:
+            largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+            if largest > torch.finfo(torch.float16).max:
+                raise ModelFolderError(
+                    f"tensor {name} holds {largest:g}, and float16 ends at 65504; use --dtype bfloat16 or float32"
+                )
+        return converted
 
 
 def open_checkpoint(folder: Path) -> Safetensors:
     """Raises ModelFolderError where there is no whole safetensors checkpoint."""
-    names = _file_names(folder)
+    index = _read_index(folder)
+    names = sorted(set(index.values())) if index else [_only_file(folder)]
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise ModelFolderError(f"{folder} lacks {_few(absent)}, which {_INDEX} names; copy or download the rest")
     files: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
@@ -101,25 +117,45 @@ def open_checkpoint(folder: Path) -> Safetensors:
                 raise ModelFolderError(f"{folder}: tensor {tensor} is in {name} and in another file as well")
             files[tensor] = opened
             shapes[tensor] = tuple(opened.get_slice(tensor).get_shape())
+    lacking = [f"{tensor} in {name}" for tensor, name in index.items() if tensor not in files]
+    if lacking:
+        raise ModelFolderError(
+            f"{folder}: {_INDEX} names {_few(lacking)}, but no file holds that; index and files are of different"
+            " checkpoints: copy or download them again"
+        )
     return Safetensors(folder, files, shapes)
 
 
-def _file_names(folder: Path) -> list[str]:
-    index = folder / _INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelFolderError(f"{index} is not an index of safetensors files: {error!r}") from error
-        absent = [name for name in names if not (folder / name).is_file()]
-        if absent:
-            raise ModelFolderError(f"{folder} lacks {', '.join(absent)}, which {_INDEX} names")
-        return names
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """File names by tensor; nothing where there is no index."""
+    file = folder / _INDEX
+    if not file.is_file():
+        return {}
+    try:
+        files = json.loads(file.read_bytes())["weight_map"]
+        named = dict(files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFolderError(f"{file} is not an index of safetensors files: {error!r}") from error
+    wrong = [name for name in named.values() if not isinstance(name, str) or Path(name).name != name]
+    if wrong or not named:
+        problem = f"{wrong[0]!r} is no name of a file beside it" if wrong else "weight_map is empty"
+        raise ModelFolderError(f"{file} is not an index of safetensors files: {problem}")
+    return named
+
+
+def _only_file(folder: Path) -> str:
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if len(found) == 1:
-        return found
+        return found[0]
     if found:
-        raise ModelFolderError(f"{folder} has {len(found)} safetensors files but no {_INDEX}")
+        raise ModelFolderError(
+            f"{folder} has {len(found)} safetensors files but no {_INDEX}; it belongs to the checkpoint"
+        )
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelFolderError(

@@ -1,0 +1,101 @@
+"""Every causal type that transformers has, judged without weights: how many run over our cache, and why others do not.
+
+docs/adr/0026 has this table. A new release of transformers changes it; what then changes is to be looked at.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from quire_parity.tiny_configs import tiny_config
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.linear import choose_linear_backend
+from quire_engine.model.transformers_backend import attention, checkpoint
+from quire_engine.model.transformers_backend.candidate import judge_class, make_shape
+from quire_engine.model.transformers_backend.description import Description, describe_config
+from quire_engine.model.transformers_backend.model import TransformersModel
+from quire_engine.model.transformers_backend.refusal import Unservable
+from quire_engine.model.transformers_backend.self_test import check_faithful
+
+TYPES: dict[str, Any] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def describe(model_type: str, **changes: Any) -> Description:
+    name = TYPES[model_type]
+    model_class = getattr(transformers, name if isinstance(name, str) else name[0])
+    try:
+        config = tiny_config(model_type, **changes)
+    except Exception:  # its configuration does not take sizes as small as ours
+        config = AutoConfig.for_model(model_type, **changes)
+    return describe_config(model_class, config, {})
+
+
+def verdict(model_type: str) -> str:
+    try:
+        judge_class(describe(model_type))
+    except Unservable as error:
+        return error.kind
+    except Exception:  # it stands for no model: only other configurations have one
+        return "configuration"
+    return "served"
+
+
+def test_every_causal_type_is_served_or_refused_for_a_reason() -> None:
+    verdicts = {model_type: verdict(model_type) for model_type in TYPES}
+    assert Counter(verdicts.values()) == {
+        "served": 83,
+        "keeps a state": 29,
+        "no attention interface": 19,
+        "other attention": 15,
+        "encoder-decoder": 13,
+        "not causal": 11,
+        "not tried": 10,
+        "uneven layers": 3,
+        "configuration": 2,
+        "layers attend more than once": 2,
+        "metadata dropped": 2,
+    }, verdicts
+    assert {name for name, kind in verdicts.items() if kind == "metadata dropped"} == {"nemotron", "stablelm"}
+    assert {verdicts[name] for name in ("falcon", "bloom", "mpt", "gptj", "gpt_neo")} == {"no attention interface"}
+
+
+# One of each that differs from the families of the parity table.
+@pytest.mark.parametrize(
+    ("model_type", "changes", "windows"),
+    [
+        ("deepseek_v3", {}, (None, None)),  # values narrower than keys
+        ("gemma3n_text", {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "intermediate_size": [96] * 4}, None),
+        ("cohere2", {"layer_types": ["sliding_attention", "full_attention"]}, (24, None)),
+        ("olmoe", {}, (None, None)),  # a mixture of experts
+        ("gpt_bigcode", {}, (None, None)),  # one KV head
+        ("moshi", {}, None),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, (None, None)),
+    ],
+)
+@torch.inference_mode()
+def test_a_random_model_says_packed_what_it_says_alone(
+    model_type: str, changes: dict[str, Any], windows: tuple[int | None, ...] | None
+) -> None:
+    attention.register()
+    description = describe(model_type, **changes)
+    layers, probe = judge_class(description)
+    assert windows is None or layers.windows == windows
+    model = checkpoint.random_weights(description, torch.float32, seed=11)
+    checkpoint.pack_linears(model, probe.linears, choose_linear_backend(torch.float32))
+    shape = make_shape(description, layers, probe)
+    check_faithful(model, TransformersModel(model, layers, shape.windows), shape, torch.float32)
+    with pytest.raises(ModelFolderError, match="cannot be served faithfully"):  # the check would have told
+        wrong = torch.nn.Module.get_submodule(model, layers.names[0])
+        unlike = TransformersModel(model, layers, shape.windows)
+        unlike._places[wrong] = unlike._places[model.get_submodule(layers.names[-1])]
+        check_faithful(model, unlike, shape, torch.float32)
+
+
+def test_a_window_wider_than_any_test_is_still_a_window() -> None:
+    layers, _ = judge_class(describe("gemma2", sliding_window=4096, max_position_embeddings=8192))
+    assert layers.windows == (4096, None)
