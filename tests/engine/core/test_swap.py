@@ -1,0 +1,206 @@
+"""A sequence that is swapped out comes back without computing anything again, and gives its host blocks back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_engine.core.batch import Batch
+from quire_engine.core.sampling_params import SamplingParams
+
+World = Any
+MakeWorld = Callable[..., World]
+Expected = Callable[..., list[int]]
+TIGHT: dict[str, Any] = {"num_blocks": 12, "budget": 40, "max_num_seqs": 3, "preemption_mode": "swap"}
+
+
+def record(world: World) -> list[Batch]:
+    """The batches of the steps to come, as they come."""
+    batches: list[Batch] = []
+    execute = world.runner.execute
+
+    class Recorder:
+        def execute(self, batch: Batch) -> Any:
+            batches.append(batch)
+            return execute(batch)
+
+    world.engine._runner = Recorder()
+    return batches
+
+
+def step_until_preempted(world: World) -> None:
+    for _ in range(200):
+        world.step()
+        if world.engine.counters.preemptions:
+            return
+    raise AssertionError("nobody was preempted")
+
+
+def step_until_swapped(world: World) -> Any:
+    """The sequence that was swapped out."""
+    step_until_preempted(world)
+    [victim] = [sequence for sequence in world.scheduler._sequences.values() if sequence.swap_tables is not None]
+    return victim
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("windows", [(None,), (None, 6), (9,)])
+def test_swapped_sequence_computes_nothing_again(
+    make_world: MakeWorld, expected_tokens: Expected, overlap: bool, caching: bool, windows: tuple[int | None, ...]
+) -> None:
+    # With windows alone a sequence stays small: only what begins smaller yet grows into another's blocks.
+    num_blocks, length = (12, 14) if None in windows else (6, 3)
+    shape = {**TIGHT, "num_blocks": num_blocks}
+    world = make_world(**shape, num_swap_blocks=20, overlap=overlap, caching=caching, windows=windows)
+    prompts = {key: [key * 7 + place for place in range(length)] for key in (1, 2, 3)}
+    for key, prompt in prompts.items():
+        world.add(key, prompt, max_tokens=20)
+    world.run()
+    counters = world.engine.counters
+    assert set(counters.preemptions) == {"swap:forced"}
+    assert counters.scheduled_tokens == 3 * (length + 19) and counters.recomputed_tokens == 0
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    for key, prompt in prompts.items():
+        assert world.tokens[key] == expected_tokens(prompt, params, vocab_size=50, max_model_len=200)
+
+
+def test_blocks_still_in_the_prefix_cache_are_not_copied_back(make_world: MakeWorld) -> None:
+    copied = {}
+    for caching in (True, False):
+        world = make_world(**TIGHT, num_swap_blocks=20, caching=caching)
+        world.add(1, [1] * 15, max_tokens=30)
+        world.add(2, [2] * 15, max_tokens=30)
+        world.add(3, [3] * 6, max_tokens=3)
+        world.run()
+        counters = world.engine.counters
+        assert counters.scheduled_tokens == 15 + 29 + 15 + 29 + 6 + 2
+        assert counters.preemptions["swap:forced"] > 0
+        copied[caching] = counters.swapped_in_blocks
+        assert copied[caching] == counters.swapped_out_blocks or caching
+    assert copied[True] < copied[False]
+
+
+def test_victim_in_the_midst_of_its_prompt_goes_on_there(make_world: MakeWorld) -> None:
+    world = make_world(num_blocks=8, max_num_seqs=2, budget=4, preemption_mode="swap", num_swap_blocks=8, caching=False)
+    world.add(1, [1, 1, 1], max_tokens=29)
+    world.add(2, range(1, 22), max_tokens=2)
+    victim = step_until_swapped(world)
+    assert victim.key == 2 and 0 < victim.num_computed < 21
+    world.run()
+    assert world.engine.counters.scheduled_tokens == 3 + 28 + 21 + 1
+
+
+def test_host_blocks_of_a_cancelled_sequence_are_free_at_once(make_world: MakeWorld) -> None:
+    world = make_world(**TIGHT, num_swap_blocks=20)
+    for key in (1, 2, 3):
+        world.add(key, [key] * 14, max_tokens=20)
+    victim = step_until_swapped(world)
+    gauges = world.engine.gauges()
+    assert (gauges.swap_blocks_total, gauges.swap_blocks_used) == (20, -(-victim.num_computed // 4))
+    assert world.engine.cancel(victim.key)
+    assert world.engine.gauges().swap_blocks_used == 0
+    world.engine.check_integrity()
+    world.run()
+    assert set(world.finished) == {1, 2, 3} - {victim.key}
+
+
+def test_stop_that_is_found_while_swapped_out_gives_the_host_blocks_back(
+    make_world: MakeWorld, expected_tokens: Expected
+) -> None:
+    """One step ahead, the last draw of a victim is still under way when it is swapped out."""
+    prompts = {1: [1] * 14, 2: [2] * 14, 3: [3] * 14}
+    calm = make_world(**{**TIGHT, "num_blocks": 64}, num_swap_blocks=20, overlap=True)
+    for key, prompt in prompts.items():
+        calm.add(key, prompt, max_tokens=20)
+    calm.run()
+    probe = make_world(**TIGHT, num_swap_blocks=20, overlap=True)
+    for key, prompt in prompts.items():
+        probe.add(key, prompt, max_tokens=20)
+    victim = step_until_swapped(probe)
+    # What it draws in the step under way when it is swapped out is what ends it, in the same world once more.
+    last = calm.tokens[victim.key][victim.num_output - 1]
+    assert last not in calm.tokens[victim.key][: victim.num_output - 1]
+    world = make_world(**TIGHT, num_swap_blocks=20, overlap=True)
+    for key, prompt in prompts.items():
+        stops = (last,) if key == victim.key else ()
+        world.add(key, prompt, params=SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=stops))
+    step_until_preempted(world)
+    assert world.finished[victim.key].stop_token_id == last
+    assert world.engine.gauges().swap_blocks_used == 0 and world.engine.gauges().num_waiting == 0
+    world.run()
+
+
+def test_queue_counts_only_what_a_swapped_sequence_lacks(make_world: MakeWorld) -> None:
+    world = make_world(**TIGHT, num_swap_blocks=20)
+    for key in (1, 2, 3):
+        world.add(key, [key] * 14, max_tokens=20)
+    step_until_swapped(world)
+    gauges = world.engine.gauges()
+    assert (gauges.num_waiting, gauges.queued_tokens) == (1, 1)
+
+
+def test_copies_out_come_before_copies_in_and_name_each_host_block_once(make_world: MakeWorld) -> None:
+    world = make_world(**TIGHT, num_swap_blocks=20, caching=False)
+    batches = record(world)
+    for key in (1, 2, 3):
+        world.add(key, [key] * 14, max_tokens=20)
+    world.run()
+    held: dict[int, int] = {}
+    for batch in batches:
+        for copies in batch.swap_out:
+            assert not set(copies.targets) & set(held)
+            held.update(zip(copies.targets, copies.sources, strict=True))
+        for copies in batch.swap_in:
+            for host in copies.sources:
+                del held[host]
+    assert not held and any(batch.swap_in for batch in batches)
+
+
+def test_sequence_cancelled_before_its_copies_were_taken_leaves_none(make_world: MakeWorld) -> None:
+    """One step ahead, a step may come to nothing but a preemption: its copies go with the next, if still wanted."""
+    world = make_world(**TIGHT, num_swap_blocks=20, caching=False)
+    for key in (1, 2):
+        world.add(key, [key] * 14, max_tokens=20)
+    world.step()
+    scheduler = world.scheduler
+    victim = scheduler._running.pop()
+    scheduler._preempt(victim)
+    assert world.engine.cancel(victim.key)
+    batches = record(world)
+    world.step()
+    assert batches[0].swap_out == ()
+    world.run()
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_swap_blocks", "reason"),
+    [
+        ("recompute", 20, "recompute:forced"),
+        ("recompute", 0, "recompute:forced"),
+        ("swap", 20, "swap:forced"),
+        ("swap", 2, "recompute:swap_space_full"),
+        ("swap", 0, "recompute:no_swap_space"),
+        ("auto", 0, "recompute:no_swap_space"),
+        ("auto", 20, "recompute:not_measured"),
+    ],
+)
+def test_preemption_says_why(make_world: MakeWorld, mode: str, num_swap_blocks: int, reason: str) -> None:
+    world = make_world(**{**TIGHT, "preemption_mode": mode}, num_swap_blocks=num_swap_blocks)
+    for key in (1, 2, 3):
+        world.add(key, [key] * 14, max_tokens=8)
+    world.run()
+    assert set(world.engine.counters.preemptions) == {reason}
+    assert set(world.finished) == {1, 2, 3}
+
+
+def test_forgotten_prefix_is_not_found_where_a_swapped_sequence_builds_on_it(make_world: MakeWorld) -> None:
+    world = make_world(**TIGHT, num_swap_blocks=20)
+    for key in (1, 2, 3):
+        world.add(key, [key] * 14, max_tokens=20)
+    victim = step_until_swapped(world)
+    world.engine.forget_prefixes()
+    world.run()
+    world.add(9, [victim.key] * 14, max_tokens=1)
+    world.run()
+    assert world.finished[9].num_cached_tokens == 0

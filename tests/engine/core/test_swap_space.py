@@ -1,0 +1,51 @@
+"""Host blocks: taken, given back, and copied as the next step is told."""
+
+import pytest
+
+from quire_engine.core.swap_space import SwapSpace
+
+
+def test_blocks_are_taken_and_given_back() -> None:
+    space = SwapSpace([4, 2])
+    assert space.has_room([4, 2]) and not space.has_room([1, 3])
+    taken = [space.copy_out(0, [7, 8, 9]), space.copy_out(1, [5])]
+    assert space.num_used == 4 and space.has_room([1, 1]) and not space.has_room([2, 0])
+    space.check_integrity(taken)
+    space.release(taken)
+    assert space.num_used == 0 and space.has_room([4, 2])
+
+
+def test_step_is_told_what_to_copy_once() -> None:
+    space = SwapSpace([4])
+    taken = space.copy_out(0, [7, 8])
+    copies = space.take_copies()
+    assert [(one.sources, one.targets) for one in copies.swap_out] == [([7, 8], taken)]
+    assert copies.swap_in == () and (copies.num_out, copies.num_in) == (2, 0)
+    space.copy_in(0, taken, [3, 1])
+    space.release([taken])
+    copies = space.take_copies()
+    assert copies.swap_out == () and [(one.sources, one.targets) for one in copies.swap_in] == [(taken, [3, 1])]
+    nothing = space.take_copies()
+    assert (nothing.swap_out, nothing.swap_in) == ((), ())
+
+
+def test_copies_that_nobody_wants_are_left_out() -> None:
+    space = SwapSpace([4])
+    one, other = space.copy_out(0, [7]), space.copy_out(0, [8])
+    space.forget_copies([one])
+    space.release([one])
+    [copies] = space.take_copies().swap_out
+    assert (copies.sources, copies.targets) == ([8], other)
+
+
+@pytest.mark.parametrize(("counts", "exists"), [([4], True), ([4, 2], True), ([4, 0], False), ([0], False)])
+def test_swap_space_is_one_of_every_group(counts: list[int], exists: bool) -> None:
+    assert SwapSpace(counts).exists == exists
+
+
+@pytest.mark.parametrize("held", [[[0, 1]], [[0, 0, 1]], [[0]]])
+def test_lost_and_doubly_held_blocks_are_noticed(held: list[list[int]]) -> None:
+    space = SwapSpace([4])
+    space.copy_out(0, [5, 6, 7])
+    with pytest.raises(AssertionError, match="lost or held twice"):
+        space.check_integrity(held)
