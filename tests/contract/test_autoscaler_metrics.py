@@ -3,11 +3,10 @@
 from dataclasses import fields
 
 import pytest
-from prometheus_client import generate_latest
 
 from quire_engine.config import CacheOptions
 from quire_engine.ipc.messages import Ready, Stats
-from quire_engine.server.exposition import registry_of
+from quire_engine.server.exposition import Exposition
 from quire_engine.server.metrics import Metrics, RequestTimes
 from quire_gateway.scrape import parse_page
 from quire_operator.adapters.scrape import points
@@ -59,7 +58,7 @@ def page() -> str:
     times = RequestTimes(arrived=0.0, first_scheduled=0.7)
     metrics.first_token(times, 0.9)
     metrics.request_finished(times, "stop", prompt_tokens=40, tokens=1, now=0.9)
-    return generate_latest(registry_of(metrics, CacheOptions(), lambda: 1.0)).decode()
+    return Exposition(metrics, CacheOptions(), lambda: 1.0).text().decode()
 
 
 def test_engine_serves_every_series_that_the_autoscaler_reads(page):

@@ -22,7 +22,7 @@ from quire_engine.server.access import Access
 from quire_engine.server.admission import Admission
 from quire_engine.server.app import make_app
 from quire_engine.server.context import Context
-from quire_engine.server.exposition import registry_of
+from quire_engine.server.exposition import Exposition
 from quire_engine.server.generation import Desk
 from quire_engine.server.http_protocol import BoundedHttpProtocol
 from quire_engine.server.lifecycle import Lifecycle
@@ -226,11 +226,11 @@ async def running(
         desk=desk,
         metrics=metrics,
     )
-    registry = registry_of(metrics, CacheOptions(), time.monotonic, None if tls is None else tls.certificate_expiry)
+    exposition = Exposition(metrics, CacheOptions(), time.monotonic, None if tls is None else tls.certificate_expiry)
     guard = Access(
         access or AccessOptions(), time.monotonic, certificates=tls is not None and tls.asks_for_certificates
     )
-    app = make_app(context, registry, guard, log_requests=log_requests, tracing=tracing)
+    app = make_app(context, exposition, guard, log_requests=log_requests, tracing=tracing)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = QuietServer(

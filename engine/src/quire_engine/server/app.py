@@ -3,7 +3,6 @@
 import logging
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -16,6 +15,7 @@ from quire_engine.server import health, tokenize
 from quire_engine.server.access import Access
 from quire_engine.server.context import Context
 from quire_engine.server.edge import Edge
+from quire_engine.server.exposition import Exposition
 from quire_engine.server.openai import chat, completions, models
 from quire_engine.server.openapi import describe
 from quire_engine.server.problems import error_response, shortened
@@ -32,7 +32,7 @@ _DESCRIPTION = "An OpenAI-compatible address for one language model, served by q
 
 def make_app(
     context: Context,
-    registry: CollectorRegistry,
+    exposition: Exposition,
     access: Access,
     *,
     log_requests: bool,
@@ -40,7 +40,7 @@ def make_app(
 ) -> ASGIApp:
     app = FastAPI(title="quire-engine", version=__version__, description=_DESCRIPTION, redoc_url=None)
     app.state.context = context
-    app.state.registry = registry
+    app.state.exposition = exposition
     for router in (chat.router, completions.router, models.router, tokenize.router, health.router):
         app.include_router(router)
     describe(app, context)

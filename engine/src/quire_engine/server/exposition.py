@@ -1,30 +1,45 @@
-"""/metrics as text: a Prometheus collector over ``Metrics``, in the names, labels and buckets dashboards know."""
+"""/metrics as text: a Prometheus collector over ``Metrics``, in the names, labels and buckets dashboards know.
 
+Endpoint pickers scrape many times a second. Three lines in four are buckets of histograms, so these are written by
+``histogram_text``, whose lines are ready but for their numbers; the rest is written by the client library.
+"""
+
+import time
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from quire_engine.config import CacheOptions
-from quire_engine.server.histogram import Histogram
+from quire_engine.server.histogram_text import HistogramText
 from quire_engine.server.metrics import Metrics
 
 _LABELS = ["model_name", "engine"]
 _ENGINE = "0"
 
 
-def registry_of(
-    metrics: Metrics,
-    cache: CacheOptions,
-    now: Callable[[], float],
-    certificate_expiry: Callable[[], float] | None = None,
-) -> CollectorRegistry:
+class Exposition:
     """``certificate_expiry`` is asked for where the server speaks TLS."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(metrics, cache, now, certificate_expiry))
-    ProcessCollector(registry=registry)
-    return registry
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        cache: CacheOptions,
+        now: Callable[[], float],
+        certificate_expiry: Callable[[], float] | None = None,
+    ) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(EngineCollector(metrics, cache, now, certificate_expiry))
+        ProcessCollector(registry=self._registry)
+        labels = dict(zip(_LABELS, (metrics.model_name, _ENGINE), strict=True))
+        self._histograms = [
+            HistogramText(name, help, labels, getattr(metrics, attribute)) for name, attribute, help in _HISTOGRAMS
+        ]
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text format 0.0.4."""
+        return generate_latest(self._registry) + "".join([each.text() for each in self._histograms]).encode()
 
 
 class EngineCollector(Collector):
@@ -47,7 +62,6 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges()
         yield from self._counters()
-        yield from self._histograms()
 
     def _gauge(self, name: str, help: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, help, labels=_LABELS)
@@ -94,14 +108,25 @@ class EngineCollector(Collector):
                 "When the certificate that new connections get ends, in Unix time.",
                 self._certificate_expiry(),
             )
+        # There are no adapters yet; who picks endpoints by them asks for this name all the same.
+        yield self._adapters()
         ready = self._metrics.ready
         if ready is None:
             return
+        yield self._gauge("quire_model_bytes", "Weights as they lie in memory.", ready.model_bytes)
+        yield self._gauge("quire_kv_cache_bytes", "Memory of the KV cache.", ready.kv_cache_bytes)
         yield self._cache_config(ready.num_blocks, ready.block_size, ready.dtype)
         yield self._labelled(
             GaugeMetricFamily("quire_startup_seconds", "Start-up of the engine by phase.", labels=[*_LABELS, "phase"]),
             [([phase], seconds) for phase, seconds in ready.phase_seconds.items()],
         )
+
+    def _adapters(self) -> Metric:
+        """As vLLM has it: no other labels, and the time as its value."""
+        labels = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters that run and wait.", labels=[*labels])
+        family.add_metric([*labels.values()], time.time())
+        return family
 
     def _cache_config(self, num_blocks: int, block_size: int, dtype: str) -> Metric:
         labels = {
@@ -119,6 +144,8 @@ class EngineCollector(Collector):
         metrics, counts = self._metrics, self._metrics.engine.counters()
         for name, key, help in _ENGINE_COUNTERS:
             yield self._counter(name, help, counts.get(key, 0.0))
+        for name, help in _SPECULATION:
+            yield self._counter(name, help, 0.0)
         causes = {key.partition("/")[2]: value for key, value in counts.items() if key.startswith("preemptions/")}
         yield self._counter("vllm:num_preemptions", "Requests that lost their place.", sum(causes.values()))
         yield self._labelled(
@@ -154,19 +181,6 @@ class EngineCollector(Collector):
         )
         yield self._counter("quire_engine_restarts", "Times the engine process was replaced.", metrics.restarts)
 
-    def _histograms(self) -> Iterator[Metric]:
-        for name, attribute, help in _HISTOGRAMS:
-            histogram: Histogram = getattr(self._metrics, attribute)
-            counts = histogram.cumulative()
-            buckets = [*zip(map(_bound, histogram.bounds), counts, strict=False), ("+Inf", counts[-1])]
-            family = HistogramMetricFamily(name, help, labels=_LABELS)
-            family.add_metric(self._values, buckets, histogram.sum)
-            yield family
-
-
-def _bound(bound: float) -> str:
-    return repr(bound)
-
 
 _ENGINE_COUNTERS = (
     ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens of requests that ran."),
@@ -177,6 +191,12 @@ _ENGINE_COUNTERS = (
     ("quire_scheduled_tokens", "scheduled_tokens", "Tokens computed."),
     ("quire_recomputed_tokens", "recomputed_tokens", "Tokens computed again after a preemption."),
     ("quire_discarded_tokens", "discarded_tokens", "Tokens drawn after their request had ended."),
+)
+
+_SPECULATION = (
+    ("vllm:spec_decode_num_drafts", "Drafts of speculative decoding: none in this version."),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens in them."),
+    ("vllm:spec_decode_num_accepted_tokens", "Tokens of them that were kept."),
 )
 
 _HISTOGRAMS = (

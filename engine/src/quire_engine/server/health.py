@@ -3,7 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -49,8 +49,7 @@ async def metrics(request: Request) -> Response:
 
     In OpenMetrics the client library writes ``vllm_…`` for ``vllm:…``, and no dashboard would find its metrics.
     """
-    encode, content_type = choose_encoder("text/plain; version=0.0.4")
-    return Response(encode(request.app.state.registry), headers={"content-type": content_type})
+    return Response(request.app.state.exposition.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 @router.get("/version")

@@ -28,7 +28,7 @@ from quire_engine.server.access import Access
 from quire_engine.server.admission import Admission
 from quire_engine.server.app import make_app
 from quire_engine.server.context import Context
-from quire_engine.server.exposition import registry_of
+from quire_engine.server.exposition import Exposition
 from quire_engine.server.generation import Desk
 from quire_engine.server.http_protocol import BoundedHttpProtocol
 from quire_engine.server.lifecycle import Lifecycle
@@ -146,8 +146,8 @@ class _Server:
             metrics=self._metrics,
         )
         expiry = None if tls is None else tls.certificate_expiry
-        registry = registry_of(self._metrics, config.cache, time.monotonic, expiry)
-        app = make_app(context, registry, access, log_requests=config.log.requests, tracing=tracing)
+        exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry)
+        app = make_app(context, exposition, access, log_requests=config.log.requests, tracing=tracing)
         self._http = _Http(
             uvicorn.Config(
                 app,
