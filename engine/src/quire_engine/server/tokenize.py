@@ -1,15 +1,19 @@
 """POST /tokenize and /detokenize, as vLLM has them: what a text costs, and what ids say."""
 
+import asyncio
 from typing import Annotated, Any, Self
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import FailFast, Field, model_validator
 from starlette.requests import Request
+from starlette.responses import Response
 
 from quire_engine.errors import InvalidRequest
 from quire_engine.server.body import read_object, validated
 from quire_engine.server.context import context_of
 from quire_engine.server.openai.docs import body_schema
+from quire_engine.server.openai.limits import check_length
 from quire_engine.server.openai.prompts import chat_prompt_text
 from quire_engine.server.openai.schemas import MAX_MESSAGES, Message, Strict
 
@@ -41,7 +45,7 @@ class DetokenizeRequest(Strict):
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
-async def tokenize(request: Request) -> dict[str, Any]:
+async def tokenize(request: Request) -> Response:
     """The token ids of a prompt, or of messages through the chat template."""
     context = context_of(request)
     content = await read_object(request, context.options.max_body_bytes)
@@ -59,8 +63,10 @@ async def tokenize(request: Request) -> dict[str, Any]:
             variables=body.chat_template_kwargs,
         )
         special = body.add_special_tokens is True
-    (ids,) = await context.encode([text], add_special_tokens=special)
     ready = context.engine.ready
+    if ready is not None:
+        check_length([text], "prompt" if body.messages is None else "messages", context.limits())
+    (ids,) = await context.encode([text], add_special_tokens=special)
     answer: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": None if ready is None else ready.max_model_len,
@@ -68,7 +74,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
     }
     if body.return_token_strs:
         answer["token_strs"] = [context.tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in ids]
-    return answer
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
@@ -84,4 +90,5 @@ async def detokenize(request: Request) -> dict[str, str]:
         raise InvalidRequest(
             f"tokens: {beyond} is not a token of this model, whose ids end at {context.vocab_size - 1}", param="tokens"
         )
-    return {"prompt": context.tokenizer.decode(body.tokens)}
+    # In a thread: the event loop streams for others meanwhile.
+    return {"prompt": await asyncio.to_thread(context.tokenizer.decode, body.tokens)}

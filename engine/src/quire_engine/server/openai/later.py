@@ -28,6 +28,7 @@ LATER: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), "this version answers in text only"),
     "reasoning_effort": ((), "set it in chat_template_kwargs if the model's chat template knows it"),
     "verbosity": (("medium",), "is not supported by this version"),
+    "suffix": (("",), "filling in the middle is not supported by this version"),
     "prediction": ((), "predicted outputs are not supported by this version"),
     "moderation": ((), "this version moderates nothing"),
     "web_search_options": ((), "this version searches no web"),

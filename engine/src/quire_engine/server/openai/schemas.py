@@ -25,6 +25,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_N = 128
 MAX_BAD_WORDS = 256
 MAX_FIELDS = 256
+MAX_LOGIT_BIASES = 10_000
 MAX_MESSAGES = 10_000
 
 
@@ -42,6 +43,8 @@ def _check_stop(value: Any) -> Any:
 def _check_logit_bias(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"should be an object of token ids and biases, not {json_type(value)}")
+    if len(value) > MAX_LOGIT_BIASES:
+        raise ValueError(f"has {len(value)} tokens; at most {MAX_LOGIT_BIASES} are taken")
     pairs: dict[int, float] = {}
     for key, bias in value.items():
         if not str(key).isdecimal() or len(str(key)) > 9:
@@ -104,6 +107,7 @@ LogitBias = Annotated[
     WithJsonSchema(
         {
             "type": "object",
+            "maxProperties": MAX_LOGIT_BIASES,
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
@@ -225,7 +229,6 @@ class CompletionRequest(GenerationRequest):
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
         None, description="Draw so many answers and give the n with the highest log probability per token."
     )
-    suffix: Literal[""] | None = Field(None, description="Filling in the middle is not there yet.")
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
