@@ -180,14 +180,17 @@ def test_a_row_without_a_number_still_gives_a_token() -> None:
     assert all(0 <= token < 300 for token in greedy(logits).tolist())
 
 
-@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1), (3, 50), (33, 1003)])
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1), (3, 50), (33, 1003), (5, 1024), (5, 4100)])
 def test_greedy_equals_the_reference(rows: int, vocabulary: int, dtype: torch.dtype, threads: int) -> None:
     logits = torch.randn(rows, vocabulary + 5).to(dtype)[:, :vocabulary]
     assert greedy(logits).tolist() == reference.greedy(logits).tolist()
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
-    assert greedy(torch.tensor([[0.0, 2.0, 2.0, 1.0]])).tolist() == [1]
+    assert greedy(torch.tensor([[0.0, 2.0, 2.0, 1.0], [-1.0, -0.0, 0.0, -1.0]])).tolist() == [1, 1]
+    far = torch.full((2, 5000), -3.0)
+    far[0, [1500, 1600, 4000]], far[1, [4999, 1024]] = -1.0, 7.0
+    assert greedy(far).tolist() == [1500, 1024]
 
 
 @pytest.mark.parametrize(

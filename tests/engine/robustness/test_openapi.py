@@ -44,7 +44,8 @@ OPERATIONS = [
 WITH_BODIES = [operation for operation in OPERATIONS if operation[0] == "POST" and "admin" not in operation[1]]
 
 SEMANTIC = re.compile(
-    r"context is \d+ tokens|the prompt is empty|differs from max_tokens|best_of: this version|echo: together"
+    r"context is \d+ tokens|the prompt is empty|differs from max_tokens|best_of: (is \d+, fewer|the best are known)"
+    r"|has no tokens of this|at most \d+ are given|may forbid every"
     r"|min_tokens|max_tokens|chat template|is not a token of this model|may not set|more than may wait here"
     r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are taken"
 )

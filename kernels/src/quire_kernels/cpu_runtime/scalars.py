@@ -172,6 +172,19 @@ def _float32_of_bits(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
+@njit(inline="always")
+def ordered_bits(value: Any) -> Any:
+    """An int32 for each float32, in the same order (-0 before 0, NaN at the ends): the largest of many is found by
+    vector operations, which of floats it is not."""
+    bits = np.int32(bits_of_float32(value))
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@njit(inline="always")
+def float_of_ordered_bits(ordered: Any) -> Any:
+    return _float32_of_bits(np.int32(ordered ^ ((ordered >> np.int32(31)) & np.int32(0x7FFFFFFF))))
+
+
 @intrinsic
 def _nearest(typingctx: Any, value: Any) -> Any:
     """The nearest whole number, as an instruction: a call would keep the loop around it from vectorising."""

@@ -19,7 +19,9 @@ from quire_kernels.cpu_runtime.scalars import (
     exp_float32,
     fetch_add,
     float32_pointer,
+    float_of_ordered_bits,
     int64_pointer,
+    ordered_bits,
     storage_pointer,
     to_float32,
 )
@@ -28,6 +30,7 @@ from quire_kernels.cpu_runtime.scalars import (
 _PARALLEL_LOGITS = 1 << 15
 _BINS = 1024
 _SUM_LENGTH = 256
+_PART = 1024
 
 
 @njit
@@ -74,12 +77,12 @@ def _boundary(values: Any, count: Any, target: Any, by_mass: Any, scratch: Any, 
     return values[0]
 
 
-@njit(fastmath=FAST)
-def _largest_of(logits: Any) -> Any:
-    largest = np.float32(-np.inf)
-    for i in range(logits.size):
-        largest = max(largest, logits[i])
-    return largest
+@njit
+def _largest_of(values: Any) -> Any:
+    largest = ordered_bits(np.float32(-np.inf))
+    for i in range(values.size):
+        largest = max(largest, ordered_bits(to_float32(values[i])))
+    return float_of_ordered_bits(largest)
 
 
 @njit(fastmath=FAST)
@@ -219,7 +222,7 @@ def _sample_worker(block: Any) -> None:
             break
         values = carray(storage_pointer(block, logits + row * row_bytes), vocabulary)
         if temperature[row] == np.float32(0.0):
-            drawn[row] = _largest(values)
+            drawn[row] = _first_largest(values)
             continue
         total = _weigh(values, temperature[row], weights)
         floor = _threshold(weights, total, top_k[row], top_p[row], min_p[row], kept, totals)
@@ -229,14 +232,16 @@ def _sample_worker(block: Any) -> None:
 
 
 @njit
-def _largest(values: Any) -> Any:
-    best = 0
-    largest = to_float32(values[0])
-    for i in range(1, values.size):
-        value = to_float32(values[i])
+def _first_largest(values: Any) -> Any:
+    """A part at a time by its largest, which is a vector operation; only the best part is looked through for it."""
+    best, largest = 0, _largest_of(values[:_PART])
+    for begin in range(_PART, values.size, _PART):
+        value = _largest_of(values[begin : begin + _PART])
         if value > largest:
-            largest = value
-            best = i
+            best, largest = begin, value
+    for i in range(best, min(values.size, best + _PART)):
+        if to_float32(values[i]) == largest:
+            return i
     return best
 
 
@@ -249,7 +254,7 @@ def _greedy_worker(block: Any) -> None:
         row = fetch_add(counter, 0)
         if row >= items:
             break
-        drawn[row] = _largest(carray(storage_pointer(block, logits + row * row_bytes), vocabulary))
+        drawn[row] = _first_largest(carray(storage_pointer(block, logits + row * row_bytes), vocabulary))
 
 
 _SAMPLE, _GREEDY = Worker(_sample_worker), Worker(_greedy_worker)
