@@ -59,12 +59,13 @@ def make_scheduler(case: Case, *, caching: bool, steps: int) -> tuple[Scheduler,
 def input_builder(layout: KVCacheLayout, rows: int) -> Callable[[Batch], object]:
     """What the runner does before the model runs; loads torch."""
     from quire_engine.runner.inputs import RowState, build
+    from quire_engine.runner.logprobs import logits_rows
 
     state = RowState(max_rows=rows, max_blocks=4096 // BLOCK_SIZE + 1, groups=1)
 
     def prepare(batch: Batch) -> object:
         state.apply(batch)
-        return build(batch, state, layout)
+        return build(batch, state, layout, logits_rows(batch).rows)
 
     return prepare
 

@@ -172,6 +172,15 @@ class KVManager:
         self._prefixes.publish(sequence, end)
         return True
 
+    def leave_behind(self, running: list[Sequence]) -> None:
+        """Where blocks of a window are short, let go of all that no running sequence sees any more: each does so for
+        itself only as it grows by a block. To be called before a step is planned, lest it gives out what it reads."""
+        for index in self._windowed:
+            most = len(running) + self.max_chunk // self._block_size + 1
+            if self._groups[index].pool.num_free < most:
+                for sequence in running:
+                    self._leave_behind(index, sequence)
+
     def _leave_behind(self, index: int, sequence: Sequence) -> None:
         group = self._groups[index]
         count = group.first_visible(sequence.num_computed) - sequence.first_blocks[index]

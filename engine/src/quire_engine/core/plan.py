@@ -2,10 +2,12 @@
 ``commit``."""
 
 from dataclasses import dataclass, field
+from typing import cast
 
-from quire_engine.core.batch import Admission, Batch, PromptPositions
+from quire_engine.core.batch import Admission, Batch, BlockUpdates, PromptPositions
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.stall_bound import PromptWork, StallBound
+from quire_engine.core.swap_space import SwapCopies
 
 
 @dataclass(slots=True)
@@ -78,6 +80,26 @@ class Plan:
             self.sampled.append(sequence)
             sequence.num_tokens += 1
             sequence.num_pending = 1
+
+    def to_batch(
+        self, *, step: int, block_updates: tuple[BlockUpdates, ...], copies: SwapCopies, released_rows: list[int]
+    ) -> Batch:
+        return Batch(
+            step=step,
+            rows=cast("list[int]", [sequence.row for sequence in self.sequences]),  # a running sequence has one
+            num_computed=self.num_computed,
+            num_scheduled=self.num_scheduled,
+            num_draft=[0] * len(self.sequences),
+            token_ids=self.token_ids,
+            samples=self.samples,
+            feedback_tokens=self.feedback_tokens,
+            admitted=self.admitted,
+            block_updates=block_updates,
+            released_rows=released_rows,
+            swap_out=copies.swap_out,
+            swap_in=copies.swap_in,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from quire_engine.core.batch import Batch, FinishedSequence, PromptLogprobs, RunnerOutput, StepOutput
 from quire_engine.core.forks import ParkedChildren
+from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager, Placement
 from quire_engine.core.plan import InFlight, Plan
@@ -24,6 +25,7 @@ from quire_engine.core.policy import PolicyName, make_policy
 from quire_engine.core.preemption import PreemptionMode, decide
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal, refuse
+from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.stall_bound import StallBound
 from quire_engine.core.stats import Counters, Gauges
@@ -76,8 +78,7 @@ class Scheduler:
         self._families = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
         self._begun: list[Sequence] = []  # running with a part of the prompt, when this was last looked at
-        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
-        self._released_rows: list[int] = []
+        self._rows = Rows(config.max_num_seqs)
         self._in_flight: deque[InFlight] = deque()
         self._blocked: Sequence | None = None  # the first in the queue, when it did not fit
         self._blocked_free: list[int] = []
@@ -149,8 +150,7 @@ class Scheduler:
     def _take_row(self, sequence: Sequence) -> None:
         """Of a sequence that is no longer among the running ones."""
         assert sequence.row is not None
-        self._released_rows.append(sequence.row)
-        self._free_rows.append(sequence.row)
+        self._rows.give_back(sequence.row)
         sequence.row = None
 
     # --- a step ---
@@ -161,6 +161,7 @@ class Scheduler:
         plan = Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
         self._waiting.arrange(self._running)
         self._displace()
+        self._kv.leave_behind(self._running)
         if self._stall_bound is not None and any(map(_decodes, self._running)):
             plan.stall_bound = self._stall_bound
         self._serve_running(plan)
@@ -171,25 +172,14 @@ class Scheduler:
             return None
         self._step += 1
         copies = self._kv.take_copies()
-        batch = Batch(
+        batch = plan.to_batch(
             step=self._step,
-            rows=cast("list[int]", [sequence.row for sequence in plan.sequences]),  # a running sequence has one
-            num_computed=plan.num_computed,
-            num_scheduled=plan.num_scheduled,
-            num_draft=[0] * len(plan.sequences),
-            token_ids=plan.token_ids,
-            samples=plan.samples,
-            feedback_tokens=plan.feedback_tokens,
-            admitted=plan.admitted,
             block_updates=self._kv.take_updates(),
-            released_rows=self._released_rows,
-            swap_out=copies.swap_out,
-            swap_in=copies.swap_in,
-            prompt_logprobs=plan.prompt_logprobs,
+            copies=copies,
+            released_rows=self._rows.take_released(),
         )
         self.counters.swapped_out_blocks += copies.num_out
         self.counters.swapped_in_blocks += copies.num_in
-        self._released_rows = []
         self._in_flight.append(
             InFlight(
                 batch=batch,
@@ -266,7 +256,7 @@ class Scheduler:
     def _displace(self) -> None:
         """Preempt for the first in the queue, where there is no row for it or it did not fit, if the policy says so."""
         sequence = self._waiting.first()
-        if sequence is None or len(self._running) < 2 or (self._free_rows and not self._is_blocked(sequence)):
+        if sequence is None or len(self._running) < 2 or (self._rows.any_free and not self._is_blocked(sequence)):
             return
         if self._waiting.displaces(sequence, self._running[-1]):
             self._preempt(self._running.pop())
@@ -301,7 +291,7 @@ class Scheduler:
             before, self._begun = self._begun, [sequence for sequence in self._begun if _lacks_several(sequence)]
             if len(self._begun) < len(before):
                 self._blocked = None  # what was kept for them may be more than they took
-        while plan.budget > 0 and self._free_rows:
+        while plan.budget > 0 and self._rows.any_free:
             sequence = self._waiting.first()
             if sequence is None or self._is_blocked(sequence) or sequence.num_pending:
                 return  # its last draw is under way where it was displaced in this very step
@@ -325,7 +315,7 @@ class Scheduler:
 
     def _enter(self, sequence: Sequence, placement: Placement, budget: int, plan: Plan) -> None:
         """Put an admitted sequence among the running ones, and its first chunk into the plan."""
-        sequence.row = self._free_rows.pop()
+        sequence.row = self._rows.take()
         count = self._kv.enter(sequence, placement, budget=budget)
         insort(self._running, sequence, key=_order)
         start = sequence.num_computed
@@ -433,22 +423,11 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, rows and queues add up. For tests, and a debug switch."""
-        running, waiting = self._running, self._waiting.sequences()
         parked = self._parked.sequences()
-        self._kv.check_integrity(running, [*waiting, *parked])
+        self._kv.check_integrity(self._running, [*self._waiting.sequences(), *parked])
+        self._rows.check_integrity([sequence.row for sequence in self._running if sequence.row is not None])
         self._parked.check_integrity(self._sequences)
-        rows = [sequence.row for sequence in running]
-        assert None not in rows and sorted([*cast("list[int]", rows), *self._free_rows]) == list(
-            range(self._config.max_num_seqs)
-        )
-        assert all(sequence.row is None for sequence in waiting)
-        assert len(waiting) == len(self._waiting)
-        assert sum(sequence.num_tokens - sequence.num_computed for sequence in waiting) == self._waiting.num_tokens
-        assert {sequence.key for sequence in [*running, *waiting, *parked]} == set(self._sequences)
-        assert running == sorted(running, key=_order)
-        for sequence in self._sequences.values():
-            assert len(sequence.token_ids) + sequence.num_pending == sequence.num_tokens <= sequence.limit
-            assert sequence.num_computed < sequence.num_tokens
+        check_sequences(self._sequences, running=self._running, queue=self._waiting, parked=parked)
 
 
 def _decodes(sequence: Sequence) -> bool:

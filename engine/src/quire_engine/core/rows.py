@@ -1,0 +1,28 @@
+"""The rows of the runner: which are free, and which were given back since the step before."""
+
+
+class Rows:
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free = list(range(count - 1, -1, -1))
+        self._released: list[int] = []
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def give_back(self, row: int) -> None:
+        """It may be taken again in the same step: the runner releases before it admits."""
+        self._released.append(row)
+        self._free.append(row)
+
+    def take_released(self) -> list[int]:
+        """For the next batch."""
+        released, self._released = self._released, []
+        return released
+
+    def check_integrity(self, held: list[int]) -> None:
+        assert sorted([*held, *self._free]) == list(range(self._count)), "rows are lost or held twice"
