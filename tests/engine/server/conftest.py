@@ -13,6 +13,7 @@ import openai
 import pytest
 import tokenizers
 import uvicorn
+from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
@@ -158,6 +159,7 @@ class Running:
     engine: FakeEngine
     context: Context
     address: str
+    app: ASGIApp
     http: httpx.AsyncClient
     openai: openai.AsyncOpenAI
 
@@ -246,7 +248,7 @@ async def running(
             httpx.AsyncClient(base_url=address, timeout=20) as http,
             openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any-key-1", max_retries=0, timeout=20) as client,
         ):
-            yield Running(engine, context, address, http, client)
+            yield Running(engine, context, address, app, http, client)
         server.should_exit = True
         await task
 
