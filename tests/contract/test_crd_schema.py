@@ -25,6 +25,7 @@ from quire_operator.domain.spec import (
     PrefixCaching,
     Problem,
     RolloutStrategy,
+    SchedulingPolicy,
     Spec,
 )
 
@@ -149,6 +150,7 @@ ENUMS: dict[str, type[StrEnum]] = {
     "spec.engine.dtype": DType,
     "spec.engine.prefixCaching": PrefixCaching,
     "spec.engine.preemption": Preemption,
+    "spec.engine.schedulingPolicy": SchedulingPolicy,
     "spec.autoscaling.mode": AutoscalingMode,
     "spec.autoscaling.metricsSource": MetricsSource,
     "spec.rollout.strategy": RolloutStrategy,

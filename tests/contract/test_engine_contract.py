@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from quire_engine import flag_table, flags
 from quire_engine.config import EngineConfig
+from quire_engine.core import kv_layout
 from quire_engine.core.kv_layout import kv_bytes_per_token
 from quire_engine.errors import FlagsError
+from quire_engine.runner.memory import AvailableMemory
 from quire_operator.adapters.local_machine import this_machine
-from quire_operator.domain import capacity, engine_contract, engine_flags
+from quire_operator.domain import capacity, engine_contract, engine_flags, kv_groups
+from quire_operator.domain.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.spec import DType, Spec
 from quire_operator.domain.spec.engine import BLOCK_SIZES
 
@@ -58,6 +61,9 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
             "maxSequences": 32,
             "kvCache": {"memoryPercent": 85},
             "prefixCaching": caching,
+            "schedulingPolicy": "Fair",
+            "preemption": "Swap",
+            "swapSpace": "2Gi",
             "extraArgs": ["--seed", "7", "--lenient"],
         },
         drain={"timeout": "1m30s"},
@@ -68,6 +74,8 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (size, None)
     assert config.cache.gpu_memory_utilization == pytest.approx(0.85)
     assert config.cache.enable_prefix_caching is (caching == "Enabled")
+    assert (config.scheduler.policy, config.scheduler.preemption_mode) == ("fair", "swap")
+    assert config.cache.swap_space_bytes == 2 * 2**30
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (32, 1024)
     assert config.server.served_model_names == ("org/Chat",)
     assert (config.server.host, config.server.port) == ("0.0.0.0", engine_contract.HTTP_PORT)
@@ -99,6 +107,108 @@ def test_both_count_the_same_bytes_per_token(layers: int, kv_heads: int, head_di
     assert capacity.kv_bytes_per_token(
         layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes
     ) == kv_bytes_per_token(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes)
+
+
+@given(
+    budget=st.integers(0, 10**12),
+    groups=st.lists(st.tuples(st.integers(1, 10**8), st.none() | st.integers(0, 10**6)), min_size=1, max_size=4),
+)
+def test_both_share_blocks_among_groups_alike(budget: int, groups: list[tuple[int, int | None]]) -> None:
+    ours = kv_groups.share_blocks(
+        budget, [kv_groups.GroupDemand(block_bytes=size, most_blocks=most) for size, most in groups]
+    )
+    theirs = kv_layout.share_blocks(
+        budget, [kv_layout.GroupDemand(block_bytes=size, most_blocks=most) for size, most in groups]
+    )
+    assert ours == theirs
+
+
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 5000), st.none() | st.integers(1, 3000)),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda group: group[1],
+    ),
+    length=st.integers(1, 5000),
+    sequences=st.integers(1, 50),
+    tokens=st.integers(1, 3000),
+    block_size=st.sampled_from(BLOCK_SIZES),
+    budget=st.integers(0, 10**9),
+)
+def test_what_fits_by_one_is_what_the_other_allocates(
+    groups: list[tuple[int, int | None]], length: int, sequences: int, tokens: int, block_size: int, budget: int
+) -> None:
+    """A cache of a given size: as many tokens, or the same size named as the least that would do."""
+    from quire_engine.config import CacheOptions
+    from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, size_cache
+
+    asked = kv_groups.Limits(
+        sequence_tokens=length, max_sequences=sequences, max_batched_tokens=tokens, block_size=block_size
+    )
+    ours = [kv_groups.KVGroup(bytes_per_token=size, window=window) for size, window in groups]
+    demand = CacheDemand(  # of the groups that without_idle_windows leaves
+        groups=tuple(
+            CacheGroup(block_bytes=group.bytes_per_token * block_size, window=group.window)
+            for group in kv_groups._without_idle_windows(ours, asked)
+        ),
+        block_size=block_size,
+        model_limit=length,
+        must_hold_limit=True,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+    )
+    least = kv_groups.sequence_bytes(ours, asked)
+    theirs = size_cache(demand, CacheOptions(kv_cache_memory_bytes=budget), None)
+    if isinstance(theirs, CacheSize):
+        held = kv_groups.share_groups(budget, ours, asked)
+        full = [count for count, group in zip(theirs.num_blocks, demand.groups, strict=True) if group.window is None]
+        assert held.sequences >= 1
+        assert not full or held.tokens == min(full) * block_size
+    else:
+        assert f"use --kv-cache-memory-bytes {least}" in theirs.message
+        assert isinstance(size_cache(demand, CacheOptions(kv_cache_memory_bytes=least), None), CacheSize)
+    automatic = size_cache(demand, CacheOptions(), AvailableMemory(size=2**50, is_own=True))
+    assert isinstance(automatic, CacheSize)
+    assert automatic.kv_cache_bytes == kv_groups.most_bytes(ours, asked)
+
+
+WINDOWED: dict[str, list[dict[str, object]]] = {
+    "MistralForCausalLM": [{}, {"sliding_window": None}, {"sliding_window": 7}],
+    "MixtralForCausalLM": [{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}],
+    "Phi3ForCausalLM": [{"sliding_window": 5, "pad_token_id": 0}],
+    "Qwen2ForCausalLM": [
+        {"sliding_window": 8},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+        {"use_sliding_window": True},
+    ],
+    "Qwen3ForCausalLM": [
+        {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 5 + ["full_attention"] * 2}
+    ],
+    "Gemma2ForCausalLM": [{}, {"sliding_window": 6}, {"layer_types": ["full_attention"] * 7}],
+    "Gemma3ForCausalLM": [{}, {"sliding_window": 6, "sliding_window_pattern": 3}],
+    "LlamaForCausalLM": [{"sliding_window": 5}],
+}
+
+
+@pytest.mark.parametrize(("family", "fields"), [(family, each) for family in WINDOWED for each in WINDOWED[family]])
+def test_both_see_the_same_windows(family: str, fields: dict[str, object], tmp_path: Path) -> None:
+    from quire_engine.model.config import load_config
+
+    shape = {
+        "architectures": [family],
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**shape, **fields}))
+    ours = parse_model_config({**shape, **fields})
+    assert isinstance(ours, ModelConfig), ours
+    assert ours.windows == load_config(tmp_path, (family,)).windows
 
 
 @pytest.mark.parametrize("asked", DType)

@@ -255,7 +255,7 @@ def test_a_window_is_always_left_room_for_a_chunk_of_more_than_a_block() -> None
         assert KVManager(layout, max_chunk=1000, enable_prefix_caching=True).max_chunk > 16
 
 
-@settings(max_examples=60)
+@settings(max_examples=25, deadline=None)
 @given(
     window=st.integers(1, 60),
     sequences=st.integers(1, 5),

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain import capacity
-from quire_operator.domain.capacity import Fits, Footprint, Limits, TooSmall
+from quire_operator.domain import capacity, kv_groups
+from quire_operator.domain.capacity import Fits, Footprint, TooSmall
 from quire_operator.domain.gpus import GPUS, find_gpu
+from quire_operator.domain.kv_groups import KVGroup, Limits
 from quire_operator.domain.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.spec import DType, Spec
 
@@ -194,21 +195,29 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 
 needs_and_limits = st.builds(
-    lambda weights, workspace, per_token, length, sequences, block: (
+    lambda weights, workspace, swap, groups, length, sequences, tokens, block: (
         Footprint(
             dtype="bfloat16",
             parameters=weights // 2,
             weight_bytes=weights,
             workspace_bytes=workspace,
-            kv_bytes_per_token=per_token,
+            swap_bytes=swap,
+            kv_groups=groups,
         ),
-        Limits(sequence_tokens=length, max_sequences=sequences, block_size=block),
+        Limits(sequence_tokens=length, max_sequences=sequences, max_batched_tokens=tokens, block_size=block),
     ),
     st.integers(1, 10**10),
     st.integers(0, 10**9),
-    st.integers(1, 10**6),
+    st.integers(0, 10**9),
+    st.lists(
+        st.builds(KVGroup, bytes_per_token=st.integers(1, 10**6), window=st.none() | st.none() | st.integers(1, 5000)),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda group: group.window,
+    ).map(tuple),
     st.integers(1, 10**6),
     st.integers(1, 1024),
+    st.integers(1, 10**4),
     st.sampled_from([8, 16, 128]),
 )
 
@@ -227,11 +236,17 @@ def test_what_is_said_to_be_needed_is_enough_and_not_a_byte_too_much(
         assert 0 <= outcome.longest_sequence_tokens <= limits.sequence_tokens
     else:
         assert 1 <= outcome.sequences <= limits.max_sequences
-        assert outcome.sequences * limits.sequence_slots <= outcome.kv_tokens
-        assert outcome.kv_tokens * needs.kv_bytes_per_token <= outcome.kv_cache_bytes
-        assert needs.weight_bytes + needs.workspace_bytes + outcome.kv_cache_bytes <= memory
+        assert needs.base_bytes + outcome.kv_cache_bytes <= memory
         useful = capacity.useful_kv_cache_bytes(outcome, needs, limits)
-        assert limits.sequence_slots * needs.kv_bytes_per_token <= useful <= outcome.kv_cache_bytes
+        assert useful <= outcome.kv_cache_bytes
+        # As many sequences fit into what is worth allocating as into all that there is.
+        held = kv_groups.share_groups(useful, needs.kv_groups, limits)
+        assert held.sequences == outcome.sequences
+        if all(group.window is None for group in needs.kv_groups):
+            slots = limits.sequence_blocks * limits.block_size
+            assert outcome.sequences * slots <= outcome.kv_tokens
+            assert outcome.kv_tokens * needs.kv_bytes_per_token <= outcome.kv_cache_bytes
+            assert slots * needs.kv_bytes_per_token <= useful
 
 
 @given(needs_and_limits, st.integers(1, 10**11))
@@ -241,6 +256,43 @@ def test_shorter_sequences_fit_where_longer_ones_do(drawn: tuple[Footprint, Limi
     if isinstance(outcome, TooSmall) and outcome.longest_sequence_tokens:
         shorter = replace(limits, sequence_tokens=outcome.longest_sequence_tokens)
         assert isinstance(capacity.fit(spec_of(), needs, shorter, memory_bytes=memory), Fits)
+
+
+def test_windows_leave_their_memory_to_full_attention() -> None:
+    """Gemma 3 4B's shape: five of six layers look back on 1,024 tokens."""
+    body = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 4,
+        "sliding_window": 1024,
+        "vocab_size": 262208,
+    }
+    outcomes = []
+    for shape in (body, {**body, "layer_types": ["full_attention"] * 34}):
+        config = config_of(shape)
+        spec = spec_of(maxModelLength=32768, maxSequences=8)
+        needs = capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device="gpu")
+        outcome = capacity.fit(spec, needs, capacity.limits(spec, config), memory_bytes=24 * GIB)
+        assert isinstance(outcome, Fits)
+        outcomes.append((outcome.sequences, outcome.kv_tokens))
+    (windowed, tokens), (full, full_tokens) = outcomes
+    assert (windowed, full) == (8, 3)
+    assert tokens > 4 * full_tokens
+
+
+def test_swap_space_is_taken_from_a_cpus_memory_and_not_from_a_gpus() -> None:
+    config = config_of(LLAMA_3_8B)
+    spec = spec_of(swapSpace="4Gi", maxModelLength=8192)
+    for device, swap in (("cpu", 4 * GIB), ("gpu", 0)):
+        needs = capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device=device)  # type: ignore[arg-type]
+        assert needs.swap_bytes == swap
+        outcome = capacity.fit(spec, needs, capacity.limits(spec, config), memory_bytes=32 * GIB)
+        assert isinstance(outcome, Fits)
+        assert outcome.kv_cache_bytes == 32 * GIB * 90 // 100 - needs.weight_bytes - needs.workspace_bytes - swap
 
 
 def test_a_cache_of_a_given_size_must_hold_one_sequence() -> None:

@@ -69,6 +69,10 @@ def share_blocks(budget_bytes: int, groups: Sequence[GroupDemand]) -> tuple[int,
     for place, index in enumerate(order):
         each = left // sum(groups[other].block_bytes for other in order[place:])
         most = groups[index].most_blocks
-        blocks[index] = each if most is None else min(each, most)
-        left -= blocks[index] * groups[index].block_bytes
+        if most is None or each <= most:
+            for other in order[place:]:
+                blocks[other] = each
+            break
+        blocks[index] = most
+        left -= most * groups[index].block_bytes
     return tuple(blocks)

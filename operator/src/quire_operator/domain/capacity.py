@@ -1,13 +1,14 @@
 """What a model needs of memory, and how many tokens and sequences then fit. Pure arithmetic.
 
 Used by ``quire plan``, by ``quire up`` before it starts anything, and by the operator before it creates pods. The share
-of ``kvCache.memoryPercent`` is what one replica may fill altogether: weights, working space, and the KV cache with the
-rest.
+of ``kvCache.memoryPercent`` is what one replica may fill altogether: weights, working space, swap space, and the KV
+cache with the rest. How that is divided among layers with and without a sliding window, ``kv_groups`` says.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from quire_operator.domain.kv_groups import KVGroup, Limits, group_layers, most_bytes, sequence_bytes, share_groups
 from quire_operator.domain.model_config import DTYPE_BYTES, DTypeName, ModelConfig
 from quire_operator.domain.spec import DType, KVCacheSize, Spec
 
@@ -30,22 +31,19 @@ class Footprint:
     weight_bytes: int
     workspace_bytes: int
     """Runtime and the largest step's activations; an estimate."""
-    kv_bytes_per_token: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the spec asks of the cache: how long, how many, in which blocks."""
-
-    sequence_tokens: int
-    """Tokens of the longest sequence."""
-    max_sequences: int
-    block_size: int
+    swap_bytes: int
+    """Of the memory that the weights are in; on a GPU swap space is elsewhere."""
+    kv_groups: tuple[KVGroup, ...]
 
     @property
-    def sequence_slots(self) -> int:
-        """Token slots of the longest sequence: whole blocks."""
-        return -(-self.sequence_tokens // self.block_size) * self.block_size
+    def kv_bytes_per_token(self) -> int:
+        """Of a token that every layer holds."""
+        return sum(group.bytes_per_token for group in self.kv_groups)
+
+    @property
+    def base_bytes(self) -> int:
+        """All but the KV cache."""
+        return self.weight_bytes + self.workspace_bytes + self.swap_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +71,7 @@ class TooSmall:
 def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
     """Bytes one token takes in the KV cache: a key and a value per layer and KV head.
 
-    The engine has the same formula in ``core/kv_layout``; tests/contract holds the two equal. Layers with a sliding
-    window count as full ones: the upper bound.
+    The engine has the same formula in ``core/kv_layout``; tests/contract holds the two equal.
     """
     return 2 * layers * kv_heads * head_dim * dtype_bytes
 
@@ -108,8 +105,12 @@ def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeN
         parameters=parameters,
         weight_bytes=parameters * width,
         workspace_bytes=workspace,
-        kv_bytes_per_token=kv_bytes_per_token(
-            layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype_bytes=width
+        swap_bytes=spec.engine.swap_space_bytes if device == "cpu" else 0,
+        kv_groups=group_layers(
+            config.windows,
+            layer_bytes_per_token=kv_bytes_per_token(
+                layers=1, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype_bytes=width
+            ),
         ),
     )
 
@@ -119,14 +120,15 @@ def limits(spec: Spec, config: ModelConfig) -> Limits:
     return Limits(
         sequence_tokens=spec.engine.max_model_length or config.max_positions or 2048,
         max_sequences=spec.engine.max_sequences,
+        max_batched_tokens=spec.engine.max_batched_tokens,
         block_size=spec.engine.block_size,
     )
 
 
 def fit(spec: Spec, needs: Footprint, asked: Limits, *, memory_bytes: int) -> Fits | TooSmall:
     """What one replica can hold in ``memory_bytes``."""
-    base = needs.weight_bytes + needs.workspace_bytes
-    one_sequence = asked.sequence_slots * needs.kv_bytes_per_token
+    base = needs.base_bytes
+    one_sequence = sequence_bytes(needs.kv_groups, asked)
     match spec.engine.kv_cache:
         case KVCacheSize(size_bytes=size):
             available = size if base + size <= memory_bytes else max(0, memory_bytes - base)
@@ -136,19 +138,16 @@ def fit(spec: Spec, needs: Footprint, asked: Limits, *, memory_bytes: int) -> Fi
             available = max(0, memory_bytes * share.memory_percent // 100 - base)
             enough = available >= one_sequence
             needed = -(-(base + one_sequence) * 100 // share.memory_percent)
-    block_bytes = asked.block_size * needs.kv_bytes_per_token
-    tokens = available // block_bytes * asked.block_size
+    held = share_groups(available, needs.kv_groups, asked)
     if not enough:
         return TooSmall(
             kv_cache_bytes=available,
             needed_bytes=needed,
-            longest_sequence_tokens=min(tokens, asked.sequence_tokens),
+            longest_sequence_tokens=min(held.tokens, asked.sequence_tokens),
         )
-    sequences = min(asked.max_sequences, tokens // asked.sequence_slots)
-    return Fits(kv_cache_bytes=available, kv_tokens=tokens, sequences=sequences)
+    return Fits(kv_cache_bytes=available, kv_tokens=held.tokens, sequences=held.sequences)
 
 
 def useful_kv_cache_bytes(fits: Fits, needs: Footprint, asked: Limits) -> int:
     """The cache to really allocate: never more than all sequences together could fill."""
-    most = asked.max_sequences * asked.sequence_slots * needs.kv_bytes_per_token
-    return min(fits.kv_cache_bytes, most)
+    return min(fits.kv_cache_bytes, most_bytes(needs.kv_groups, asked))

@@ -54,6 +54,9 @@ def engine_args(
             args += ["--gpu-memory-utilization", f"{percent / 100:g}"]
     if engine.prefix_caching is PrefixCaching.DISABLED:
         args += ["--no-enable-prefix-caching"]
+    args += ["--scheduling-policy", engine.scheduling_policy.lower(), "--preemption-mode", engine.preemption.lower()]
+    if engine.swap_space_bytes:
+        args += ["--swap-space-bytes", str(engine.swap_space_bytes)]
     args += ["--drain-timeout", f"{spec.drain.timeout_seconds:g}"]
     if threads is not None:
         args += ["--threads", str(threads)]

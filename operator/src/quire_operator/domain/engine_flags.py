@@ -29,6 +29,9 @@ OWNED_FLAGS: Mapping[str, str] = {
     "drain-timeout": "spec.drain.timeout",
     "enable-prefix-caching": "spec.engine.prefixCaching",
     "no-enable-prefix-caching": "spec.engine.prefixCaching",
+    "scheduling-policy": "spec.engine.schedulingPolicy",
+    "preemption-mode": "spec.engine.preemption",
+    "swap-space-bytes": "spec.engine.swapSpace",
 }
 """Flags that a field of the LLMDeployment sets."""
 RESERVED_FLAGS = frozenset(

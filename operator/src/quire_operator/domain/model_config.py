@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from quire_operator.domain.attention_windows import Windows, read_windows
 from quire_operator.domain.fields import Fields, Problem
 
 DTypeName = Literal["float32", "float16", "bfloat16"]
@@ -37,6 +38,7 @@ class ModelConfig:
     """The longest sequence the model was made for."""
     dtype: DTypeName | None
     """What the checkpoint is stored in; None where the config doesn't say."""
+    windows: Windows
 
     @property
     def parameters(self) -> int:
@@ -58,9 +60,10 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
     hidden = _size(text, "hidden_size", "n_embd")
     experts = text.integer("num_local_experts", default=None) or text.integer("num_experts", default=None) or 1
     family = _family(root)
+    layers = _size(text, "num_hidden_layers", "n_layer")
     config = ModelConfig(
         family=family,
-        layers=_size(text, "num_hidden_layers", "n_layer"),
+        layers=layers,
         hidden_size=hidden,
         heads=heads,
         kv_heads=text.integer("num_key_value_heads", default=heads, minimum=1),
@@ -71,6 +74,7 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
         tied_embeddings=_are_embeddings_tied(family, root, text),
         max_positions=text.integer("max_position_embeddings", default=None, minimum=1),
         dtype=_dtype(root, text),
+        windows=read_windows(family, text, layers),
     )
     if not problems and config.heads % config.kv_heads:
         text.problem("num_key_value_heads", f"must divide num_attention_heads ({heads}), got {config.kv_heads}")

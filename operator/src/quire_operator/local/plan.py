@@ -10,8 +10,9 @@ from rich.text import Text
 from quire_operator.adapters.local_machine import Machine
 from quire_operator.adapters.model_store import ModelFacts
 from quire_operator.domain import capacity
-from quire_operator.domain.capacity import Fits, Footprint, Limits, TooSmall
+from quire_operator.domain.capacity import Fits, Footprint, TooSmall
 from quire_operator.domain.gpus import GPUS, find_gpu
+from quire_operator.domain.kv_groups import Limits, sequence_bytes
 from quire_operator.domain.model_config import DTYPE_BYTES
 from quire_operator.domain.quantities import format_bytes
 from quire_operator.domain.spec import KVCacheShare, Spec
@@ -86,7 +87,10 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
     width = DTYPE_BYTES[needs.dtype]
     counted = "counted in its weights" if facts.counted else "worked out from its configuration"
     experts = f", {config.experts} experts" if config.experts > 1 else ""
-    one = limits.sequence_slots * needs.kv_bytes_per_token
+    one = sequence_bytes(needs.kv_groups, limits)
+    swap = spec.engine.swap_space_bytes
+    windowed = config.layers - config.windows.count(None)
+    windows = f", {windowed} with a sliding window" if windowed else ""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -94,7 +98,8 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
         (spec.name, f"{spec.model.source}  ({config.family})"),
         (
             "Shape",
-            f"{config.layers} layers, {config.heads} heads on {config.kv_heads} KV heads of {config.head_dim}{experts}",
+            f"{config.layers} layers{windows}, {config.heads} heads on {config.kv_heads} KV heads of "
+            f"{config.head_dim}{experts}",
         ),
         (
             "Memory per token",
@@ -106,6 +111,7 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
             f"{format_bytes(needs.weight_bytes)} = {_count(needs.parameters)} parameters × {width} bytes, {counted}",
         ),
         ("Working space", f"about {format_bytes(needs.workspace_bytes)}"),
+        *([("Swap space", f"{format_bytes(swap)} of host memory")] if swap else []),
         ("Longest sequence", f"{limits.sequence_tokens:,} tokens, {format_bytes(one)} of KV cache"),
     )
     for row in rows:

@@ -7,7 +7,8 @@ from pathlib import Path
 from quire_operator.adapters.local_machine import Machine
 from quire_operator.adapters.model_store import ModelFacts
 from quire_operator.domain import capacity
-from quire_operator.domain.capacity import Fits, Footprint, Limits, TooSmall
+from quire_operator.domain.capacity import Fits, Footprint, TooSmall
+from quire_operator.domain.kv_groups import Limits, sequence_bytes
 from quire_operator.domain.quantities import format_bytes
 from quire_operator.domain.spec import KVCacheSize, Spec
 from quire_operator.errors import CapacityProblem
@@ -63,7 +64,7 @@ def size(spec: Spec, facts: ModelFacts, *, folder: Path, share: Share, machine: 
             details=[
                 f"weights {format_bytes(needs.weight_bytes)} ({needs.dtype}), "
                 f"working space {format_bytes(needs.workspace_bytes)}",
-                f"KV cache {format_bytes(limits.sequence_slots * needs.kv_bytes_per_token)} for one sequence of "
+                f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, limits))} for one sequence of "
                 f"{limits.sequence_tokens:,} tokens; {format_bytes(fits.kv_cache_bytes)} are left for it",
             ],
             hint="; ".join(remedies(spec, needs, limits, fits, shared=not share.on_gpu)),
@@ -91,7 +92,7 @@ def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16:
 def remedies(spec: Spec, needs: Footprint, limits: Limits, small: TooSmall, *, shared: bool) -> list[str]:
     """What a person can change so that it fits. ``shared``: all replicas live in the same memory."""
     advice: list[str] = []
-    one_sequence = limits.sequence_slots * needs.kv_bytes_per_token
+    one_sequence = sequence_bytes(needs.kv_groups, limits)
     if isinstance(spec.engine.kv_cache, KVCacheSize) and small.kv_cache_bytes >= one_sequence:
         mebibytes = small.kv_cache_bytes // 2**20
         advice.append(f"lower spec.engine.kvCache.size to {mebibytes}Mi")

@@ -11,6 +11,7 @@ from quire_operator.domain.spec.engine import (
     Preemption,
     PrefixCaching,
     Resources,
+    SchedulingPolicy,
 )
 from quire_operator.domain.spec.model import (
     ClaimSource,
@@ -59,6 +60,7 @@ __all__ = [
     "ScaleDown",
     "ScaleUp",
     "ScalingTargets",
+    "SchedulingPolicy",
     "Source",
     "Spec",
 ]

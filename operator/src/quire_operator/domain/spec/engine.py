@@ -26,9 +26,16 @@ class PrefixCaching(StrEnum):
     DISABLED = "Disabled"
 
 
+class SchedulingPolicy(StrEnum):
+    FCFS = "FCFS"
+    PRIORITY = "Priority"
+    FAIR = "Fair"
+    """Among tenants, which are API keys."""
+
+
 class Preemption(StrEnum):
     AUTO = "Auto"
-    """The engine chooses among the kinds it has."""
+    """Whatever was measured to cost less, where there is swap space."""
     SWAP = "Swap"
     RECOMPUTE = "Recompute"
 
@@ -60,7 +67,10 @@ class Engine:
     block_size: int
     kv_cache: KVCacheShare | KVCacheSize
     prefix_caching: PrefixCaching
+    scheduling_policy: SchedulingPolicy
     preemption: Preemption
+    swap_space_bytes: int
+    """Host memory for the blocks of preempted sequences; 0 is none."""
     extra_args: tuple[str, ...]
 
     @property
@@ -106,11 +116,13 @@ def read_engine(fields: Fields) -> Engine:
         block_size=_read_block_size(fields),
         kv_cache=_read_kv_cache(fields),
         prefix_caching=fields.choice("prefixCaching", PrefixCaching, default=PrefixCaching.ENABLED),
-        preemption=fields.choice(
-            "preemption", Preemption, default=Preemption.AUTO, later={"Swap": "use Auto or Recompute"}
-        ),
+        scheduling_policy=fields.choice("schedulingPolicy", SchedulingPolicy, default=SchedulingPolicy.FCFS),
+        preemption=fields.choice("preemption", Preemption, default=Preemption.AUTO),
+        swap_space_bytes=fields.byte_size("swapSpace", minimum=0) or 0,
         extra_args=_read_extra_args(fields),
     )
+    if engine.preemption is Preemption.SWAP and not engine.swap_space_bytes:
+        fields.problem("preemption", "Swap needs swapSpace, such as 4Gi; or use Auto")
     fields.done()
     return engine
 
