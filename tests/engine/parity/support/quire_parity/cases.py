@@ -20,6 +20,8 @@ class Case:
     """transformers' ``model_type``."""
     fields: dict[str, Any] = field(default_factory=dict)
     """Of its config.json, beside those of ``_SMALL``; None leaves out one of those."""
+    saved: dict[str, Any] = field(default_factory=dict)
+    """Arguments of ``save_pretrained``."""
     lengths: tuple[int, ...] = LENGTHS
     max_model_len: int = MAX_MODEL_LEN
     attention: str = "eager"
@@ -57,7 +59,7 @@ def save(case: Case, folder: Path) -> None:
                 parameter += torch.randn_like(parameter) * 0.15
             elif not parameter.any():  # routers, which would leave the choice of experts to chance
                 parameter += torch.randn_like(parameter) * 0.5
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **case.saved)
 
 
 def prompts(lengths: tuple[int, ...]) -> list[list[int]]:

@@ -63,6 +63,7 @@ def block_bytes(config: EngineConfig) -> int:
 
 def cache_options(schedule: Schedule, block_bytes: int) -> CacheOptions:
     return CacheOptions(
+        block_size=schedule.block_size,
         kv_cache_memory_bytes=schedule.cache_blocks * block_bytes,
         swap_space_bytes=schedule.swap_blocks * block_bytes,
         enable_prefix_caching=schedule.enable_prefix_caching,

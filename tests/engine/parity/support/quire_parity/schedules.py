@@ -29,6 +29,7 @@ class Schedule:
     rounds: int = 1
     """How often the prompts are asked, one round after another."""
     enable_prefix_caching: bool = False
+    block_size: int = 16
     cache_blocks: int = 100
     """Of every layer. The longest sequence takes 6, all together 30."""
     swap_blocks: int = 0
