@@ -11,7 +11,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from quire_engine.config import CacheOptions
+from quire_engine.config import AccessOptions, CacheOptions
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.exposition import Exposition
 from quire_engine.server.histogram import Histogram, one_two_five
@@ -82,6 +82,53 @@ def test_names_types_and_labels_are_vllms() -> None:
     assert {family.partition("{")[0].split("_")[0] for family in kinds} == {"vllm:num", "vllm:kv", "vllm:cache"} | {
         name.split("_")[0] for name in kinds
     }
+
+
+_BUCKETS = {
+    "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 160.0 640.0 2560.0": {
+        *("vllm:time_to_first_token_seconds", "quire_first_token_wait_seconds"),
+    },
+    "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0": {
+        *("vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds"),
+    },
+    "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0 480.0 960.0 1920.0 7680.0": {
+        *("vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds"),
+        *("vllm:request_decode_time_seconds", "vllm:request_inference_time_seconds"),
+    },
+    "1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0 16384.0": {"vllm:iteration_tokens_total"},
+    "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 500.0": {"vllm:request_prompt_tokens", "vllm:request_generation_tokens"},
+}
+
+
+def test_every_histogram_has_the_buckets_dashboards_know() -> None:
+    text = Exposition(Metrics("m", 512), CacheOptions(), time.monotonic).text().decode()
+    bounds: dict[str, list[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                bounds.setdefault(sample.name.removesuffix("_bucket"), []).append(sample.labels["le"])
+    found: dict[str, set[str]] = {}
+    for name, own in bounds.items():
+        assert own.pop() == "+Inf"
+        found.setdefault(" ".join(own), set()).add(name)
+    assert found == _BUCKETS
+
+
+async def test_what_is_turned_away_is_counted_by_its_reason(serving: Serving, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("requests_per_minute=3 plain-key-1\n")
+    async with serving("ok", access=AccessOptions(api_key_file=tmp_path / "keys")) as server:
+        rejected = server.context.metrics.rejected
+        await server.complete()
+        assert rejected == {"unauthorized": 1}
+        server.http.headers["authorization"] = "Bearer plain-key-1"
+        server.engine.ready = None
+        await server.complete()
+        server.context.lifecycle.begin_drain()
+        await server.complete()
+        await server.complete(colour=1)  # draining as well
+        await server.complete()
+        assert rejected == {"unauthorized": 1, "no_engine": 1, "draining": 2, "key_limit": 1}
+        assert 'reason="key_limit"} 1.0' in (await server.http.get("/metrics")).text
 
 
 def test_buckets_are_those_dashboards_expect() -> None:
