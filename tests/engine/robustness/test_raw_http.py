@@ -154,7 +154,6 @@ PLAIN = json.dumps(REQUEST).encode()
         ({"more": "transfer-encoding: chunked\r\n"}, b"zz\r\n", 400),
         ({"more": "transfer-encoding: chunked, gzip\r\n"}, b"0\r\n\r\n", 400),
         ({"more": "content-length: 5\r\n"}, PLAIN, 400),
-        ({"more": "upgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"}, PLAIN, 200),
         ({"more": "accept: image/png\r\n"}, PLAIN, 200),
         ({"path": "/" + "x" * 70_000}, PLAIN, 431),
         ({"path": "/v1/" + "a/" * 3000}, PLAIN, 404),
@@ -193,6 +192,15 @@ def test_garbage_behind_a_streamed_request_does_not_end_its_stream_as_a_success(
     body = body_with(stream=True, max_tokens=2000)
     answer = talk(server, request_of(server, body, close=False) + b"\0garbage\r\n\r\n")
     assert b"[DONE]" not in answer
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_an_offer_of_another_protocol_is_left_aside(server: Any, protocol: str) -> None:
+    """Java's client and ``curl --http2`` make one with every request."""
+    offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\n"
+    data = request_of(server, PLAIN, more=offer, close=False) + request_of(server, PLAIN)
+    answer = talk(server, data)
+    assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 200]
 
 
 def test_a_half_closed_connection_counts_as_a_client_that_left(server: Any) -> None:

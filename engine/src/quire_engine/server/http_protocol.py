@@ -4,6 +4,7 @@ Bodies are bounded in ``body``; this is for what comes before any route is known
 """
 
 import asyncio
+import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -27,6 +28,16 @@ def _refusal(status: bytes, error: InvalidRequest) -> bytes:
         len(body),
         body,
     )
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """HTTP lets a server leave an offer of HTTP/2 or WebSocket aside; the parser would leave out the body instead."""
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + data[len(head) :]
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -54,6 +65,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         began_in_head = self._in_head
         if began_in_head and self._head_timer is None:
             self._expect_head()
+        if began_in_head:
+            data = _without_upgrade(data)
         self._head_ended = False
         self._read_bytes = len(data)
         super().data_received(data)
