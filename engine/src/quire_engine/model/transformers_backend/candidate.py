@@ -11,10 +11,10 @@ from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions, BuiltModel
 from quire_engine.model.shape import ModelShape, without_idle_windows
 from quire_engine.model.transformers_backend import attention, checkpoint
-from quire_engine.model.transformers_backend.description import Description, describe
+from quire_engine.model.transformers_backend.description import Description, describe, name_of
 from quire_engine.model.transformers_backend.layers import AttentionLayers, judge
 from quire_engine.model.transformers_backend.model import TransformersModel
-from quire_engine.model.transformers_backend.probe import Probe, build_on_meta, run_probe
+from quire_engine.model.transformers_backend.probe import PROBING, Probe, build_on_meta, run_probe
 from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model.transformers_backend.self_test import check_faithful
 
@@ -71,7 +71,7 @@ def find_transformers_candidate(folder: Path, *, trust_remote_code: bool) -> Tra
         description = describe(folder, trust_remote_code=trust_remote_code)
         layers, probe = judge_class(description)
     except Unservable as error:
-        raise ModelFolderError(f"{folder} cannot be served: {error}") from error
+        raise ModelFolderError(f"{folder} cannot be served: {name_of(folder)} {error}") from error
     if description.runs_folder_code:
         _log.warning("%s: code of the model folder's own runs in the engine process (--trust-remote-code)", folder)
     return TransformersCandidate(
@@ -79,20 +79,17 @@ def find_transformers_candidate(folder: Path, *, trust_remote_code: bool) -> Tra
         description=description,
         layers=layers,
         packable=probe.linears,
-        shape=_shape(description, layers, probe),
+        shape=make_shape(description, layers, probe),
     )
 
 
 def judge_class(description: Description) -> tuple[AttentionLayers, Probe]:
     """What a model of this class and configuration asks of attention. Raises Unservable."""
-    model_class = description.model_class
-    if not model_class._can_set_attn_implementation():
-        raise Unservable(
-            "no attention interface", "computes attention by itself and not through transformers' interface for it"
-        )
     try:
-        probe = run_probe(build_on_meta(model_class, description.config))
+        probe = run_probe(build_on_meta(description.model_class, description.config))
     except Exception as error:  # the model's own code on tensors without values
+        if isinstance(error, KeyError) and error.args == (PROBING,):
+            raise Unservable("no attention interface", "has a fixed choice of attention of its own") from error
         raise Unservable(
             "not tried",
             "cannot be tried out on shapes alone, so that its attention is unknown:"
@@ -101,7 +98,7 @@ def judge_class(description: Description) -> tuple[AttentionLayers, Probe]:
     return judge(probe), probe
 
 
-def _shape(description: Description, layers: AttentionLayers, probe: Probe) -> ModelShape:
+def make_shape(description: Description, layers: AttentionLayers, probe: Probe) -> ModelShape:
     return ModelShape(
         architecture=description.model_class.__name__,
         vocab_size=probe.vocab_size,

@@ -47,6 +47,7 @@ def load_weights(folder: Path, description: Description, dtype: torch.dtype) -> 
             attn_implementation=SERVING,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are told by name below
             output_loading_info=True,
         )
     except Exception as error:  # shapes that do not fit, and whatever else a model's own code may raise
@@ -69,7 +70,10 @@ def _ready(model: PreTrainedModel) -> PreTrainedModel:
 def _check_loading(folder: Path, info: dict[str, Any]) -> None:
     problems = [f"tensor {name} is missing" for name in sorted(info.get("missing_keys", ()))]
     problems += [f"tensor {name} is unexpected" for name in sorted(info.get("unexpected_keys", ()))]
-    problems += [f"tensor {entry} has a wrong shape" for entry in sorted(map(str, info.get("mismatched_keys", ())))]
+    problems += [
+        f"tensor {name} has shape {list(found)}; config.json makes it {list(expected)}"
+        for name, found, expected in sorted(info.get("mismatched_keys", ()))
+    ]
     problems += [str(message) for message in info.get("error_msgs", ())]
     if problems:
         shown = problems[:_SHOWN_PROBLEMS]

@@ -23,6 +23,7 @@ _STATE = (
     " into one batch would run into each other's"
 )
 _STATEFUL_LAYERS = ("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent")
+_KNOWN_LAYERS = ("attention", "full_attention", "sliding_attention", "chunked_attention")
 _POSITION_LIMITS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length")
 
 
@@ -46,9 +47,18 @@ def describe(folder: Path, *, trust_remote_code: bool) -> Description:
             "is code of the model folder's own (auto_map in config.json), which runs in the engine process only with"
             " --trust-remote-code",
         )
+    if not raw:
+        raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
     config = _load_config(folder, raw, trust_remote_code=custom)
     model_class = _custom_class(folder, raw) if custom else find_class(config, _architectures(raw))
     return describe_config(model_class, config, generation, runs_folder_code=custom)
+
+
+def name_of(folder: Path) -> str:
+    """What the folder calls its model: the architecture, else the type."""
+    raw = _read_object(folder / "config.json")
+    named = raw.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else f"the model type {raw.get('model_type')}"
 
 
 def describe_config(
@@ -66,10 +76,14 @@ def describe_config(
     if config.sub_configs.get("text_config") is model_class.config_class is not None:
         config = config.get_text_config()
     text = config.get_text_config()
-    _check_state(model_class, text)
+    _check_layers(model_class, text)
+    if not model_class._can_set_attn_implementation():
+        raise Unservable(
+            "no attention interface", "computes attention by itself and not through transformers' interface for it"
+        )
     _settle_rope(text)
     problems: list[str] = []
-    ends = read_eos_token_ids({"eos_token_id": text.eos_token_id}, generation, problems)
+    ends = read_eos_token_ids({"eos_token_id": getattr(text, "eos_token_id", None)}, generation, problems)
     if problems:
         raise Unservable("configuration", f"has a wrong configuration: {problems[0]}")
     return Description(
@@ -89,8 +103,7 @@ def find_class(config: PreTrainedConfig, architectures: tuple[str, ...]) -> type
     own = _as_tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ()))
     chosen = next((name for name in architectures or own if name in names), None)
     if chosen is None:
-        what = ", ".join(architectures) or f"the model type {config.model_type}"
-        raise Unservable("no causal language model", f"is no causal language model of transformers ({what})")
+        raise Unservable("no causal language model", "is no causal language model of transformers")
     import transformers
 
     found: type[PreTrainedModel] = getattr(transformers, chosen)
@@ -143,11 +156,15 @@ def _custom_class(folder: Path, raw: dict[str, Any]) -> type[PreTrainedModel]:
     return found
 
 
-def _check_state(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+def _check_layers(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     found = [kind for kind in _STATEFUL_LAYERS if kind in kinds]
     if found or model_class._is_stateful:
         raise Unservable("keeps a state", _STATE.format(", ".join(found) or config.model_type))
+    # What picks a few of many tokens may look like full attention as long as there are few.
+    unknown = sorted({str(kind) for kind in kinds} - set(_KNOWN_LAYERS))
+    if unknown:
+        raise Unservable("other attention", f"has layers that our kernel does not compute ({', '.join(unknown)})")
 
 
 def _settle_rope(config: PreTrainedConfig) -> None:

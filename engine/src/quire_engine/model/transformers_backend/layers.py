@@ -28,6 +28,8 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
+# Farther back than any window reaches.
+_FAR = 1 << 30
 _KNOWN = {
     "s_aux": "attention sinks",
     "indices": "sparse attention over chosen tokens",
@@ -106,33 +108,34 @@ def _window(call: AttentionCall) -> int | None:
     for candidate in (None, call.mask.local_size):
         if _is_causal_window(call.mask, candidate):
             return candidate
-    kind: str = "one that is neither causal nor a causal sliding window"
     if _sees_later_tokens(call.mask):
         raise Unservable("not causal", f"lets tokens see later ones, as encoders do, in {call.layer}")
-    raise Unservable("other attention", f"has a mask that our kernel does not know for {call.layer}, {kind}")
+    raise Unservable("other attention", f"has a mask that is neither causal nor a causal window, in {call.layer}")
 
 
 def _sees_later_tokens(mask: Mask) -> bool:
     try:
-        return bool(_seen(mask, 0, 2)[1])
+        return bool(_seen(mask, 0, torch.tensor([1])))
     except (NotImplementedError, RuntimeError):
         return False
 
 
 def _is_causal_window(mask: Mask, window: int | None) -> bool:
     """Whether the mask means: the tokens up to one's own, and of them the last ``window``; tried where it matters."""
-    reach = window or 64
-    for query in (0, 1, reach - 1, reach, reach + 1, 2 * reach, 3 * reach + 5):
-        keys = torch.arange(query + 3)
+    reach = mask.local_size or _FAR
+    for query in (0, 1, reach - 1, reach, reach + 1, 2 * reach, 3 * reach + 5, _FAR):
+        near = torch.arange(query - reach - 2, query - reach + 3)  # where a window would begin
+        keys = torch.cat((torch.tensor([0, 1, query // 2]), near, torch.arange(max(0, query - 2), query + 3)))
+        keys = keys[keys >= 0]
         expected = keys <= query if window is None else (keys <= query) & (keys > query - window)
         try:
-            if not torch.equal(_seen(mask, query, len(keys)), expected):
+            if not torch.equal(_seen(mask, query, keys), expected):
                 return False
         except (NotImplementedError, RuntimeError):  # it depends on values that a probe does not have
             return False
     return True
 
 
-def _seen(mask: Mask, query: int, keys: int) -> torch.Tensor:
+def _seen(mask: Mask, query: int, keys: torch.Tensor) -> torch.Tensor:
     zero = torch.tensor(0)
-    return mask.function(zero, zero, torch.tensor(query), torch.arange(keys)).expand(keys)
+    return mask.function(zero, zero, torch.tensor(query), keys).expand(len(keys))

@@ -21,7 +21,9 @@ from transformers.pytorch_utils import Conv1D
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query position, key position) to whether the query sees the key."""
 
-_PROBING = "quire_probe"
+PROBING = "quire_probe"
+"""The ``attn_implementation``."""
+
 _TOKENS = 5
 _LOGITS = 2
 
@@ -75,11 +77,11 @@ class _MaskMark(Tensor):
 
 def build_on_meta(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """The model's modules, with parameters that have no values. Raises whatever the model's own code raises."""
-    options: dict[str, Any] = {"attn_implementation": _PROBING}
+    options: dict[str, Any] = {"attn_implementation": PROBING}
     if model_class._can_set_experts_implementation():
         options["experts_implementation"] = "batched_mm"  # the others choose what to compute by values
-    AttentionInterface.register(_PROBING, _refuse_to_attend)
-    AttentionMaskInterface.register(_PROBING, _mark_mask)
+    AttentionInterface.register(PROBING, _refuse_to_attend)
+    AttentionMaskInterface.register(PROBING, _mark_mask)
     with torch.device("meta"), transformers_initialization.no_init_weights():
         return model_class._from_config(copy.deepcopy(config), **options).eval()
 
@@ -88,7 +90,7 @@ def run_probe(model: PreTrainedModel) -> Probe:
     """One pass of the meta model. Raises whatever the model's own code raises."""
     recorder = _Recorder(names={module: name for name, module in model.named_modules()})
     watched = _watch_linears(model)
-    AttentionInterface.register(_PROBING, _recording(recorder))
+    AttentionInterface.register(PROBING, _recording(recorder))
     try:
         tokens = torch.zeros((1, _TOKENS), dtype=torch.int64, device="meta")
         with torch.inference_mode():
@@ -102,7 +104,7 @@ def run_probe(model: PreTrainedModel) -> Probe:
                 quire_step=recorder,
             )
     finally:
-        AttentionInterface.register(_PROBING, _refuse_to_attend)
+        AttentionInterface.register(PROBING, _refuse_to_attend)
     return Probe(
         calls=tuple(recorder.calls),
         vocab_size=output.logits.shape[-1],
@@ -133,7 +135,7 @@ def _recording(recorder: _Recorder) -> Callable[..., tuple[Tensor, None]]:
                 query=tuple(query.shape),
                 key=tuple(key.shape),
                 value=tuple(value.shape),
-                mask=attention_mask.mask if isinstance(attention_mask, _MaskMark) else None,
+                mask=getattr(attention_mask, "mask", None),  # what is made of a mark bears none
                 softcap=softcap,
                 has_metadata=quire_step is recorder,
                 arguments={name: argument for name, argument in arguments.items() if argument is not None},
