@@ -31,6 +31,19 @@ async def test_slow_reader_gets_all_of_it_in_one_update(stream: Stream) -> None:
     assert [entry.token_ids for entry in update.logprobs or []] == [[4], [5], [6]]
 
 
+async def test_reports_of_the_prompt_are_kept_together(stream: Stream) -> None:
+    first, second, third = (Logprobs([token_id], [-1.0], 1) for token_id in (1, 2, 3))
+    stream.take_prompt_logprobs([first])
+    stream.take_prompt_logprobs([second])
+    assert (await stream.read()).prompt_logprobs == [first, second]
+    stream.take_prompt_logprobs([third])
+    stream.take(4, None)
+    update = await stream.read()
+    assert (update.prompt_logprobs, update.token_ids) == ([third], [4])
+    stream.take(5, None)
+    assert (await stream.read()).prompt_logprobs is None
+
+
 async def test_nothing_is_told_twice(stream: Stream) -> None:
     stream.first_scheduled(1.5)
     stream.take(4, None)

@@ -1,5 +1,6 @@
 """Edits of rows through admissions, draws and releases: always those that the request and its tokens call for."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,8 @@ def test_ids_beyond_the_vocabulary_change_nothing() -> None:
         bad_words_token_ids=((9,), (9, 3)),
         stop_token_ids=(9,),
     )
-    shaping.admit(admission(asked, prompt=[1], drawn=[]))
+    asked = replace(asked, presence_penalty=0.5)
+    shaping.admit(admission(asked, prompt=[1, 2, 9], drawn=[]))
     logits = torch.zeros(1, 5)
     shaping.apply(logits, np.array([0]), np.array([0]))
     assert logits.tolist() == [[-np.inf, -np.inf, 1.0, 0.0, -np.inf]]

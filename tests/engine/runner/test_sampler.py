@@ -13,6 +13,8 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.runner.sampler import Drawn, Sampler
 
 VOCABULARY = 40
+ALONE = tuple((token, -1000.0) for token in range(VOCABULARY) if token not in (4, 5, 6))
+"""Leaves three tokens."""
 
 
 def admission(
@@ -132,6 +134,76 @@ def test_seeds_and_positions_change_the_draw() -> None:
     here = sampler(admission(temperature=1.0))
     by_position = {int(draw(here, flat.clone(), [0], position).token_ids[0]) for position in range(50)}
     assert len(by_seed) > 15 and len(by_position) > 15
+
+
+@pytest.mark.parametrize(
+    ("params", "likely"),
+    [
+        # Forbidden before all else: a bias does not bring it back.
+        ({"allowed_token_ids": (5, 6), "logit_bias": ((4, 100.0),)}, {5, 6}),
+        ({"bad_words_token_ids": ((4,),), "logit_bias": ((4, 100.0), *ALONE)}, {5, 6}),
+        # A bias is added before penalties are taken: 4's (3 + 9) / 12 is then less than 5's 2.
+        ({"logit_bias": ((4, 9.0),), "repetition_penalty": 12.0, "top_k": 1}, {5}),
+        # The temperature comes before min_p: at 4 all three are within a factor of 2 of the likeliest, at 1 one is.
+        ({"min_p": 0.5, "temperature": 4.0, "logit_bias": ALONE}, {4, 5, 6}),
+        ({"min_p": 0.5, "temperature": 1.0, "logit_bias": ALONE}, {4}),
+        # top_p holds of what top_k leaves: 0.7 of (0.73, 0.27) is the first alone, of (0.67, 0.24, 0.09) two.
+        ({"top_k": 2, "top_p": 0.7, "logit_bias": ALONE}, {4}),
+        ({"top_p": 0.7, "logit_bias": ALONE}, {4, 5}),
+        # typical_p comes last: of all 40 tokens the third is the most typical, of those that top_k leaves the first.
+        ({"typical_p": 0.01}, {6}),
+        ({"top_k": 3, "typical_p": 0.01}, {4}),
+    ],
+    ids=str,
+)
+def test_operations_have_an_order(params: dict[str, Any], likely: set[int]) -> None:
+    asked = admission(prompt=[4], **{"temperature": 1.0, **params})
+    drawn = {int(draw(sampler(asked), peaked(4, 5, 6), [0], position).token_ids[0]) for position in range(200)}
+    assert drawn == likely
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logit_bias": ((3, 1.5), (4, -2.0))},
+        {"allowed_token_ids": (1, 3, 5, 7, 9)},
+        {"bad_words_token_ids": ((1,), (2, 3), (9, 4))},
+        {"repetition_penalty": 1.8, "presence_penalty": 0.5, "frequency_penalty": 0.25},
+        {"min_tokens": 5, "stop_token_ids": (0, 1)},
+    ],
+    ids=str,
+)
+def test_frequencies_follow_the_shaped_distribution(params: dict[str, Any]) -> None:
+    rows, vocabulary, drawn = 4000, 12, [9, 2, 2]
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(3))
+    here = Sampler(max_rows=rows, vocab_size=vocabulary)
+    asked = SamplingParams(max_tokens=9, **params)
+    for row in range(rows):
+        here.admit(
+            Admission(row=row, prompt_token_ids=[5], output_token_ids=drawn, params=asked, seed=row, eos_token_ids=(7,))
+        )
+    tokens = draw(here, logits.repeat(rows, 1), list(range(rows))).token_ids
+    # By hand: what the rows above make of these logits.
+    made = logits.clone()
+    if "allowed_token_ids" in params:
+        made[[token for token in range(vocabulary) if token not in params["allowed_token_ids"]]] = -math.inf
+    if "bad_words_token_ids" in params:
+        made[[1, 3]] = -math.inf  # 3 follows on a 2; the last token was no 9
+    if "min_tokens" in params:
+        made[[0, 1, 7]] = -math.inf
+    for token, bias in params.get("logit_bias", ()):
+        made[token] += bias
+    if "repetition_penalty" in params:
+        for token in (5, 9, 2):
+            made[token] = made[token] / 1.8 if made[token] > 0 else made[token] * 1.8
+        made[9] -= 0.5 + 0.25
+        made[2] -= 0.5 + 2 * 0.25
+    expected = rows * made.softmax(dim=-1)
+    counts = torch.from_numpy(np.bincount(tokens, minlength=vocabulary))
+    kept = expected > 0
+    assert counts[~kept].sum() == 0
+    # 99.99 % of chi-square's mass lies below this at 11 degrees of freedom, and below less at fewer.
+    assert float(((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum()) < 37.4
 
 
 @pytest.mark.parametrize("params", [{"top_k": 2}, {"top_k": 2, "top_p": 1.0}, {"top_p": 0.7}, {"min_p": 0.3}], ids=str)

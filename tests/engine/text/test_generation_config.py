@@ -14,8 +14,8 @@ from quire_engine.text.generation_config import SamplingDefaults, load_sampling_
         ('{"temperature": 0.6, "top_p": 1, "top_k": 50}', SamplingDefaults(temperature=0.6, top_p=1.0, top_k=50)),
         ('{"top_k": 0, "temperature": null}', SamplingDefaults()),
         (
-            '{"repetition_penalty": 1.1, "max_new_tokens": 64}',
-            SamplingDefaults(repetition_penalty=1.1, max_new_tokens=64),
+            '{"repetition_penalty": 1.1, "typical_p": 0.9, "max_new_tokens": 64}',
+            SamplingDefaults(repetition_penalty=1.1, typical_p=0.9, max_new_tokens=64),
         ),
     ],
 )

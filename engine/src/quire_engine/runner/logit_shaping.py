@@ -157,7 +157,7 @@ def row_edits(admission: Admission, vocab_size: int) -> RowEdits | None:
         return None
     stops = (*params.stop_token_ids, *(() if params.ignore_eos else admission.eos_token_ids)) if shorter else ()
     biases = {token: bias for token, bias in params.logit_bias if token < vocab_size}
-    occurred, counts = _occurrences(admission) if penalised else (_ids(()), np.zeros(0))
+    occurred, counts = _occurrences(admission, vocab_size) if penalised else (_ids(()), np.zeros(0))
     parts = (
         np.unique(_ids(token for token in params.allowed_token_ids or () if token < vocab_size)),
         _encoded_words(params.bad_words_token_ids, vocab_size),
@@ -174,11 +174,13 @@ def _is_penalised(params: SamplingParams) -> bool:
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
 
-def _occurrences(admission: Admission) -> tuple[np.ndarray, np.ndarray]:
+def _occurrences(admission: Admission, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """The ids that occurred, and how often each was drawn."""
     prompt, drawn = np.asarray(admission.prompt_token_ids), np.asarray(admission.output_token_ids, dtype=np.int64)
     occurred, places = np.unique(np.concatenate((prompt, drawn)), return_inverse=True)
-    return occurred.astype(np.int32), np.bincount(places[len(prompt) :], minlength=len(occurred))
+    counts = np.bincount(places[len(prompt) :], minlength=len(occurred))
+    known = occurred < vocab_size
+    return occurred[known].astype(np.int32), counts[known]
 
 
 def _encoded_words(words: tuple[tuple[int, ...], ...], vocab_size: int) -> np.ndarray:
