@@ -86,13 +86,16 @@ def server() -> Iterator[FakeServer]:
         await stop.wait()
         await runner.cleanup()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    def run_to_its_end() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run_to_its_end)
     thread.start()
     assert ready.wait(10)
     yield fake
     loop.call_soon_threadsafe(stop.set)
     thread.join(10)
-    loop.close()
 
 
 def run(server: FakeServer, *arguments: str) -> Any:

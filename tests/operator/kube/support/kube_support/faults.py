@@ -75,8 +75,9 @@ class FaultProxy:
         }
 
     def _run(self, started: threading.Event) -> None:
-        self._loop.run_until_complete(self._serve(started))
-        self._loop.close()
+        # A runner ends the requests that are still being forwarded before it closes the loop.
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(started))
 
     async def _serve(self, started: threading.Event) -> None:
         pair = self._server._admin
