@@ -65,6 +65,7 @@ def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str)
             "blockSize": 16,
             "kvCache": {"memoryPercent": 90},
             "prefixCaching": "Enabled",
+            "schedulingPolicy": "FCFS",
             "preemption": "Auto",
         },
         "parallelism": {"tensor": 1, "pipeline": 1},
@@ -169,6 +170,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.engine.preemption",
         'supported values: "Auto", "Swap", "Recompute"',
     ),
+    "swap without space": (
+        {"engine": {"preemption": "Swap"}},
+        "spec.engine.preemption",
+        "Swap needs swapSpace, such as 4Gi; or use Auto",
+    ),
+    "swap into no space": (
+        {"engine": {"preemption": "Swap", "swapSpace": "0"}},
+        "spec.engine.preemption",
+        "Swap needs swapSpace, such as 4Gi; or use Auto",
+    ),
+    "an unknown scheduling policy": (
+        {"engine": {"schedulingPolicy": "fair"}},
+        "spec.engine.schedulingPolicy",
+        'supported values: "FCFS", "Priority", "Fair"',
+    ),
+    "swap space that is no amount": ({"engine": {"swapSpace": "much"}}, "spec.engine.swapSpace", QUANTITY),
     "no sequences": ({"engine": {"maxSequences": 0}}, "spec.engine.maxSequences", "greater than or equal to 1"),
     "more than an int32": (
         {"engine": {"maxModelLength": 2**31}},
