@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import torch
 from quire_parity.cases import Case, prompts, save
 from quire_parity.engines import config_of
 from quire_parity.schedules import SCHEDULES, Schedule
@@ -13,6 +14,7 @@ from quire_engine.config import CacheOptions, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
+from quire_engine.model.linear import choose_linear_backend
 from quire_engine.runner import load_model
 
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -92,6 +94,26 @@ def test_any_of_several_tokens_ends_a_sequence(tmp_path: Path, parity: Any) -> N
         drawn += step.output.token_ids
         reasons += [end.reason for end in step.output.finished]
     assert drawn == answer[: place + 1] and reasons == ["stop"]
+
+
+def test_tied_embeddings_are_counted_as_often_as_they_are_held(parity: Any) -> None:
+    """Once as they are, for look-ups, and once packed."""
+
+    def held(dtype: Literal["float32", "float16"]) -> int:
+        case = CASES["in bfloat16"]
+        config = config_of(
+            parity.prepare(case).folder,
+            max_model_len=case.max_model_len,
+            scheduler=SchedulerOptions(max_num_seqs=1),
+            cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
+            dtype=dtype,
+        )
+        return load_model(config).model_bytes
+
+    embedding = 250 * 64
+    once = held("float16") // 2
+    twice = choose_linear_backend(torch.float32).copies
+    assert held("float32") == 4 * (once + embedding * twice)
 
 
 def test_near_ties_are_rare(parity: Any) -> None:

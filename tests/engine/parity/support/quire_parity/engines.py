@@ -21,7 +21,7 @@ from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
 
-DType = Literal["float32", "bfloat16"]
+DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(slots=True)
