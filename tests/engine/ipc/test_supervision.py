@@ -38,3 +38,9 @@ def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idl
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
     pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     assert {environment[pool] for pool in pools} == {"3"}
+
+
+def test_compiled_kernels_are_kept_within_bounds_that_a_person_can_move() -> None:
+    bounds = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    assert {compute_environment(1, {})[bound] for bound in bounds} == {"256"}
+    assert {compute_environment(1, dict.fromkeys(bounds, "1024"))[bound] for bound in bounds} == {"1024"}

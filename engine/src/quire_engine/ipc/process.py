@@ -20,6 +20,10 @@ from quire_engine.ipc.messages import FromEngine, ToEngine
 
 _STDERR = 2
 
+_CACHED_KERNELS = 256
+"""oneDNN compiles a kernel, of half a MiB, for each shape of weight and number of tokens, and keeps 1024 of them: more
+than half a GiB once steps of every size have run. Compiling one anew takes about a millisecond."""
+
 
 def compute_environment(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of an engine process. Thread pools read it as torch loads, so it is set before the process is.
@@ -28,6 +32,9 @@ def compute_environment(threads: int, environment: Mapping[str, str]) -> dict[st
     """
     count = str(threads)
     return {
+        # oneDNN's own cache, and that of torch's wrapper around it, which keeps alive what the other forgets.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(_CACHED_KERNELS),
+        "LRU_CACHE_CAPACITY": str(_CACHED_KERNELS),
         **environment,
         "OMP_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
