@@ -151,8 +151,9 @@ def test_answers_to_one_prompt_compute_it_once(run: Run) -> None:
 def test_logprobs_of_a_prompt_come_while_it_is_read(run: Run, asynchronous: bool) -> None:
     script, _ = run(submit(1, length=600, prompt_logprobs=0), submit(2), asynchronous=asynchronous)
     reports = [report for message in script.of(Outputs) for report in message.prompt_logprobs]
-    assert [(report.key, len(report.entries)) for report in reports] == [(1, 256), (1, 256), (1, 87)]
-    assert all(entry.token_ids == [2] for report in reports for entry in report.entries)
+    assert {report.key for report in reports} == {1} and len(reports) >= 3
+    assert max(len(report.entries) for report in reports) <= 256
+    assert [entry.token_ids for report in reports for entry in report.entries] == [[2]] * 599
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
