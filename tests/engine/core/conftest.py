@@ -15,7 +15,7 @@ from quire_engine.core.refusal import Refusal
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.core.stall_bound import StallBound
+from quire_engine.core.stall_bound import StallBound, StepCosts
 from quire_engine.engine import Engine, Step
 
 EOS = 0
@@ -98,6 +98,7 @@ def make_world(
     rates: MeasuredRates | None = None,
     positions: int = 256,
     max_stall: float = 0.0,
+    step_costs: StepCosts | None = None,
 ) -> World:
     """``max_stall`` in seconds as the runner's ``token_seconds`` has them; 0 is no bound."""
     layout = KVCacheLayout(
@@ -117,7 +118,7 @@ def make_world(
         preemption_mode=preemption_mode,
         max_prompt_logprobs_positions=positions,
     )
-    stall_bound = StallBound(max_stall, at_least=block_size) if max_stall else None
+    stall_bound = StallBound(max_stall, at_least=block_size, costs=step_costs) if max_stall else None
     scheduler = Scheduler(config, layout, rates, stall_bound)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size)
     return World(Engine(scheduler=scheduler, runner=runner, overlap=overlap), scheduler, runner)
