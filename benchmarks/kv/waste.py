@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import report
+from report import at_least_one
 from rich.progress import Progress
 
 from quire_engine.core.batch import RunnerOutput
@@ -26,8 +27,10 @@ from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_operator.bench.traces import TraceError, TraceRow, read_trace
 
+GOAL = 0.01
 DEFAULT_TRACE = Path(__file__).parent / "azure_llm_2023_code_slice.csv"
 DRAWN = 7
+RESERVATIONS = ("the longest sequence", "next power of two", "final length, foreseen")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +68,12 @@ class Slots:
 class Result:
     paged: Slots = field(default_factory=Slots)
     reserved: dict[str, Slots] = field(default_factory=lambda: {name: Slots() for name in RESERVATIONS})
+    over_time: dict[int, Slots] = field(default_factory=dict)
+    """Paged, by the minute."""
     steps: int = 0
     preemptions: int = 0
     most_running: int = 0
     simulated_seconds: float = 0.0
-
-
-RESERVATIONS = ("the longest sequence", "next power of two", "final length, foreseen")
 
 
 def reserved_slots(final: int, longest: int) -> tuple[int, int, int]:
@@ -109,7 +111,7 @@ def simulate(rows: Sequence[TraceRow], machine: Machine, block_size: int, progre
         for row, computed, count in zip(batch.rows, batch.num_computed, batch.num_scheduled, strict=True):
             held[row_keys[row]] = computed + count
         seconds = machine.step_seconds + machine.token_seconds * batch.num_tokens
-        observe(result, scheduler, held, final, machine, block_size, seconds)
+        observe(result, scheduler, held, final, machine, block_size, now, seconds)
         output = scheduler.commit(batch, RunnerOutput(token_ids=[DRAWN] * sum(batch.samples)))
         progress.advance(task, len(output.finished))
         now += seconds
@@ -139,6 +141,7 @@ def observe(
     final: dict[int, int],
     machine: Machine,
     block_size: int,
+    now: float,
     seconds: float,
 ) -> None:
     gauges = scheduler.gauges()
@@ -146,26 +149,43 @@ def observe(
     tokens = sum(held.values())
     assert allocated - wasted == tokens, "the scheduler's gauge and the count of tokens differ"
     result.paged.add(allocated, tokens, seconds)
+    result.over_time.setdefault(int(now // 60), Slots()).add(allocated, tokens, seconds)
     result.most_running = max(result.most_running, gauges.num_running)
     reserved = [reserved_slots(final[key], machine.max_model_len) for key in held]
     for number, name in enumerate(RESERVATIONS):
         result.reserved[name].add(sum(entry[number] for entry in reserved), tokens, seconds)
 
 
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number above 0")
+    return number
+
+
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__)
     parser.add_argument("--trace", type=Path, default=DEFAULT_TRACE, help="CSV or JSON lines (default: the slice here)")
-    parser.add_argument("--requests", type=int, help="only the first so many")
-    parser.add_argument("--speed", type=float, default=1.0, help="how much faster requests arrive (default 1)")
-    parser.add_argument("--block-sizes", type=int, nargs="+", default=[16, 32, 64], metavar="TOKENS")
-    parser.add_argument("--cache-tokens", type=int, default=400_000, help="size of the KV cache (default 400,000)")
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--max-model-len", type=int, default=8192)
-    parser.add_argument("--step-ms", type=float, default=12.0, help="of a step, whatever its tokens (default 12)")
-    parser.add_argument("--token-us", type=float, default=50.0, help="of each token of a step (default 50)")
-    parser.add_argument("--json", type=Path, help="write the rows there as well")
-    return parser.parse_args()
+    parser.add_argument("--requests", type=at_least_one, help="only the first so many")
+    parser.add_argument("--speed", type=positive, default=1.0, help="how much faster requests arrive (default 1)")
+    parser.add_argument("--block-sizes", type=at_least_one, nargs="+", default=[16, 32, 64], metavar="TOKENS")
+    parser.add_argument(
+        "--cache-tokens", type=at_least_one, default=400_000, help="size of the KV cache (default 400,000)"
+    )
+    parser.add_argument("--max-num-seqs", type=at_least_one, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=at_least_one, default=2048)
+    parser.add_argument("--max-model-len", type=at_least_one, default=8192)
+    parser.add_argument("--step-ms", type=positive, default=12.0, help="of a step, whatever its tokens (default 12)")
+    parser.add_argument("--token-us", type=positive, default=50.0, help="of each token of a step (default 50)")
+    arguments = parser.parse_args()
+    if arguments.max_num_seqs > arguments.max_num_batched_tokens:
+        parser.error("--max-num-batched-tokens has to be at least --max-num-seqs: a token for each in every step")
+    if arguments.cache_tokens < max(arguments.block_sizes):
+        parser.error(f"--cache-tokens {arguments.cache_tokens} is less than a block of {max(arguments.block_sizes)}")
+    return arguments
 
 
 def main() -> None:
@@ -191,17 +211,24 @@ def main() -> None:
         max_model_len=arguments.max_model_len,
     )
     began = time.perf_counter()
-    with Progress(transient=True) as progress:
+    with report.progress() as progress:
         results = {size: simulate(rows, machine, size, progress) for size in arguments.block_sizes}
     present(arguments, rows, results, time.perf_counter() - began)
+    if arguments.plot:
+        draw(arguments.plot, arguments.trace.name, results)
+
+
+def by_allocation(results: dict[int, Result]) -> list[tuple[str, Slots]]:
+    first = next(iter(results.values()))
+    paged = [(f"paged, blocks of {size}", result.paged) for size, result in results.items()]
+    return paged + [(f"reserved: {name}", slots) for name, slots in first.reserved.items()]
 
 
 def present(
     arguments: argparse.Namespace, rows: Sequence[TraceRow], results: dict[int, Result], seconds: float
 ) -> None:
     first = next(iter(results.values()))
-    named = [(f"paged, blocks of {size}", result.paged) for size, result in results.items()]
-    named += [(f"reserved: {name}", slots) for name, slots in first.reserved.items()]
+    named = by_allocation(results)
     paged = first.paged.allocated
     table = [
         [name, f"{slots.share:.2%}", f"{slots.worst:.1%}", f"{slots.allocated / paged:.2f}×"] for name, slots in named
@@ -226,6 +253,28 @@ def present(
             for name, slots in named
         ],
     )
+
+
+def draw(path: Path, trace: str, results: dict[int, Result]) -> None:
+    """Left: paging by the minute. Right: beside reservation, which needs another scale."""
+    figure = report.new_figure(f"KV cache memory that holds nothing, {trace}")
+    time_axes, kind_axes = figure.subplots(1, 2, width_ratios=(3, 2))
+    for size, result in results.items():
+        minutes = sorted(result.over_time)
+        time_axes.plot(
+            [minute + 0.5 for minute in minutes],
+            [result.over_time[minute].share * 100 for minute in minutes],
+            label=f"blocks of {size} tokens",
+        )
+    time_axes.axhline(GOAL * 100, color="black", linestyle="--", linewidth=1, label="goal, over all")
+    time_axes.set(xlabel="minutes of the trace", ylabel="% of the allocated slots, by the minute")
+    time_axes.set_ylim(0, time_axes.get_ylim()[1] * 1.25)  # room for the legend
+    time_axes.legend(loc="upper center", ncols=2)
+    named = by_allocation(results)[::-1]
+    bars = kind_axes.barh([name for name, _ in named], [slots.share * 100 for _, slots in named])
+    kind_axes.bar_label(bars, fmt="%.2g %%", padding=3)
+    kind_axes.set(xlabel="% of the allocated slots", xlim=(0, 100))
+    report.save_figure(path, figure)
 
 
 if __name__ == "__main__":
