@@ -115,8 +115,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Access": (
         _flag("api-key-file", PathName(), "keys that clients must send, one a line: KEY or sha256:HEX, before it, if "
-              "wanted, name=TENANT and the limits requests_per_minute=N tokens_per_minute=N max_concurrent=N; read again "
-              "when it changes", unset="open to all"),
+              "wanted, name=TENANT and the limits requests_per_minute=N tokens_per_minute=N max_concurrent=N; read "
+              "again when it changes", unset="open to all"),
         _flag("admin-key-file", PathName(), "keys for /admin", unset="/admin answers this host only"),
         _flag("metrics-key-file", PathName(), "keys for /metrics", unset="open to all"),
     ),
@@ -125,8 +125,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
               "read again when they change", unset="plain HTTP"),
         _flag("ssl-keyfile", PathName(), "its private key, in PEM", unset="in the certificate's file"),
         _flag("ssl-keyfile-password-file", PathName(), "the password of an encrypted private key"),
-        _flag("ssl-ca-certs", PathName(), "certificates of authorities, in PEM: clients must show a certificate signed by "
-              "one, except at /livez and /readyz"),
+        _flag("ssl-ca-certs", PathName(), "certificates of authorities, in PEM: clients must show a certificate signed "
+              "by one, except at /livez and /readyz"),
     ),
     "Logs and traces": (
         _flag("log-level", Choice("debug", "info", "warning", "error"), "the least that is logged", "info"),
