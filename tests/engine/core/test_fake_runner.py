@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire_engine.core.batch import Admission, Batch, BlockUpdates
+from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates
 from quire_engine.core.fake_runner import FakeRunner
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
@@ -98,3 +98,32 @@ def test_engine_that_forgets_a_block_is_noticed(make_world: Callable[..., Any]) 
     world.scheduler._kv.pools[0].release([sequence.block_tables[0][0]])
     with pytest.raises(AssertionError, match="0 references, 1 holders"):
         world.engine.check_integrity()
+
+
+def swapping(**copies: Any) -> FakeRunner:
+    """Row 0 was written to blocks 4 and 5, and these were copied out; then ``copies`` bring something back."""
+    layout = KVCacheLayout(block_size=2, groups=(KVCacheGroup(layers=(0,), num_blocks=8, num_swap_blocks=3),))
+    runner = FakeRunner(layout=layout, vocab_size=50)
+    runner.execute(batch(1))
+    runner.execute(batch(2, **second_row(6), swap_out=(BlockCopies(sources=[4, 5], targets=[0, 2]),)))
+    runner.execute(batch(3, **copies))
+    return runner
+
+
+def test_copies_brought_back_are_what_was_there() -> None:
+    swapping(swap_in=(BlockCopies(sources=[0, 2], targets=[4, 5]),))
+
+
+@pytest.mark.parametrize(
+    ("copies", "complaint"),
+    [
+        pytest.param(BlockCopies(sources=[2, 0], targets=[4, 5]), "reads what was stored for", id="in a wrong order"),
+        pytest.param(BlockCopies(sources=[0, 0], targets=[4, 5]), "reads what was stored for", id="one block twice"),
+        pytest.param(BlockCopies(sources=[0, 2], targets=[4, 4]), "onto one another", id="to one place"),
+        pytest.param(BlockCopies(sources=[3], targets=[4]), "no such block", id="a block that is not there"),
+        pytest.param(BlockCopies(sources=[1], targets=[4]), "", id="a block that was never copied out"),
+    ],
+)
+def test_wrong_copy_is_noticed(copies: BlockCopies, complaint: str) -> None:
+    with pytest.raises((AssertionError, KeyError), match=complaint or None):
+        swapping(swap_in=(copies,))
