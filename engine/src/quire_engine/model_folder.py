@@ -94,7 +94,8 @@ def _check_weights(path: Path) -> None:
     if index.is_file():
         missing = sorted(name for name in _indexed_files(index) if not (path / name).is_file())
         if missing:
-            raise ModelFolderError(f"{index} names {missing[0]} (and {len(missing) - 1} more), which is not there")
+            others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+            raise ModelFolderError(f"{index} names {missing[0]}{others}: not there")
     if not files:
         pickled = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern)), None)
         if pickled:

@@ -27,7 +27,8 @@ def make_config(**scheduler: Any) -> EngineConfig:
     return EngineConfig(
         model=ModelOptions(path=Path("/nowhere/model")),
         cache=CacheOptions(),
-        scheduler=SchedulerOptions(check_integrity=True, **scheduler),
+        # Without the bound on stalls, what a step takes in hangs on no measured time.
+        scheduler=SchedulerOptions(**{"check_integrity": True, "max_generation_stall_seconds": 0.0} | scheduler),
         parallel=ParallelOptions(),
         server=ServerOptions(),
         threads=1,

@@ -17,6 +17,10 @@ from quire_engine.model.rope import RopeConfig, rotation_problems
 from quire_engine.model.shape import ModelShape
 
 
+MAX_LAYERS = 10_000
+"""Far beyond any model: what is read by layer must not fill the memory before a shape is found to be wrong."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(ModelShape):
     """A decoder-only transformer with grouped-query attention and gated feed-forward layers."""
@@ -69,7 +73,7 @@ def parse_config(
     rotary_dim = int(head_dim * _partial_rotary_factor(raw, problems)) if dialect.partial_rotary else head_dim
     if len(problems) == shape_begins:
         problems += _head_problems(hidden, heads, kv_heads, raw.get("head_dim") or dialect.head_dim, rotary_dim)
-    layers = fields.positive_int("num_hidden_layers")
+    layers = fields.positive_int("num_hidden_layers", most=MAX_LAYERS)
     activation_field, activation = dialect.activation
     fields.one_of(activation_field, (activation,), default=activation)
     if raw.get("use_bidirectional_attention"):
