@@ -16,7 +16,6 @@ from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.rope import RopeConfig, rotation_problems
 from quire_engine.model.shape import ModelShape
 
-
 MAX_LAYERS = 10_000
 """Far beyond any model: what is read by layer must not fill the memory before a shape is found to be wrong."""
 

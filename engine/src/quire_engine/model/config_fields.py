@@ -18,7 +18,7 @@ class Fields:
 
     def positive_int(self, name: str, default: int | None = None, *, most: int | None = None) -> int:
         value = self._get(name, default)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value and (most is None or value <= most):
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0 and (most is None or value <= most):
             return value
         self._note(name, value, "a whole number above 0 is needed" if most is None else f"1 to {most} is needed")
         return 1
