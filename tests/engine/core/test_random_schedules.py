@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.sampling_params import SamplingParams
 
-EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "1000"))
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600"))
 """`make soak` asks for thousands."""
 
 VOCABULARY = 7
