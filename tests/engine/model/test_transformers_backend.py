@@ -89,8 +89,7 @@ def test_windows_as_long_as_the_longest_sequence_are_none(write: Write) -> None:
 def test_positions_end_where_scaling_would_change_with_the_batch(write: Write) -> None:
     factors = [1.0] * 8
     rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
-    rope |= {"short_mscale": 1.0, "long_mscale": 1.0}
-    raw = tiny_config("phimoe", rope_parameters={**rope, "original_max_position_embeddings": 32}).to_dict()
+    raw = tiny_config("olmo2", rope_parameters={**rope, "original_max_position_embeddings": 32}).to_dict()
     assert find(write(raw)).shape.max_position_embeddings == 32
 
 
