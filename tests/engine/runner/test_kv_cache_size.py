@@ -224,7 +224,7 @@ def test_every_group_swaps_the_same_share_of_its_blocks() -> None:
             CacheOptions(swap_space_bytes=9 * GIB),
             machine(8),
             "--swap-space-bytes 9663676416 must fit into the 8,589,934,592 bytes that are available: --swap-space-bytes"
-            " of at most 8589934592 would fit",
+            " of at most 1073741824 would fit",
         ),
         (
             CacheOptions(kv_cache_memory_bytes=100 * MIB, swap_space_bytes=1000),
@@ -237,6 +237,9 @@ def test_swap_space_has_to_fit_and_to_hold_a_block(
     options: CacheOptions, available: AvailableMemory, message: str
 ) -> None:
     assert size_cache(DEMAND, options, available) == CacheTooSmall(message=message)
+    if fitting := re.search(r"at most (\d+) would|: (\d+) is the least", message):
+        named = replace(options, swap_space_bytes=int(fitting[1] or fitting[2]))
+        assert isinstance(size_cache(DEMAND, named, available), CacheSize)
 
 
 def test_the_least_swap_space_that_is_named_is_enough() -> None:

@@ -3,7 +3,7 @@
 ``startup`` measures what is available and asks; ``kv_cache`` allocates what comes out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_engine.config import CacheOptions
 from quire_engine.core.kv_layout import GroupDemand, most_window_blocks, share_blocks
@@ -135,10 +135,11 @@ def _over_commitment(options: CacheOptions, available: AvailableMemory | None) -
     cache, swap = options.kv_cache_memory_bytes or 0, options.swap_space_bytes
     if cache + swap <= available.size:
         return None
-    asked = f"--swap-space-bytes {swap}"
+    asked, room = f"--swap-space-bytes {swap}", available.size - cache
     if cache:
         asked = f"--kv-cache-memory-bytes {cache} and {asked} come to {cache + swap:,} bytes; they"
-    room = available.size - cache
+    else:  # half of what the KV cache would have had
+        room = _share(replace(options, swap_space_bytes=0), available) // 2
     advice = f"--swap-space-bytes of at most {room} would fit" if room > 0 else "a smaller KV cache would fit"
     return CacheTooSmall(message=f"{asked} must fit into the {available.size:,} bytes that are available: {advice}")
 

@@ -72,7 +72,7 @@ def share_blocks(budget_bytes: int, groups: Sequence[GroupDemand]) -> tuple[int,
     for place, index in enumerate(order):
         each = left // sum(groups[other].block_bytes for other in order[place:])
         most = groups[index].most_blocks
-        if most is None or each <= most:
+        if most is None or each < most:
             for other in order[place:]:
                 blocks[other] = each
             break
