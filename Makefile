@@ -67,6 +67,8 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/kv/continuous_vs_static.py --requests 64 --runs 1 --json out/bench/continuous_vs_static.json
 	$(BIN)/python benchmarks/serving/busy_neighbour.py --json out/bench/busy_neighbour.json
 	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
+	$(BIN)/python benchmarks/serving/generation_stall.py --json out/bench/generation_stall.json
+	$(BIN)/python benchmarks/serving/fair_sharing.py --queued 100 --requests 3 --json out/bench/fair_sharing.json
 
 soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each)
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
