@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,17 @@ async def test_the_openapi_document_describes_what_is_taken(serving: Serving) ->
         body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body["required"] == ["model", "messages"] and body["additionalProperties"] is False
         assert "$ref" not in json.dumps(body)
-        assert (await server.http.get("/docs")).status_code == 200
+
+
+async def test_the_page_for_people_needs_nothing_from_the_internet(serving: Serving) -> None:
+    async with serving() as server:
+        page = (await server.http.get("/docs")).text
+        named = re.findall(r'(?:src|href)="([^"]+)"', page)
+        assert len(named) == 3 and "/openapi.json" in page
+        for address in named:
+            assert address.startswith("/docs/"), address
+            file = await server.http.get(address)
+            assert file.status_code == 200 and len(file.content) > 100
 
 
 async def test_a_line_is_logged_per_request_without_what_was_said(

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from quire_engine import __version__
 from quire_engine.errors import InternalError, InvalidRequest, MethodNotAllowed, NotFound, RequestError
-from quire_engine.server import health, tokenize
+from quire_engine.server import docs_page, health, tokenize
 from quire_engine.server.access import Access
 from quire_engine.server.context import Context
 from quire_engine.server.edge import Edge
@@ -38,10 +38,17 @@ def make_app(
     log_requests: bool,
     tracing: Tracing | None = None,
 ) -> ASGIApp:
-    app = FastAPI(title="quire-engine", version=__version__, description=_DESCRIPTION, redoc_url=None)
+    app = FastAPI(
+        title="quire-engine",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None,  # see docs_page
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+    )
     app.state.context = context
     app.state.exposition = exposition
-    for router in (chat.router, completions.router, models.router, tokenize.router, health.router):
+    for router in (chat.router, completions.router, models.router, tokenize.router, health.router, docs_page.router):
         app.include_router(router)
     describe(app, context)
     app.add_exception_handler(RequestError, _told)

@@ -61,7 +61,7 @@ _OPERATIONS = {
     "get /livez": _Operation(answer="Status", others={503: "It wants to be restarted."}, key=None),
     "get /readyz": _Operation(answer="Status", others=_NOT_READY, key=None),
     "get /health": _Operation(answer="Status", others=_NOT_READY),
-    "get /metrics": _Operation(media=("text/plain", "application/openmetrics-text"), key="metricsKey"),
+    "get /metrics": _Operation(media=("text/plain",), key="metricsKey"),
     "get /version": _Operation(answer="Version"),
     "post /admin/drain": _Operation(answer="Status", key="adminKey"),
     "post /admin/cache/reset": _Operation(answer="Status", errors=(503,), key="adminKey"),
