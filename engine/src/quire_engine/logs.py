@@ -1,5 +1,7 @@
 """Logging of both processes: one line an event on standard error, as text or as JSON, with the request's id.
 
+What clients send gets into messages, so that characters which end lines or steer terminals are written as escapes.
+
 The engine process marks its lines, so that one stream of the two can be told apart.
 """
 
@@ -17,6 +19,11 @@ trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)
 """The W3C trace the request belongs to."""
 
 
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_AS_TEXT = {code: ascii(chr(code))[1:-1] for code in _CONTROLS}
+_AS_JSON = {code: f"\\u{code:04x}" for code in _CONTROLS}
+
+
 class _TextFormatter(logging.Formatter):
     def __init__(self, process: str | None) -> None:
         super().__init__()
@@ -24,7 +31,7 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
-        line = f"{time} {record.levelname.lower():7} {self._mark}{record.getMessage()}"
+        line = f"{time} {record.levelname.lower():7} {self._mark}{record.getMessage().translate(_AS_TEXT)}"
         if (current := request_id.get()) is not None:
             line += f" [{current}]"
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
@@ -49,7 +56,7 @@ class _JsonFormatter(logging.Formatter):
             entry["trace_id"] = trace
         if record.exc_info is not None:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry, ensure_ascii=False).translate(_AS_JSON)
 
 
 def _is_told_otherwise(record: logging.LogRecord) -> bool:

@@ -1,6 +1,7 @@
 """Which key opens which route. Every path needs one but the probes; without a key file its group is open.
 
-``/admin`` without its own file answers this host only: stopping an engine must not be anyone's.
+``/admin`` without its own file answers this host only: stopping an engine must not be anyone's. What a proxy passes on
+is not of this host, wherever the proxy runs.
 """
 
 import ipaddress
@@ -17,6 +18,8 @@ from quire_engine.server.keys import Key, KeyFile
 from quire_engine.server.rate_limits import UNLIMITED
 
 PROBES = frozenset({"/livez", "/readyz"})
+_PASSED_ON = ("x-forwarded-for", "forwarded", "x-real-ip")
+"""Headers by which proxies tell for whom they ask."""
 
 
 class Access:
@@ -53,12 +56,15 @@ class Access:
         if path == "/metrics":
             return _caller(self._metrics, headers)
         if path.startswith("/admin/"):
-            if self._admin is None and not self._local:
-                _require_this_host(client_host)
+            if self._admin is None and (_passed_on(headers) or not self._is_of_this_host(client_host)):
+                raise Forbidden("/admin answers this host only; start with --admin-key-file to open it to others")
             return _caller(self._admin, headers)
         if self._api is None:
             return ANYBODY
         return self._limited(_matching(self._api, headers))
+
+    def _is_of_this_host(self, client_host: str | None) -> bool:
+        return self._local or (client_host is not None and _is_loopback(client_host))
 
     def _limited(self, key: Key) -> Caller:
         """With the allowance of its tenant, as the key's limits are now."""
@@ -85,10 +91,15 @@ def _matching(keys: KeyFile, headers: Headers) -> Key:
     return key
 
 
-def _require_this_host(client_host: str | None) -> None:
+def _passed_on(headers: Headers) -> bool:
+    return any(name in headers for name in _PASSED_ON)
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        local = client_host is not None and ipaddress.ip_address(client_host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        local = False
-    if not local:
-        raise Forbidden("/admin answers this host only; start with --admin-key-file to open it to others")
+        return False
+    # A socket for both versions of IP shows an IPv4 client as ::ffff:127.0.0.1.
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

@@ -21,13 +21,14 @@ from quire_engine.server.caller import ANYBODY, Caller
 from quire_engine.server.http_protocol import CERTIFIED
 from quire_engine.server.load_report import ASKED_BY, HEADER, load_report
 from quire_engine.server.metrics import Metrics
-from quire_engine.server.problems import error_response
+from quire_engine.server.problems import error_response, shortened
 from quire_engine.server.trace_context import TraceContext, read_context
 from quire_engine.server.tracing import UNTRACED, Span, Tracing, name_of, request_attributes
 
 _log = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_LOGGED_CHARACTERS = 200
 
 
 class Edge:
@@ -48,7 +49,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
-        parent = read_context(headers.get("traceparent"), headers.get("tracestate"))
+        parent = read_context(_joined(headers, "traceparent"), _joined(headers, "tracestate"))
         span = self._begin_span(scope, request_id, parent)
         trace = parent if span is None else span.context
         tokens = logs.request_id.set(request_id), logs.trace_id.set(trace.trace_id if trace else None)
@@ -71,7 +72,8 @@ class Edge:
                 span.end(failed=answer.status >= 500)
             if self._log_requests:
                 seconds = time.monotonic() - began
-                _log.info("%s %s %s %.3f s", scope["method"], scope["path"], answer.status or "closed", seconds)
+                path = shortened(scope["path"], _LOGGED_CHARACTERS)
+                _log.info("%s %s %s %.3f s", scope["method"], path, answer.status or "closed", seconds)
             logs.request_id.reset(tokens[0])
             logs.trace_id.reset(tokens[1])
 
@@ -116,6 +118,11 @@ class _Answer:
             if self.caller.allowance is not None:
                 headers.update(self.caller.allowance.headers())
         await self._send(message)
+
+
+def _joined(headers: Headers, name: str) -> str:
+    """Fields of one name are one list; of what may be sent once, two make nothing that can be read."""
+    return ",".join(headers.getlist(name))
 
 
 def _request_id(headers: Headers) -> str:

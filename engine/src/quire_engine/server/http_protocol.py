@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with two bounds it lacks: how large a request's head may be, and how long it may take.
+"""uvicorn's HTTP protocol with bounds it lacks: how large a request's head may be, how long it may take, and how long
+an answer may lie unread.
 
 Bodies are bounded in ``body``; this is for what comes before any route is known.
 """
@@ -16,6 +17,8 @@ CERTIFIED = "client_certificate"
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 30.0
+UNREAD_SECONDS = 60.0
+"""A client that takes nothing of its answer for so long is gone for us, and what was not sent is dropped."""
 
 _TOO_LARGE = InvalidRequest(f"headers are limited to {MAX_HEAD_BYTES // 1024} KiB")
 _NOT_HTTP = InvalidRequest("this is not an HTTP/1.1 request", code="invalid_http")
@@ -31,13 +34,22 @@ def _refusal(status: bytes, error: InvalidRequest) -> bytes:
 
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_UNDECIDED = re.compile(rb"\r(?:\n(?:\r|u(?:p(?:g(?:r(?:a(?:de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
+"""What may yet become an offer to upgrade, or the end of the head."""
+_UNDECIDED_BYTES = 9
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """HTTP lets a server leave an offer of HTTP/2 or WebSocket aside; the parser would leave out the body instead."""
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """HTTP lets a server leave an offer of HTTP/2 or WebSocket aside; the parser would leave out the body instead.
+
+    Also what is to be read again with the next bytes, where the head does not end here.
+    """
     end = data.find(b"\r\n\r\n")
-    head = data if end < 0 else data[:end]
-    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + data[len(head) :]
+    if end >= 0:
+        return _UPGRADE.sub(b"\r\nx-upgrade:", data[:end]) + data[end:], b""
+    undecided = _UNDECIDED.search(data, max(0, len(data) - _UNDECIDED_BYTES))
+    decided = len(data) if undecided is None else undecided.start()
+    return _UPGRADE.sub(b"\r\nx-upgrade:", data[:decided]), data[decided:]
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -49,6 +61,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Between the end of one request and the end of the next one's head."""
     _head_ended = False
     _head_timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
+    _undecided = b""
     _certified = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -59,6 +73,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_watching_unread()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -66,7 +81,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if began_in_head and self._head_timer is None:
             self._expect_head()
         if began_in_head:
-            data = _without_upgrade(data)
+            data, self._undecided = _without_upgrade(self._undecided + data)
         self._head_ended = False
         self._read_bytes = len(data)
         super().data_received(data)
@@ -105,6 +120,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head = True
+
+    # --- what the client does not read ---
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        self._stop_watching_unread()
+        super().resume_writing()
+
+    def _watch_unread(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._drop_unread, unread)
+
+    def _drop_unread(self, before: int) -> None:
+        # Closing would wait for the client.
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_unread()
+        else:
+            self.transport.abort()
+
+    def _stop_watching_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    # --- how long a head may take ---
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)

@@ -157,6 +157,7 @@ class _Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # who asks is who is connected: see access
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
             )

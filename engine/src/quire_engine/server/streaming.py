@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire_engine.errors import InternalError, RequestError
+from quire_engine.errors import InternalError, InvalidRequest, RequestError
 from quire_engine.server import sse
 from quire_engine.server.choice import Choice, Delta
 from quire_engine.server.disconnect import DisconnectWatch
@@ -24,6 +24,11 @@ _SEND_TIMEOUT_SECONDS = 60.0
 """A client that takes nothing for so long is gone for us. Until then its tokens wait as numbers, not as text."""
 
 CLIENT_CLOSED_REQUEST = 499
+
+MAX_LOGPROBS_HELD = 500_000
+"""Of an answer in one piece: some 30 MB of JSON, and ten times that while it is made."""
+_MANY_LOGPROBS = 10_000
+"""Above that the answer is made in a thread: the event loop streams for others meanwhile."""
 
 
 class Writer(Protocol):
@@ -48,16 +53,35 @@ async def answer(request: Request, generation: Generation, writer: Writer, *, st
         if stream:
             handed_over = True
             return _EventStream(generation, writer, first, watch)
-        deltas = first
-        async for more in generation.deltas():
-            deltas += more
-        return Response(writer.whole(generation.choices, deltas), media_type="application/json")
+        return Response(await _whole(generation, writer, first), media_type="application/json")
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         if not handed_over:
             watch.stop()
             generation.close()
+
+
+async def _whole(generation: Generation, writer: Writer, first: list[Delta]) -> bytes:
+    deltas, held = first, _num_logprobs(first)
+    async for more in generation.deltas():
+        deltas += more
+        held += _num_logprobs(more)
+        if held > MAX_LOGPROBS_HELD:
+            raise InvalidRequest(
+                f"an answer in one piece holds at most {MAX_LOGPROBS_HELD} logprobs, and this one has more; "
+                "set stream to true, or ask for fewer",
+                param="stream",
+                code="answer_too_large",
+            )
+    choices = generation.choices
+    if held + sum([len(choice.prompt_logprobs) for choice in choices]) > _MANY_LOGPROBS:
+        return await asyncio.to_thread(writer.whole, choices, deltas)
+    return writer.whole(choices, deltas)
+
+
+def _num_logprobs(deltas: list[Delta]) -> int:
+    return sum([len(one.token_ids) for delta in deltas for one in delta.logprobs])
 
 
 class _EventStream(Response):

@@ -15,7 +15,7 @@ from quire_engine.server.context import context_of
 from quire_engine.server.openai.docs import body_schema
 from quire_engine.server.openai.limits import check_length
 from quire_engine.server.openai.prompts import chat_prompt_text
-from quire_engine.server.openai.schemas import MAX_MESSAGES, Message, Strict
+from quire_engine.server.openai.schemas import MAX_MESSAGES, Message, Strict, TemplateVariables
 
 router = APIRouter()
 
@@ -29,7 +29,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages unless set.")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")

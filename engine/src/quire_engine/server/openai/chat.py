@@ -67,7 +67,7 @@ async def chat_completions(request: Request) -> Response:
         defaults=context.sampling_defaults,
     )
     check_sampling(sampling, limits)
-    check_report_size([prompt], sampling)
+    check_report_size([prompt], sampling, times=1)
     n = body.n or 1
     choices = [new_choice(context.tokenizer, i, prompt, stop_rules(body), sampling.stop_token_ids) for i in range(n)]
     routing = Routing(

@@ -110,7 +110,7 @@ def _sampling(
         )
         check_sampling(sampling, limits)
         made.append(sampling)
-    check_report_size(prompts, made[0])
+    check_report_size(prompts, made[0], times=body.n or 1)
     return made
 
 

@@ -82,14 +82,16 @@ def check_sampling(sampling: Sampling, limits: ModelLimits) -> None:
         raise InvalidRequest("bad_words: may forbid every token of this model", param="bad_words")
 
 
-def check_report_size(prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-    """Raises InvalidRequest for more logprobs of prompts than an answer should hold."""
+def check_report_size(prompts: Sequence[Sequence[int]], sampling: Sampling, *, times: int) -> None:
+    """Raises InvalidRequest for more logprobs of prompts than an answer should hold; ``times`` is how often it tells
+    those of each prompt."""
     if sampling.prompt_logprobs is None:
         return
-    entries = sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
+    entries = sum(map(len, prompts)) * (1 + sampling.prompt_logprobs) * times
     if entries > _MAX_PROMPT_ENTRIES:
         raise InvalidRequest(
-            f"prompt_logprobs: {entries} of them are asked for in all (tokens of the prompts by logprobs at each); "
+            f"prompt_logprobs: {entries} of them are asked for in all (tokens of the prompts by logprobs at each, "
+            f"by answers that tell them); "
             f"at most {_MAX_PROMPT_ENTRIES} are given",
             param="prompt_logprobs",
         )

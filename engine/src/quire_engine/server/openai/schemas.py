@@ -8,6 +8,7 @@ effect; those of OpenAI's that have none on an answer (``store``, ``metadata`` â
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -26,6 +27,7 @@ MAX_N = 128
 MAX_BAD_WORDS = 256
 MAX_FIELDS = 256
 MAX_LOGIT_BIASES = 10_000
+MAX_ALLOWED_TOKEN_IDS = 10_000
 MAX_MESSAGES = 10_000
 
 
@@ -58,6 +60,8 @@ def _check_logit_bias(value: Any) -> Any:
 def _check_allowed(value: Any) -> Any:
     if not isinstance(value, list) or not value or not all(type(item) is int and item >= 0 for item in value):
         raise ValueError("should be a non-empty array of token ids")
+    if len(value) > MAX_ALLOWED_TOKEN_IDS:
+        raise ValueError(f"has {len(value)} tokens; at most {MAX_ALLOWED_TOKEN_IDS} are taken")
     return value
 
 
@@ -113,7 +117,11 @@ LogitBias = Annotated[
         }
     ),
 ]
-AllowedTokenIds = Annotated[SkipValidation[list[int]], BeforeValidator(_check_allowed), WithJsonSchema(_ids_schema)]
+AllowedTokenIds = Annotated[
+    SkipValidation[list[int]],
+    BeforeValidator(_check_allowed),
+    WithJsonSchema({**_ids_schema, "maxItems": MAX_ALLOWED_TOKEN_IDS}),
+]
 BadWords = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_BAD_WORDS),
@@ -318,6 +326,16 @@ class Message(Strict):
         return self
 
 
+def _check_variables(value: dict[str, Any]) -> dict[str, Any]:
+    reserved = {"messages", "tools", "documents", "add_generation_prompt", "chat_template"} & value.keys()
+    if reserved:
+        raise ValueError(f"may not set {', '.join(sorted(reserved))}")
+    return value
+
+
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_variables)]
+
+
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
@@ -328,7 +346,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
     def _supported_together(self) -> Self:
@@ -339,11 +357,3 @@ class ChatCompletionRequest(GenerationRequest):
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_completion_tokens: differs from max_tokens, its old name; send one of them")
         return self
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _no_reserved_names(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        reserved = {"messages", "tools", "documents", "add_generation_prompt", "chat_template"} & set(value or ())
-        if reserved:
-            raise ValueError(f"may not set {', '.join(sorted(reserved))}")
-        return value
