@@ -41,6 +41,7 @@ class Reports:
     def __init__(self) -> None:
         self.ready: list[Ready] = []
         self.stats: list[Stats] = []
+        self.lost = 0
         self._changed = asyncio.Event()
 
     def engine_ready(self, ready: Ready) -> None:
@@ -49,6 +50,10 @@ class Reports:
 
     def engine_stats(self, stats: Stats) -> None:
         self.stats.append(stats)
+        self._changed.set()
+
+    def engine_lost(self) -> None:
+        self.lost += 1
         self._changed.set()
 
     async def until(self, condition: Callable[["Reports"], object]) -> None:

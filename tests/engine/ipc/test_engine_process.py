@@ -218,6 +218,7 @@ async def test_engine_that_keeps_dying_is_given_up(make_client: MakeClient, repo
             await read_all(client.submit([1], sampling(10)))
     assert client.state == "failed"
     assert client.failure is not None and "restarted 1 times" in client.failure
+    assert reports.lost == 2
     with pytest.raises(Unavailable, match="has failed"):
         client.submit([1], sampling(1))
 

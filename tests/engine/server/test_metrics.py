@@ -214,6 +214,19 @@ def test_gauges_are_the_engines_last_words() -> None:
     assert found["quire_kv_slots_wasted"] == {"": 6} and found["quire_last_step_age_seconds"] == {"": 2}
 
 
+def test_a_lost_engine_runs_nothing_and_its_counters_stay() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(ready())
+    metrics.engine_stats(stats(num_running=3, num_waiting=2, kv_usage=0.4, prompt_tokens=100))
+    metrics.engine_lost()
+    found = scraped(metrics)
+    assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == {"": 0}
+    assert found["vllm:kv_cache_usage_perc"] == {"": 0} and "quire_last_step_age_seconds" not in found
+    assert found["vllm:prompt_tokens_total"] == {"": 100}
+    metrics.engine_ready(ready(pid=2))
+    assert scraped(metrics)["vllm:prompt_tokens_total"] == {"": 100}
+
+
 def test_counters_go_on_over_a_restart_of_the_engine() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())

@@ -35,6 +35,9 @@ class Observer(Protocol):
 
     def engine_stats(self, stats: Stats) -> None: ...
 
+    def engine_lost(self) -> None:
+        """What it said last holds no more."""
+
 
 class EngineClient:
     """``start`` it, ``submit`` to it, ``close`` it."""
@@ -199,6 +202,8 @@ class EngineClient:
 
     def engine_down(self, reason: str) -> None:
         self.stats = None
+        if self._observer is not None:
+            self._observer.engine_lost()
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:

@@ -41,7 +41,6 @@ class EngineFigures:
     """The engine process's counters, carried over its restarts: a counter must not fall."""
 
     latest: Stats | None = None
-    pid: int | None = None
     before: dict[str, float] = field(default_factory=dict)
     """What earlier processes of this engine had counted when they ended."""
 
@@ -49,7 +48,8 @@ class EngineFigures:
         now = {} if self.latest is None else _flat_counters(self.latest)
         return {name: self.before.get(name, 0.0) + now.get(name, 0.0) for name in self.before.keys() | now.keys()}
 
-    def restarted(self) -> None:
+    def ended(self) -> None:
+        """The process that told them."""
         self.before = self.counters()
         self.latest = None
 
@@ -94,7 +94,7 @@ class Metrics:
 
     def engine_ready(self, ready: Ready) -> None:
         if self.ready is not None:
-            self.engine.restarted()
+            self.engine.ended()
             self.restarts += 1
         self.ready = ready
 
@@ -106,6 +106,9 @@ class Metrics:
             tokens = stats.scheduled_tokens - (before.scheduled_tokens if before else 0)
             self.iteration_tokens.observe(tokens / steps, steps)
         self.engine.latest = stats
+
+    def engine_lost(self) -> None:
+        self.engine.ended()
 
     # --- what requests say; each is one sequence ---
 
