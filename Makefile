@@ -64,7 +64,12 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	@mkdir -p out/bench
 	$(BIN)/python benchmarks/kv/waste.py --json out/bench/waste.json
 	$(BIN)/python benchmarks/kv/host_cost.py --steps 50 --json out/bench/host_cost.json
-	$(BIN)/python benchmarks/kv/continuous_vs_static.py --requests 64 --runs 1 --json out/bench/continuous_vs_static.json
+	$(BIN)/python benchmarks/kv/continuous_vs_static.py --runs 1 --json out/bench/continuous_vs_static.json
+	$(BIN)/python benchmarks/kv/prefix_ttft.py --model demo --runs 1 --json out/bench/prefix_ttft.json
+	$(BIN)/python benchmarks/kv/prefix_cost.py --runs 1 --json out/bench/prefix_cost.json
+	$(BIN)/python benchmarks/kv/prefix_chat.py --conversations 8 --runs 1 --json out/bench/prefix_chat.json
+	$(BIN)/python benchmarks/kv/preemption.py --requests 12 --runs 1 --json out/bench/preemption.json
+	$(BIN)/python benchmarks/kv/fairness.py --json out/bench/fairness.json
 	$(BIN)/python benchmarks/serving/busy_neighbour.py --json out/bench/busy_neighbour.json
 	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
 	$(BIN)/python benchmarks/serving/generation_stall.py --json out/bench/generation_stall.json

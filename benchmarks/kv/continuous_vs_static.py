@@ -9,35 +9,25 @@ are medians, and only the tokens asked for count. Tokens per CPU second tell the
 """
 
 import argparse
-import os
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, process_time
 
 import report
-from rich.progress import Progress
+from engines import add_model_options, ask, load, random_tokens
+from report import at_least_one
 
-from quire_engine.config import (
-    CacheOptions,
-    EngineConfig,
-    ModelOptions,
-    ParallelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
-from quire_engine.core.ports import LoadedModel
-from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.sequence import Request
-from quire_engine.engine import Engine, make_engine
-from quire_engine.errors import EngineError
-from quire_engine.ipc.process import compute_environment
+from quire_engine.config import CacheOptions, SchedulerOptions
+from quire_engine.engine import Engine
 from quire_operator.bench.traces import read_trace
 
+GOAL = 2
+MAX_BATCHED_TOKENS = 1024
+LONGEST_PROMPT = 64
 TRACE = Path(__file__).parent / "azure_llm_2023_code_slice.csv"
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "quire-demo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,43 +48,52 @@ def answer_lengths(kind: str, count: int, longest: int, chance: random.Random) -
 def make_asks(lengths: Sequence[int], vocab_size: int, chance: random.Random) -> list[Ask]:
     """Prompts of 8 to 64 tokens."""
     return [
-        Ask(prompt=[chance.randrange(vocab_size // 2) for _ in range(chance.randrange(8, 65))], num_tokens=length)
+        Ask(prompt=random_tokens(chance, chance.randint(8, LONGEST_PROMPT), vocab_size), num_tokens=length)
         for length in lengths
     ]
 
 
-def submit(engine: Engine, asks: Sequence[Ask], lengths: Sequence[int]) -> None:
-    for key, (ask, length) in enumerate(zip(asks, lengths, strict=True)):
-        params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
-        refusal = engine.add(Request(key=key, prompt_token_ids=ask.prompt, params=params, seed=key))
-        assert refusal is None, refusal
+@dataclass
+class Watch:
+    """Of one run: when steps ended, and how many sequences each gave a token that was asked for."""
+
+    began: float = field(default_factory=perf_counter)
+    seconds: list[float] = field(default_factory=list)
+    useful: list[int] = field(default_factory=list)
+
+    def finish(self, engine: Engine, asks: Sequence[Ask], lengths: Sequence[int]) -> None:
+        """Hand the requests over, and step until nothing is left."""
+        for key, (wanted, length) in enumerate(zip(asks, lengths, strict=True)):
+            ask(engine, key, wanted.prompt, length)
+        missing = [wanted.num_tokens for wanted in asks]
+        while engine.has_work:
+            step = engine.step()
+            if step is None:
+                continue
+            useful = 0
+            for key in step.output.keys:
+                useful += missing[key] > 0
+                missing[key] -= 1
+            self.seconds.append(perf_counter() - self.began)
+            self.useful.append(useful)
 
 
-def finish(engine: Engine) -> int:
-    """Step until nothing is left; the steps."""
-    steps = 0
-    while engine.has_work:
-        engine.step()
-        steps += 1
-    return steps
+def continuous(engine: Engine, asks: Sequence[Ask], size: int) -> Watch:
+    watch = Watch()
+    watch.finish(engine, asks, [wanted.num_tokens for wanted in asks])
+    return watch
 
 
-def continuous(engine: Engine, asks: Sequence[Ask], size: int) -> int:
-    submit(engine, asks, [ask.num_tokens for ask in asks])
-    return finish(engine)
-
-
-def static(engine: Engine, asks: Sequence[Ask], size: int, *, padded: bool) -> int:
-    steps = 0
+def static(engine: Engine, asks: Sequence[Ask], size: int, *, padded: bool) -> Watch:
+    watch = Watch()
     for first in range(0, len(asks), size):
         batch = asks[first : first + size]
-        longest = max(ask.num_tokens for ask in batch)
-        submit(engine, batch, [longest if padded else ask.num_tokens for ask in batch])
-        steps += finish(engine)
-    return steps
+        longest = max(wanted.num_tokens for wanted in batch)
+        watch.finish(engine, batch, [longest if padded else wanted.num_tokens for wanted in batch])
+    return watch
 
 
-Way = Callable[[Engine, Sequence[Ask], int], int]
+Way = Callable[[Engine, Sequence[Ask], int], Watch]
 WAYS: dict[str, Way] = {
     "continuous": continuous,
     "static, trimmed": lambda engine, asks, size: static(engine, asks, size, padded=False),
@@ -102,70 +101,59 @@ WAYS: dict[str, Way] = {
 }
 
 
-def load(arguments: argparse.Namespace) -> tuple[EngineConfig, LoadedModel]:
-    config = EngineConfig(
-        model=ModelOptions(path=arguments.model, load_format=arguments.load_format, max_model_len=1024),
-        # Prompts come again in each run: they must not be found.
-        cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=arguments.kv_cache_mib * 2**20),
-        scheduler=SchedulerOptions(max_num_seqs=arguments.batch_size, max_num_batched_tokens=1024),
-        parallel=ParallelOptions(),
-        server=ServerOptions(),
-        threads=arguments.threads,
-    )
-    # As the engine's own process has it, and before torch is loaded.
-    os.environ.update(compute_environment(arguments.threads, {}))
-    from quire_engine.runner import load_model
-
-    return config, load_model(config)
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="model folder (default: the demo model)")
-    parser.add_argument("--load-format", choices=("safetensors", "dummy"), default="safetensors")
-    parser.add_argument("--requests", type=int, default=160, help="at most 1,000 with --lengths trace")
+    parser = report.parser(__doc__)
+    add_model_options(parser)
+    parser.add_argument("--requests", type=at_least_one, default=160, help="at most 1,000 with --lengths trace")
     parser.add_argument("--lengths", choices=("trace", "exponential"), default="trace", help="of the answers")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--longest", type=int, default=256, help="longest answer in tokens (default 256)")
-    parser.add_argument("--runs", type=int, default=3, help="of each way (default 3)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--kv-cache-mib", type=int, default=256)
-    parser.add_argument("--json", type=Path, help="write the rows there as well")
-    return parser.parse_args()
+    parser.add_argument("--batch-size", type=at_least_one, default=16)
+    parser.add_argument("--longest", type=at_least_one, default=256, help="longest answer in tokens (default 256)")
+    parser.add_argument("--runs", type=at_least_one, default=3, help="of each way (default 3)")
+    parser.add_argument("--kv-cache-mib", type=at_least_one, default=256)
+    arguments = parser.parse_args()
+    if arguments.lengths == "trace" and arguments.requests > 1000:
+        parser.error("--requests should be at most 1,000 with --lengths trace: the slice of it here has no more")
+    if arguments.batch_size > MAX_BATCHED_TOKENS:
+        parser.error(f"--batch-size should be at most {MAX_BATCHED_TOKENS}")
+    return arguments
 
 
 def main() -> None:
     arguments = parse_arguments()
-    try:
-        config, model = load(arguments)
-    except EngineError as error:
-        raise SystemExit(str(error)) from None
+    bench = load(
+        arguments,
+        # Prompts come again in each run: they must not be found.
+        cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=arguments.kv_cache_mib * 2**20),
+        scheduler=SchedulerOptions(max_num_seqs=arguments.batch_size, max_num_batched_tokens=MAX_BATCHED_TOKENS),
+        max_model_len=LONGEST_PROMPT + arguments.longest,
+    )
     chance = random.Random(1)
     lengths = answer_lengths(arguments.lengths, arguments.requests, arguments.longest, chance)
-    asks = make_asks(lengths, model.vocab_size, chance)
+    asks = make_asks(lengths, bench.model.vocab_size, chance)
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    steps: dict[str, int] = {}
-    with Progress(transient=True) as progress:
+    last: dict[str, Watch] = {}
+    with report.progress() as progress:
         task = progress.add_task("runs", total=arguments.runs * len(WAYS))
-        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+        engine = bench.engine(prefix_caching=False)
         continuous(engine, asks[: arguments.batch_size], arguments.batch_size)  # warm-up
         for _ in range(arguments.runs):
             for name, way in WAYS.items():
                 began, began_cpu = perf_counter(), process_time()
-                steps[name] = way(engine, asks, arguments.batch_size)
+                last[name] = way(engine, asks, arguments.batch_size)
                 seconds[name].append(perf_counter() - began)
                 cpu_seconds[name].append(process_time() - began_cpu)
                 progress.advance(task)
-    present(arguments, asks, seconds, cpu_seconds, steps)
+    present(arguments, str(bench), asks, seconds, cpu_seconds, last)
 
 
 def present(
     arguments: argparse.Namespace,
+    model: str,
     asks: Sequence[Ask],
     seconds: dict[str, list[float]],
     cpu_seconds: dict[str, list[float]],
-    steps: dict[str, int],
+    last: dict[str, Watch],
 ) -> None:
     tokens = sum(ask.num_tokens for ask in asks)
     rates = {name: tokens / statistics.median(times) for name, times in seconds.items()}
@@ -176,7 +164,7 @@ def present(
         [
             [
                 name,
-                f"{steps[name]:,}",
+                f"{len(last[name].seconds):,}",
                 f"{rates[name]:,.0f}",
                 f"{rates['continuous'] / rates[name]:.2f}×",
                 f"{cpu_rates[name]:,.0f}",
@@ -185,14 +173,56 @@ def present(
             for name in WAYS
         ],
         notes=[
-            f"{arguments.model.name}: {len(asks)} requests, {arguments.batch_size} at a time, answers of"
+            f"{model}: {len(asks)} requests, {arguments.batch_size} at a time, answers of"
             f" {min(ask.num_tokens for ask in asks)} to {max(ask.num_tokens for ask in asks)} tokens, mean"
-            f" {tokens / len(asks):.0f}; medians of {arguments.runs} interleaved runs, {arguments.threads} threads"
+            f" {tokens / len(asks):.0f}; medians of {arguments.runs} interleaved runs",
+            f"the goal is {GOAL}× against padded static batching",
         ],
     )
     report.save(
         arguments.json,
-        [{"way": name, "tokens_per_second": rates[name], "tokens_per_cpu_second": cpu_rates[name]} for name in WAYS],
+        [
+            {
+                "way": name,
+                "steps": len(last[name].seconds),
+                "tokens_per_second": rates[name],
+                "tokens_per_cpu_second": cpu_rates[name],
+                "useful_tokens": sum(last[name].useful),
+            }
+            for name in WAYS
+        ],
+    )
+    if arguments.plot:
+        draw(arguments.plot, f"{model}, {len(asks)} requests, lengths: {arguments.lengths}", rates, cpu_rates, last)
+
+
+def draw(path: Path, title: str, rates: dict[str, float], cpu_rates: dict[str, float], last: dict[str, Watch]) -> None:
+    """Left: the tokens per second. Right: where they come from, the rows of each step that gave a wanted token."""
+    figure = report.new_figure(f"Continuous against static batching: {title}")
+    rate_axes, row_axes = figure.subplots(1, 2, width_ratios=(2, 3))
+    places = range(len(rates))
+    for shift, (label, values) in enumerate({"per second": rates, "per CPU second": cpu_rates}.items()):
+        bars = rate_axes.bar([place + 0.4 * shift for place in places], values.values(), 0.4, label=label)
+        rate_axes.bar_label(bars, fmt="%.0f", padding=2, fontsize="small")
+    rate_axes.set_xticks([place + 0.2 for place in places], [name.replace(", ", ",\n") for name in rates])
+    rate_axes.set(ylabel="tokens asked for", ylim=(0, max(*rates.values(), *cpu_rates.values()) * 1.25))
+    rate_axes.legend(loc="upper right")
+    for name, watch in last.items():
+        seconds, useful = smoothed(watch)
+        row_axes.plot(seconds, useful, label=name)
+    row_axes.set(
+        xlabel="seconds, last run of each", ylabel="useful rows a step (mean of 2 % of the run)", ylim=(0, None)
+    )
+    row_axes.legend()
+    report.save_figure(path, figure)
+
+
+def smoothed(watch: Watch, pieces: int = 50) -> tuple[list[float], list[float]]:
+    size = max(1, len(watch.useful) // pieces)
+    starts = range(0, len(watch.useful), size)
+    return (
+        [statistics.mean(watch.seconds[start : start + size]) for start in starts],
+        [statistics.mean(watch.useful[start : start + size]) for start in starts],
     )
 
 

@@ -6,8 +6,8 @@ counts is the light tenant's time to first token (TTFT): alone, and behind the h
 tenant's requests carry the smaller number) and fair (nobody has to say anything). The goal under fair: at most one
 prompt's service time more than alone, that is one heavy request's, prompt and answer, with nobody else there.
 
-Without a model the clock is simulated: a step takes a fixed time and a time a token, so the figures are exact and the
-same on every machine. --real runs the engine over a real model by the wall clock instead: then a busy machine shows.
+No model runs and the clock is simulated: a step takes a fixed time and a time a token, so the figures are exact and
+the same on every machine. benchmarks/serving/fair_sharing.py measures fcfs and fair with a real model.
 """
 
 import argparse
@@ -16,23 +16,19 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import report
 from engines import (
     SimulatedClock,
     StepTime,
-    add_model_options,
     ask,
     engine_without_model,
     finish,
-    load,
     random_tokens,
 )
 from report import at_least_one
 
-from quire_engine.config import CacheOptions, SchedulerOptions
 from quire_engine.core.policy import PolicyName
 from quire_engine.core.scheduler import SchedulerConfig
 from quire_engine.engine import Engine
@@ -63,8 +59,8 @@ class Tenant:
     answer: int
     priority: int
 
-    def ask(self, engine: Engine, key: int, chance: random.Random, vocab_size: int) -> None:
-        prompt = random_tokens(chance, self.prompt, vocab_size)
+    def ask(self, engine: Engine, key: int, chance: random.Random) -> None:
+        prompt = random_tokens(chance, self.prompt, VOCAB_SIZE)
         ask(engine, key, prompt, self.answer, tenant=self.name, priority=self.priority)
 
 
@@ -73,19 +69,25 @@ class World:
     """``make`` gives an engine with an empty cache and nothing to do."""
 
     make: Callable[[PolicyName], Timed]
-    vocab_size: int
     heavy: Tenant
     light: Tenant
     name: str
 
 
-def service_seconds(world: World) -> float:
-    """One heavy request, prompt and answer, with nobody else there."""
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """Of one heavy request, with nobody else there."""
+
+    first_token_seconds: float
+    whole_seconds: float
+
+
+def serve_one(world: World) -> Service:
     timed = world.make("fcfs")
     began = timed.now()
-    world.heavy.ask(timed.engine, 0, random.Random(0), world.vocab_size)
-    finish(timed.engine)
-    return timed.now() - began
+    world.heavy.ask(timed.engine, 0, random.Random(0))
+    first = first_token_time(timed.engine, 0)
+    return Service(first_token_seconds=first - began, whole_seconds=timed.now() - began)
 
 
 def light_ttfts(world: World, policy: PolicyName, *, alone: bool) -> list[float]:
@@ -93,13 +95,13 @@ def light_ttfts(world: World, policy: PolicyName, *, alone: bool) -> list[float]
     timed, chance = world.make(policy), random.Random(1)
     engine, heavy = timed.engine, 0 if alone else world.heavy.requests
     for key in range(heavy):
-        world.heavy.ask(engine, key, chance, world.vocab_size)
+        world.heavy.ask(engine, key, chance)
     for _ in range(SETTLED_STEPS if heavy else 0):
         engine.step()
     seconds: list[float] = []
     while len(seconds) < world.light.requests and (alone or engine.gauges().num_waiting):
         key, sent = heavy + len(seconds), timed.now()
-        world.light.ask(engine, key, chance, world.vocab_size)
+        world.light.ask(engine, key, chance)
         seconds.append(first_token_time(engine, key) - sent)
     for key in range(heavy):
         engine.cancel(key)
@@ -132,8 +134,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-num-seqs", type=at_least_one, default=16, help="that run at once (default 16)")
     parser.add_argument("--step-ms", type=float, default=12.0, help="of a simulated step (default 12)")
     parser.add_argument("--token-us", type=float, default=400.0, help="of each token of it (default 400)")
-    parser.add_argument("--real", action="store_true", help="run the model, by the wall clock")
-    add_model_options(parser)
     arguments = parser.parse_args()
     if arguments.step_ms <= 0 or arguments.token_us <= 0:
         parser.error("--step-ms and --token-us should be above 0")
@@ -162,8 +162,6 @@ def make_world(arguments: argparse.Namespace) -> World:
     longest = max(heavy.prompt + heavy.answer, light.prompt + light.answer)
     # Room for all that run: this is about the queue.
     blocks = (arguments.max_num_seqs + 2) * (-(-longest // BLOCK_SIZE) + 1)
-    if arguments.real:
-        return real_world(arguments, heavy, light, longest)
 
     def make(policy: PolicyName) -> Timed:
         clock = SimulatedClock()
@@ -182,23 +180,7 @@ def make_world(arguments: argparse.Namespace) -> World:
         return Timed(engine=engine, now=clock)
 
     name = f"simulated: a step {arguments.step_ms:g} ms and {arguments.token_us:g} µs a token"
-    return World(make=make, vocab_size=VOCAB_SIZE, heavy=heavy, light=light, name=name)
-
-
-def real_world(arguments: argparse.Namespace, heavy: Tenant, light: Tenant, longest: int) -> World:
-    bench = load(
-        arguments,
-        cache=CacheOptions(block_size=BLOCK_SIZE, kv_cache_memory_bytes=512 * 2**20),
-        scheduler=SchedulerOptions(
-            max_num_seqs=arguments.max_num_seqs, max_num_batched_tokens=max(MAX_BATCHED_TOKENS, arguments.max_num_seqs)
-        ),
-        max_model_len=longest,
-    )
-
-    def make(policy: PolicyName) -> Timed:
-        return Timed(engine=bench.engine(policy=policy), now=monotonic)
-
-    return World(make=make, vocab_size=bench.model.vocab_size, heavy=heavy, light=light, name=str(bench))
+    return World(make=make, heavy=heavy, light=light, name=name)
 
 
 def main() -> None:
@@ -207,14 +189,14 @@ def main() -> None:
     measured: dict[str, list[float]] = {}
     with report.progress() as progress:
         task = progress.add_task("policies", total=2 + len(POLICIES))
-        service = service_seconds(world)
-        if arguments.real:
-            service = service_seconds(world)  # the first one warmed up
+        service = serve_one(world)
         progress.advance(task)
         measured["alone"] = light_ttfts(world, "fcfs", alone=True)
         progress.advance(task)
         for policy in POLICIES:
             measured[policy] = light_ttfts(world, policy, alone=False)
+            if not measured[policy]:
+                raise SystemExit("the heavy tenant's queue was gone before the light one came: use a larger --queued")
             progress.advance(task)
     alone = statistics.median(measured["alone"])
     rows: list[Row] = [
@@ -224,14 +206,14 @@ def main() -> None:
             "median_ttft_seconds": statistics.median(seconds),
             "worst_ttft_seconds": max(seconds),
             "added_seconds": max(seconds) - alone,
-            "added_services": (max(seconds) - alone) / service,
+            "added_services": (max(seconds) - alone) / service.whole_seconds,
         }
         for name, seconds in measured.items()
     ]
     present(arguments, world, service, rows)
 
 
-def present(arguments: argparse.Namespace, world: World, service: float, rows: Sequence[Row]) -> None:
+def present(arguments: argparse.Namespace, world: World, service: Service, rows: Sequence[Row]) -> None:
     heavy, light = world.heavy, world.light
     report.show(
         f"A light tenant's time to first token behind {heavy.requests} prompts of another",
@@ -250,22 +232,24 @@ def present(arguments: argparse.Namespace, world: World, service: float, rows: S
         notes=[
             f"{world.name}; {arguments.max_num_seqs} run at once; heavy: {heavy.prompt} + {heavy.answer} tokens,"
             f" light: {light.prompt} + {light.answer}",
-            f"one heavy prompt's service time, alone: {service * 1e3:,.0f} ms; the goal under fair: at most 1 of them",
+            f"one heavy prompt's service time, alone: {service.whole_seconds * 1e3:,.0f} ms with its answer,"
+            f" {service.first_token_seconds * 1e3:,.0f} ms to its first token; the goal under fair: at most one added",
             "requests: those sent while the heavy tenant's queue lasted",
         ],
     )
-    report.save(arguments.json, [{**row, "service_seconds": service} for row in rows])
+    own = {"service_seconds": service.whole_seconds, "service_ttft_seconds": service.first_token_seconds}
+    report.save(arguments.json, [{**row, **own} for row in rows])
     if arguments.plot:
         draw(arguments.plot, world, service, rows)
 
 
-def draw(path: Path, world: World, service: float, rows: Sequence[Row]) -> None:
+def draw(path: Path, world: World, service: Service, rows: Sequence[Row]) -> None:
     title = f"A light tenant behind {world.heavy.requests} queued prompts\n{world.name}"
     figure = report.new_figure(title, width=8)
     axes = figure.subplots()
     bars = axes.bar([row["policy"] for row in rows], [row["worst_ttft_seconds"] for row in rows])
     axes.bar_label(bars, fmt="%.3g s", padding=3)
-    goal = rows[0]["median_ttft_seconds"] + service
+    goal = rows[0]["median_ttft_seconds"] + service.whole_seconds
     axes.axhline(goal, color="black", linestyle="--", linewidth=1, label="goal: alone + one heavy prompt's service")
     axes.set(yscale="log", ylabel="worst time to first token (s)")
     axes.set_ylim(rows[0]["median_ttft_seconds"] / 3, max(row["worst_ttft_seconds"] for row in rows) * 10)

@@ -6,17 +6,17 @@ over the steps, so that waiting for a busy machine does not count; sequences cro
 in service. The queue's length must not matter, the number of running sequences may, in proportion.
 """
 
-import argparse
 import gc
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import thread_time
 
 import msgspec
 import report
+from report import at_least_one
 
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
@@ -97,13 +97,12 @@ def measure(case: Case, *, steps: int, caching: bool, with_inputs: bool) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--running", type=int, nargs="+", default=[64, 256, 1024, 2048])
+    parser = report.parser(__doc__)
+    parser.add_argument("--running", type=at_least_one, nargs="+", default=[64, 256, 1024, 2048])
     parser.add_argument("--queued", type=int, nargs="+", default=[0, 10_000], help="requests that wait behind them")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=at_least_one, default=200)
     parser.add_argument("--no-prefix-caching", action="store_true")
     parser.add_argument("--no-inputs", action="store_true", help="leave the runner's part out, and torch with it")
-    parser.add_argument("--json", type=Path, help="write the rows there as well")
     arguments = parser.parse_args()
     rows = []
     for running in arguments.running:
@@ -131,6 +130,21 @@ def main() -> None:
         notes=[f"medians of {arguments.steps} steps, CPU time of the thread"],
     )
     report.save(arguments.json, rows)
+    if arguments.plot:
+        draw(arguments.plot, rows)
+
+
+def draw(path: Path, rows: Sequence[dict[str, float]]) -> None:
+    figure = report.new_figure("Python in a decode step, CPU time", width=8)
+    axes = figure.subplots()
+    names = [f"{row['running']:,}\n{row['queued']:,} queued" for row in rows]
+    below = [0.0] * len(rows)
+    for part in PARTS:
+        axes.bar(names, [row[part] for row in rows], bottom=below, label=part)
+        below = [so_far + row[part] for so_far, row in zip(below, rows, strict=True)]
+    axes.set(xlabel="running sequences", ylabel="milliseconds, median")
+    axes.legend(loc="upper left")
+    report.save_figure(path, figure)
 
 
 if __name__ == "__main__":
