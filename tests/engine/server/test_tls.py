@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -221,3 +222,52 @@ async def test_what_is_no_tls_ends_that_connection_only(
         async with httpx.AsyncClient(base_url=server.address, verify=trusting(authority)) as http:
             body = {"model": "demo", "prompt": "Hi", "stream": True}
             assert (await http.post("/v1/completions", json=body)).text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_client_of_a_removed_authority_cannot_resume_its_session(
+    serving: Serving, tmp_path: Path, authority: trustme.CA
+) -> None:
+    options, clock = issue(authority, tmp_path / "server"), Clock()
+    before, after = trustme.CA(), trustme.CA()
+    issue(before, tmp_path / "client")
+    trusted = tmp_path / "clients.pem"
+    before.cert_pem.write_to_path(str(trusted))
+    tls = Tls(TlsOptions(certfile=options.certfile, keyfile=options.keyfile, ca_certs=trusted), clock)
+    context = trusting(authority, tmp_path / "client")
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    async with serving("ok", tls=tls) as server:
+        host, _, port = server.address.removeprefix("https://").partition(":")
+
+        def ask(session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+            with (
+                socket.create_connection((host, int(port)), timeout=10) as plain,
+                context.wrap_socket(plain, server_hostname=host, session=session) as connection,
+            ):
+                connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                answer = connection.recv(1000)
+                return answer, connection.session
+
+        answer, session = await asyncio.to_thread(ask, None)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        trusted.unlink()
+        after.cert_pem.write_to_path(str(trusted))
+        clock.now = 2.0
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            answer, _ = await asyncio.to_thread(ask, session)
+            assert answer == b""
+
+
+def test_files_that_vanish_while_they_are_read_again_end_nothing(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options, clock = issue(authority, tmp_path), Clock()
+    tls = Tls(options, clock)
+    before = tls.certificate_expiry()
+    issue(authority, tmp_path, LATER)
+    clock.now = 2.0
+
+    def vanished(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", vanished)
+    assert tls.certificate_expiry() == before and "the certificate stays as it was" in caplog.text

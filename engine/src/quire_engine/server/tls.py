@@ -69,10 +69,13 @@ def _read(options: TlsOptions) -> tuple[ssl.SSLContext, float]:
         _text(options.ca_certs, "ssl-ca-certs")
         try:
             context.load_verify_locations(cafile=options.ca_certs)
-        except ssl.SSLError as error:
+        except OSError as error:
             raise TlsError(f"--ssl-ca-certs {options.ca_certs} holds no certificates in PEM") from error
         # Optional for OpenSSL, so that a kubelet's probes come through; ``access`` asks all others for one.
         context.verify_mode = ssl.CERT_OPTIONAL
+        # A resumed session brings its client's certificate along, trusted still or not. TLS 1.2 cannot be kept from it
+        # here: there an authority that is taken out is done with two hours later, or with the process.
+        context.num_tickets = 0
     return context, _expiry(options.certfile)
 
 
@@ -93,7 +96,7 @@ def _load_pair(context: ssl.SSLContext, options: TlsOptions) -> None:
     try:
         # Without a function OpenSSL would ask for the password on the terminal.
         context.load_cert_chain(options.certfile, key, tell_password)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise TlsError(_explanation(error, options, asked=asked)) from error
 
 
@@ -112,7 +115,10 @@ def _expiry(certfile: Path) -> float:
     match = _FIRST_CERTIFICATE.search(_text(certfile, "ssl-certfile"))
     if match is None:
         raise TlsError(f"{certfile} holds no certificate in PEM")
-    return not_after(ssl.PEM_cert_to_DER_cert(match[0])).timestamp()
+    try:
+        return not_after(ssl.PEM_cert_to_DER_cert(match[0])).timestamp()
+    except ValueError as error:
+        raise TlsError(f"the first certificate in {certfile} cannot be read: {error}") from error
 
 
 def _text(file: Path, flag: str) -> str:
