@@ -52,7 +52,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("chat-template", PathName(), "a file with a Jinja chat template in place of the model's"),
         _flag("generation-config", Choice("auto", "none"),
               "auto takes sampling defaults from generation_config.json", "auto"),
-        _flag("seed", Integer(0, 2**63 - 1), "from which seeds of requests without one are drawn", "0"),
+        _flag("seed", Integer(0, 2**63 - 1), "from which --load-format dummy draws weights; a request without a seed "
+              "of its own draws from a random one", "0"),
     ),
     "Scheduling": (
         _flag("max-num-seqs", Integer(1, 65536), "sequences that run at once at most", "256"),

@@ -268,3 +268,13 @@ def test_without_an_endpoint_nothing_that_sends_spans_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+async def test_header_fields_sent_twice_are_one_list(serving: Serving) -> None:
+    async with serving("ok") as server:
+        states = [("tracestate", "a=1"), ("tracestate", "b=2")]
+        answer = await server.http.get("/v1/models", headers=[("traceparent", TRACEPARENT), *states])
+        assert answer.headers["tracestate"] == "a=1,b=2"
+        twice = [("traceparent", TRACEPARENT), ("traceparent", f"00-{'1' * 32}-{PARENT}-01")]
+        answer = await server.http.get("/v1/models", headers=twice)
+        assert "traceparent" not in answer.headers  # which of the two it would be, nobody can tell
