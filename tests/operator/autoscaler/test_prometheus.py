@@ -176,6 +176,7 @@ def hang(request: httpx.Request) -> httpx.Response:
             id="another shape",
         ),
         pytest.param(lambda r: httpx.Response(200, content=b"\xff\xfe"), "not an answer", id="not text"),
+        pytest.param(lambda r: httpx.Response(200, content=b'{"status": "\xff"}'), "not an answer", id="half text"),
     ],
 )
 async def test_no_answer_is_no_sample_and_says_why(connect, handler, said):
@@ -183,6 +184,15 @@ async def test_no_answer_is_no_sample_and_says_why(connect, handler, said):
     assert await prometheus.samples([replica()]) == {}
     assert said in prometheus.problem
     assert len(prometheus.problem) < 600
+
+
+@pytest.mark.parametrize("token", [b"\xff", "schlüssel".encode(), b"two\nlines"])
+async def test_token_that_no_header_can_carry_is_no_sample_and_says_why(connect, tmp_path, token):
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    prometheus = connect(server(figures(pod("a")), [scraped(pod("a"))]), token_file=file)
+    assert await prometheus.samples([replica()]) == {}
+    assert "the token in" in prometheus.problem and "two" not in prometheus.problem
 
 
 async def test_one_of_two_queries_that_fails_is_no_answer(connect):

@@ -87,7 +87,7 @@ class Prometheus:
     async def _query(self, query: str) -> _Reply:
         headers = {}
         if self._options.token_file is not None:
-            headers["Authorization"] = f"Bearer {self._options.token_file.read_text().strip()}"
+            headers["Authorization"] = f"Bearer {_token(self._options.token_file)}"
         url = f"{self._options.url.rstrip('/')}/api/v1/query"
         async with self._client.stream("POST", url, data={"query": query}, headers=headers) as response:
             body = bytearray()
@@ -111,6 +111,14 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
 
 
+def _token(file: Path) -> str:
+    """Raises _NoAnswer, OSError."""
+    token = file.read_bytes().strip()
+    if not all(0x20 < byte < 0x7F for byte in token):
+        raise _NoAnswer(f"the token in {file} has characters that an HTTP header cannot carry")
+    return token.decode("ascii")
+
+
 def _instance(replica: ReplicaAddress) -> str:
     """As Prometheus names a target: host and port."""
     if replica.metrics_url is None:
@@ -124,7 +132,7 @@ def _read(reply: _Reply) -> list[Series]:
     status, body = reply
     try:
         answer = msgspec.json.decode(body, type=_Answer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         shown = body[:_SHOWN_CHARACTERS].decode(errors="replace").strip()
         raise _NoAnswer(f"HTTP {status}, not an answer of its API ({error}): {shown}") from error
     if answer.status != "success" or answer.data is None:
