@@ -31,6 +31,7 @@ _PARALLEL_LOGITS = 1 << 15
 _BINS = 1024
 _SUM_LENGTH = 256
 _PART = 1024
+_LARGEST_FLOAT32 = np.finfo(np.float32).max
 
 
 @njit
@@ -85,11 +86,17 @@ def _largest_of(values: Any) -> Any:
     return float_of_ordered_bits(largest)
 
 
+@njit
+def _inverse(temperature: Any) -> Any:
+    """Kept finite, lest the largest logit's distance of 0 from itself become NaN where the temperature is subnormal."""
+    return min(np.float32(1.0) / temperature, _LARGEST_FLOAT32)
+
+
 @njit(fastmath=FAST)
 def _weigh(logits: Any, temperature: Any, weights: Any) -> Any:
     """weights[i] = exp((logits[i] - largest) / temperature); their sum."""
     largest = _largest_of(logits)
-    inverse = np.float32(1.0) / temperature
+    inverse = _inverse(temperature)
     total = 0.0
     for i in range(logits.size):
         weights[i] = exp_float32((logits[i] - largest) * inverse)
@@ -140,7 +147,7 @@ def _keep_typical(
     How far is near is found as ``_boundary`` finds its smallest: by radix selection, here from small distances up.
     """
     largest = _largest_of(logits)
-    inverse = np.float32(1.0) / temperature
+    inverse = _inverse(temperature)
     mean, mass = _mean_information(logits, weights, floor, largest, inverse)
     for i in range(weights.size):
         kept = weights[i] >= floor and weights[i] > np.float32(0.0)
