@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
+from quire_engine.core.admission import AdmissionControl, Admitted
 from quire_engine.core.batch import Batch, FinishedSequence, PromptLogprobs, RunnerOutput, StepOutput
 from quire_engine.core.forks import ParkedChildren
 from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.core.kv_manager import KVManager, Placement
+from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.plan import InFlight, Plan
 from quire_engine.core.policy import PolicyName, make_policy
 from quire_engine.core.preemption import PreemptionMode, decide
@@ -77,11 +78,9 @@ class Scheduler:
         self._parked = ParkedChildren()
         self._families = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
-        self._begun: list[Sequence] = []  # running with a part of the prompt, when this was last looked at
         self._rows = Rows(config.max_num_seqs)
+        self._admission = AdmissionControl(waiting=self._waiting, kv=self._kv, rows=self._rows)
         self._in_flight: deque[InFlight] = deque()
-        self._blocked: Sequence | None = None  # the first in the queue, when it did not fit
-        self._blocked_free: list[int] = []
         self._step = 0
         self.counters = Counters()
 
@@ -256,7 +255,11 @@ class Scheduler:
     def _displace(self) -> None:
         """Preempt for the first in the queue, where there is no row for it or it did not fit, if the policy says so."""
         sequence = self._waiting.first()
-        if sequence is None or len(self._running) < 2 or (self._rows.any_free and not self._is_blocked(sequence)):
+        if (
+            sequence is None
+            or len(self._running) < 2
+            or (self._rows.any_free and not self._admission.is_blocked(sequence))
+        ):
             return
         if self._waiting.displaces(sequence, self._running[-1]):
             self._preempt(self._running.pop())
@@ -286,37 +289,16 @@ class Scheduler:
                 self._waiting.push(child)
 
     def _admit_waiting(self, plan: Plan) -> None:
-        """Admit in order as long as the first in the queue gets a row and blocks; nobody overtakes it."""
-        if self._begun:
-            before, self._begun = self._begun, [sequence for sequence in self._begun if _lacks_several(sequence)]
-            if len(self._begun) < len(before):
-                self._blocked = None  # what was kept for them may be more than they took
-        while plan.budget > 0 and self._rows.any_free:
-            sequence = self._waiting.first()
-            if sequence is None or self._is_blocked(sequence) or sequence.num_pending:
-                return  # its last draw is under way where it was displaced in this very step
-            if not plan.takes_prompts and sequence.swap_tables is None:
-                return
-            placement = self._kv.place(sequence, alone=not self._running, begun=self._begun)
-            if placement is None:
-                self._blocked, self._blocked_free = sequence, self._kv.num_free()
-                return
-            budget = plan.budget_for(sequence, placement.position)
-            if budget < 1:
-                return
-            self._waiting.pop()
-            self._enter(sequence, placement, budget, plan)
+        """Admit in order, as long as the first in the queue fits."""
+        self._admission.begin_step()
+        while (admitted := self._admission.next(plan, alone=not self._running)) is not None:
+            self._enter(admitted, plan)
 
-    def _is_blocked(self, sequence: Sequence) -> bool:
-        """Whether it did not fit before and no group has more free since; saves looking up its prefix each step."""
-        if sequence is not self._blocked:
-            return False
-        return all(now <= before for now, before in zip(self._kv.num_free(), self._blocked_free, strict=True))
-
-    def _enter(self, sequence: Sequence, placement: Placement, budget: int, plan: Plan) -> None:
+    def _enter(self, admitted: Admitted, plan: Plan) -> None:
         """Put an admitted sequence among the running ones, and its first chunk into the plan."""
+        sequence = admitted.sequence
         sequence.row = self._rows.take()
-        count = self._kv.enter(sequence, placement, budget=budget)
+        count = self._kv.enter(sequence, admitted.placement, budget=admitted.budget)
         insort(self._running, sequence, key=_order)
         start = sequence.num_computed
         if sequence.num_preemptions == 0:
@@ -330,8 +312,7 @@ class Scheduler:
         self.counters.recomputed_tokens += max(0, sequence.num_lost - start)
         sequence.num_lost = 0
         plan.enter(sequence, count)
-        if _lacks_several(sequence):
-            self._begun.append(sequence)
+        self._admission.entered(sequence)
         self._parked.admitted(sequence)
         self._release_children()
 
@@ -419,7 +400,7 @@ class Scheduler:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; what runs goes on."""
         self._kv.forget_prefixes(self._waiting.sequences())
-        self._blocked = None
+        self._admission.look_anew()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, rows and queues add up. For tests, and a debug switch."""
@@ -432,10 +413,6 @@ class Scheduler:
 
 def _decodes(sequence: Sequence) -> bool:
     return sequence.num_tokens - sequence.num_computed == 1 and sequence.num_tokens < sequence.limit
-
-
-def _lacks_several(sequence: Sequence) -> bool:
-    return sequence.row is not None and sequence.num_tokens - sequence.num_computed > 1
 
 
 def _without(column: list[T], places: list[int]) -> list[T]:
