@@ -135,13 +135,14 @@ def main() -> None:
 
 
 def draw(path: Path, rows: Sequence[dict[str, float]]) -> None:
-    figure = report.new_figure("Python in a decode step, CPU time", width=8)
+    figure = report.new_figure("Python in a decode step, CPU time", width=10)
     axes = figure.subplots()
     names = [f"{row['running']:,}\n{row['queued']:,} queued" for row in rows]
     below = [0.0] * len(rows)
     for part in PARTS:
         axes.bar(names, [row[part] for row in rows], bottom=below, label=part)
         below = [so_far + row[part] for so_far, row in zip(below, rows, strict=True)]
+    axes.tick_params(axis="x", labelsize="small")
     axes.set(xlabel="running sequences", ylabel="milliseconds, median")
     axes.legend(loc="upper left")
     report.save_figure(path, figure)

@@ -46,7 +46,7 @@ class Mix:
 
 MIXES = (
     Mix(name="short", prompts=(32, 96), answers=(96, 160)),
-    Mix(name="long", prompts=(500, 700), answers=(150, 250)),
+    Mix(name="long", prompts=(300, 500), answers=(200, 300)),
 )
 
 
