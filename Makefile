@@ -68,7 +68,7 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/kv/prefix_ttft.py --model demo --runs 1 --json out/bench/prefix_ttft.json
 	$(BIN)/python benchmarks/kv/prefix_cost.py --runs 1 --json out/bench/prefix_cost.json
 	$(BIN)/python benchmarks/kv/prefix_chat.py --conversations 8 --runs 1 --json out/bench/prefix_chat.json
-	$(BIN)/python benchmarks/kv/preemption.py --requests 12 --runs 1 --json out/bench/preemption.json
+	$(BIN)/python benchmarks/kv/preemption.py --requests 8 --runs 1 --json out/bench/preemption.json
 	$(BIN)/python benchmarks/kv/fairness.py --json out/bench/fairness.json
 	$(BIN)/python benchmarks/serving/busy_neighbour.py --json out/bench/busy_neighbour.json
 	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
