@@ -47,9 +47,12 @@ class NativeCandidate:
         # Angles for one position more than the longest sequence has: a step may run ahead of the stop that ends it.
         model = family.build(config, Reader(source, options.dtype), options.backend, self.longest + 1)
         numbers = sum(prod(shape) for shape in expected.values())
+        table = config.vocab_size * config.hidden_size
         if tied := config.tie_word_embeddings and options.backend.copies:
             # Rows are looked up in the one, and the LM head multiplies by the other, 2 to 5 times faster.
-            numbers += config.vocab_size * config.hidden_size
+            numbers += table
+        elif config.tie_word_embeddings:
+            table = 0
         weight_bytes = numbers * options.dtype.itemsize
         seconds = time.perf_counter() - started
         _log.info(
@@ -62,7 +65,12 @@ class NativeCandidate:
             weight_bytes / 1e6 / seconds,
             "; tied embeddings are held twice, once packed for the LM head" if tied else "",
         )
-        return BuiltModel(model=model, weight_bytes=weight_bytes, seconds=seconds)
+        return BuiltModel(
+            model=model,
+            weight_bytes=weight_bytes,
+            looked_up_bytes=table * options.dtype.itemsize,
+            seconds=seconds,
+        )
 
 
 def find_native_candidate(folder: Path) -> NativeCandidate:

@@ -48,10 +48,8 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     size = _size_cache(config, shape, groups)
     layout = make_layout(shape, config.cache.block_size, size)
     linears = 4 * shape.num_layers + 1
-    shared_from = sharing_begins(
-        mean_linear_bytes=built.weight_bytes / linears,
-        mean_linear_weights=built.weight_bytes / dtype.itemsize / linears,
-    )
+    linear_bytes = (built.weight_bytes - built.looked_up_bytes) / linears
+    shared_from = sharing_begins(mean_linear_bytes=linear_bytes, mean_linear_weights=linear_bytes / dtype.itemsize)
     runner = ModelRunner(
         model=built.model,
         caches=allocate(layout, shape, dtype),

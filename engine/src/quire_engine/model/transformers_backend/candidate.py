@@ -46,7 +46,7 @@ class TransformersCandidate:
             model = checkpoint.random_weights(self.description, options.dtype, options.seed)
         else:
             model = checkpoint.load_weights(self.folder, self.description, options.dtype)
-        weight_bytes = checkpoint.weight_bytes(model)
+        weight_bytes, looked_up_bytes = checkpoint.weight_bytes(model), checkpoint.looked_up_bytes(model)
         checkpoint.pack_linears(model, self.packable, options.backend)
         loaded = time.perf_counter()
         served = TransformersModel(model, self.layers, self.shape.windows)
@@ -60,7 +60,12 @@ class TransformersCandidate:
             weight_bytes / 1e6 / (loaded - started),
             time.perf_counter() - loaded,
         )
-        return BuiltModel(model=served, weight_bytes=weight_bytes, seconds=time.perf_counter() - started)
+        return BuiltModel(
+            model=served,
+            weight_bytes=weight_bytes,
+            looked_up_bytes=looked_up_bytes,
+            seconds=time.perf_counter() - started,
+        )
 
 
 def find_transformers_candidate(folder: Path, *, trust_remote_code: bool) -> TransformersCandidate:

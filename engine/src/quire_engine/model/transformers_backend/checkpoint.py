@@ -94,6 +94,14 @@ def weight_bytes(model: PreTrainedModel) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
+def looked_up_bytes(model: PreTrainedModel) -> int:
+    """The table of embeddings, unless the LM head multiplies by it."""
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(table, nn.Embedding) or (head is not None and getattr(head, "weight", None) is table.weight):
+        return 0
+    return table.weight.numel() * table.weight.element_size()
+
+
 def pack_linears(model: PreTrainedModel, names: tuple[str, ...], backend: LinearBackend) -> None:
     """Puts ``backend``'s layers in the place of the named ones, one by one, so that little is held twice."""
     for name in names:
