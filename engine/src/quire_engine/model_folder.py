@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
+from quire_engine.json_file import read_json_object
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -74,11 +75,8 @@ def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         raise ModelFolderError(f"{path} holds no config.json: it is no model folder in Hugging Face layout")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    config = read_json_object(file)
+    if not isinstance(config.get("model_type"), str):
         raise ModelFolderError(f"{file} names no model_type")
     return config
 

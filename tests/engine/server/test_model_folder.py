@@ -46,7 +46,7 @@ def test_a_benchmark_of_a_shape_needs_no_weights(tmp_path: Path) -> None:
     [
         ({"config.json": ""}, "holds no config.json"),
         ({"config.json": "{"}, "cannot be read as JSON"),
-        ({"config.json": "[]"}, "names no model_type"),
+        ({"config.json": "[]"}, "holds list, not an object"),
         ({"config.json": "{}"}, "names no model_type"),
         ({"model.safetensors": ""}, "holds no *.safetensors"),
         ({"model.safetensors": "", "pytorch_model.bin": "x"}, "pickled weights (pytorch_model.bin)"),

@@ -4,12 +4,12 @@ Only what decides the arithmetic is here. Which families exist is the registry's
 are called is the family's. Needs no torch, so a folder can be judged before torch is loaded.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
+from quire_engine.json_file import read_json_object
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect, find_dialect
 from quire_engine.model.experts import ExpertsConfig
@@ -49,10 +49,9 @@ def load_config(folder: Path, supported: tuple[str, ...]) -> ModelConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
-    generation_file = folder / "generation_config.json"
-    generation = _read_object(generation_file) if generation_file.is_file() else {}
+    generation = read_json_object(folder / "generation_config.json")
     problems: list[str] = []
-    config = parse_config(_read_object(file), generation, supported, problems)
+    config = parse_config(read_json_object(file), generation, supported, problems)
     if config is None:
         raise ModelFolderError("\n  - ".join([f"{file} cannot be served:", *problems]))
     return config
@@ -174,13 +173,3 @@ def read_eos_token_ids(raw: dict[str, Any], generation: dict[str, Any], problems
         problems.append(f"{name} is {value!r}; a token id or a list of them is needed")
         return ()
     return tuple(ids)
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
-    return content

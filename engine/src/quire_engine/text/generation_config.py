@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.text.tokenizer import read_json_object
+from quire_engine.json_file import read_json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,13 @@ Loaded once by ``__main__``, before anything slow; then only read. A folder with
 ``conversion``, in a process of its own.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
 from quire_engine.errors import ModelFolderError
+from quire_engine.json_file import read_json_object
 from quire_engine.text.conversion import converted_tokenizer_file
 from quire_engine.text.token_pieces import TokenPieces, token_pieces
 
@@ -68,19 +67,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception for a file it can't read
         raise ModelFolderError(f"{file} is not a tokenizer: {error}") from error
     return Tokenizer(backend, _named_special_tokens(folder))
-
-
-def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of the model folder; {} where there is no file. Raises ModelFolderError."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
-    return content
 
 
 def _named_special_tokens(folder: Path) -> dict[str, str]:

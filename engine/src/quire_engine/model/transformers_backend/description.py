@@ -5,7 +5,6 @@ folder that nobody allowed.
 """
 
 import importlib.metadata
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire_engine.errors import ModelFolderError
+from quire_engine.json_file import read_json_object
 from quire_engine.model.config import read_eos_token_ids
 from quire_engine.model.transformers_backend.refusal import Unservable
 
@@ -39,7 +39,7 @@ class Description:
 
 def describe(folder: Path, *, trust_remote_code: bool) -> Description:
     """Raises Unservable, or ModelFolderError where the folder is none or its files cannot be read."""
-    raw, generation = _read_object(folder / "config.json"), _read_object(folder / "generation_config.json")
+    raw, generation = read_json_object(folder / "config.json"), read_json_object(folder / "generation_config.json")
     custom = _is_custom(raw)
     if custom and not trust_remote_code:
         raise Unservable(
@@ -56,7 +56,7 @@ def describe(folder: Path, *, trust_remote_code: bool) -> Description:
 
 def name_of(folder: Path) -> str:
     """What the folder calls its model: the architecture, else the type."""
-    raw = _read_object(folder / "config.json")
+    raw = read_json_object(folder / "config.json")
     named = raw.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else f"the model type {raw.get('model_type')}"
 
@@ -198,15 +198,3 @@ def _longest(config: PreTrainedConfig) -> int:
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
-    return content
