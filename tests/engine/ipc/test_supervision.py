@@ -42,5 +42,5 @@ def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idl
 
 def test_compiled_kernels_are_kept_within_bounds_that_a_person_can_move() -> None:
     bounds = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-    assert {compute_environment(1, {})[bound] for bound in bounds} == {"256"}
+    assert {compute_environment(1, {})[bound] for bound in bounds} == {"320"}
     assert {compute_environment(1, dict.fromkeys(bounds, "1024"))[bound] for bound in bounds} == {"1024"}

@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from quire_engine.model.linear import LinearBackend, OneDnnLinearBackend, TorchLinearBackend, choose_linear_backend
+from quire_engine.model.linear import (
+    LinearBackend,
+    OneDnnLinearBackend,
+    TorchLinearBackend,
+    choose_linear_backend,
+    filled_up,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -35,3 +41,11 @@ def test_backends_say_how_weights_are_held(dtype: torch.dtype, name: str) -> Non
 
 def test_half_precision_is_left_to_torch() -> None:
     assert isinstance(choose_linear_backend(torch.float16), TorchLinearBackend)
+
+
+def test_few_numbers_of_rows_are_ever_computed() -> None:
+    """Each has its own kernels; the processes' environment bounds how many are kept."""
+    filled = [filled_up(rows) for rows in range(2049)]
+    assert filled[:9] == list(range(9)) and filled[2048] == 2048 and len(set(filled)) == 63
+    assert all(rows <= more <= max(rows + 3, rows * 9 / 8) for rows, more in enumerate(filled))
+    assert filled == sorted(filled)

@@ -20,7 +20,7 @@ from quire_engine.ipc.messages import FromEngine, ToEngine
 
 _STDERR = 2
 
-_CACHED_KERNELS = 256
+_CACHED_KERNELS = 320
 """oneDNN compiles a kernel, of half a MiB, for each shape of weight and number of tokens, and keeps 1024 of them: more
 than half a GiB once steps of every size have run. Compiling one anew takes about a millisecond."""
 
