@@ -185,6 +185,15 @@ def float_of_ordered_bits(ordered: Any) -> Any:
     return _float32_of_bits(np.int32(ordered ^ ((ordered >> np.int32(31)) & np.int32(0x7FFFFFFF))))
 
 
+@njit
+def largest_of(values: Any) -> Any:
+    """The largest of an array, as float32; -inf where it is empty."""
+    largest = ordered_bits(np.float32(-np.inf))
+    for i in range(values.size):
+        largest = max(largest, ordered_bits(to_float32(values[i])))
+    return float_of_ordered_bits(largest)
+
+
 @intrinsic
 def _nearest(typingctx: Any, value: Any) -> Any:
     """The nearest whole number, as an instruction: a call would keep the loop around it from vectorising."""

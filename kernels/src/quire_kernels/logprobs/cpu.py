@@ -14,9 +14,8 @@ from quire_kernels.cpu_runtime.scalars import (
     exp_float32,
     fetch_add,
     float32_pointer,
-    float_of_ordered_bits,
     int64_pointer,
-    ordered_bits,
+    largest_of,
     storage_pointer,
     to_float32,
 )
@@ -25,14 +24,6 @@ from quire_kernels.logprobs import Logprobs
 # Below this many logits, waking a second thread costs more than it saves.
 _PARALLEL_LOGITS = 1 << 15
 _PART = 128
-
-
-@njit
-def _largest(logits: Any) -> Any:
-    largest = ordered_bits(np.float32(-np.inf))
-    for i in range(logits.size):
-        largest = max(largest, ordered_bits(to_float32(logits[i])))
-    return float_of_ordered_bits(largest)
 
 
 @njit(fastmath=FAST)
@@ -59,7 +50,7 @@ def _take_likeliest(logits: Any, ids: Any, values: Any) -> None:
     kept = 0
     for begin in range(0, logits.size, _PART):
         end = min(logits.size, begin + _PART)
-        if kept == most and _largest(logits[begin:end]) <= values[most - 1]:
+        if kept == most and largest_of(logits[begin:end]) <= values[most - 1]:
             continue
         for i in range(begin, end):
             value = to_float32(logits[i])
@@ -84,7 +75,7 @@ def _logprobs_worker(block: Any) -> None:
         if item >= items:
             break
         logits = carray(storage_pointer(block, a[4] + lines[item] * a[5]), vocabulary)
-        largest = _largest(logits)
+        largest = largest_of(logits)
         log_of_sum = _log_of_sum(logits, largest)
         value = to_float32(logits[token_ids[item]])
         # In float64: in float32 the sum of a large logit and a small logarithm would be rounded to the former.

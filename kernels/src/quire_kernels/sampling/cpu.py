@@ -19,9 +19,8 @@ from quire_kernels.cpu_runtime.scalars import (
     exp_float32,
     fetch_add,
     float32_pointer,
-    float_of_ordered_bits,
     int64_pointer,
-    ordered_bits,
+    largest_of,
     storage_pointer,
     to_float32,
 )
@@ -79,14 +78,6 @@ def _boundary(values: Any, count: Any, target: Any, by_mass: Any, scratch: Any, 
 
 
 @njit
-def _largest_of(values: Any) -> Any:
-    largest = ordered_bits(np.float32(-np.inf))
-    for i in range(values.size):
-        largest = max(largest, ordered_bits(to_float32(values[i])))
-    return float_of_ordered_bits(largest)
-
-
-@njit
 def _inverse(temperature: Any) -> Any:
     """Kept finite, lest the largest logit's distance of 0 from itself become NaN where the temperature is subnormal."""
     return min(np.float32(1.0) / temperature, _LARGEST_FLOAT32)
@@ -95,7 +86,7 @@ def _inverse(temperature: Any) -> Any:
 @njit(fastmath=FAST)
 def _weigh(logits: Any, temperature: Any, weights: Any) -> Any:
     """weights[i] = exp((logits[i] - largest) / temperature); their sum."""
-    largest = _largest_of(logits)
+    largest = largest_of(logits)
     inverse = _inverse(temperature)
     total = 0.0
     for i in range(logits.size):
@@ -146,7 +137,7 @@ def _keep_typical(
 
     How far is near is found as ``_boundary`` finds its smallest: by radix selection, here from small distances up.
     """
-    largest = _largest_of(logits)
+    largest = largest_of(logits)
     inverse = _inverse(temperature)
     mean, mass = _mean_information(logits, weights, floor, largest, inverse)
     for i in range(weights.size):
@@ -241,9 +232,9 @@ def _sample_worker(block: Any) -> None:
 @njit
 def _first_largest(values: Any) -> Any:
     """A part at a time by its largest, which is a vector operation; only the best part is looked through for it."""
-    best, largest = 0, _largest_of(values[:_PART])
+    best, largest = 0, largest_of(values[:_PART])
     for begin in range(_PART, values.size, _PART):
-        value = _largest_of(values[begin : begin + _PART])
+        value = largest_of(values[begin : begin + _PART])
         if value > largest:
             best, largest = begin, value
     for i in range(best, min(values.size, best + _PART)):
