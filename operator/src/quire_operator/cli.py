@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from quire_operator import __version__
 from quire_operator.adapters.local_machine import this_machine
 from quire_operator.adapters.model_store import ModelStore, cache_home
 from quire_operator.bench.command import bench
+from quire_operator.domain.names import is_http_url
 from quire_operator.domain.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
 from quire_operator.local import plan as planning
@@ -80,7 +80,7 @@ def _memory(text: str) -> int:
 
 
 def _url(text: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
+    if not is_http_url(text):
         raise typer.BadParameter(f'"{text}" is not an http or https URL such as http://127.0.0.1:9090')
     return text
 

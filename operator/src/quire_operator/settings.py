@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from quire_operator import __version__
-from quire_operator.domain.names import object_name_problem
+from quire_operator.domain.names import is_http_url, object_name_problem
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.prometheus_series import PrometheusOptions, ReplicaLabels
 from quire_operator.domain.quantities import parse_duration_seconds
@@ -208,7 +208,7 @@ def _image(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
+    if not is_http_url(text):
         raise ValueError
     return text
 

@@ -72,3 +72,8 @@ def object_name_problem(name: str) -> str | None:
     if len(name) > 253 or _DNS_SUBDOMAIN.fullmatch(name) is None:
         return "must be the name of a Kubernetes object: lower-case letters, digits, '-' and '.'"
     return None
+
+
+def is_http_url(text: str) -> bool:
+    """Whether it is an http or https URL with a host."""
+    return re.fullmatch(r"https?://[^\s/]+(/\S*)?", text) is not None
