@@ -21,15 +21,17 @@ from quire_operator.adapters.kube_connection import (
     load_configuration,
     own_namespace,
 )
+from quire_operator.adapters.kube_dry_run import KubeDryRun
 from quire_operator.adapters.kube_leases import KubeLeases
 from quire_operator.adapters.metrics_sources import MetricsSources
 from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
+from quire_operator.admission import Reviewer
 from quire_operator.autoscale import TICK_SECONDS, Autoscaler
 from quire_operator.domain.observed import Key
 from quire_operator.errors import ClusterProblem
 from quire_operator.gate import Gate
-from quire_operator.handlers import CHILD_KINDS, Inbox, Login, watch
+from quire_operator.handlers import CHILD_KINDS, Inbox, Login, Webhook, watch
 from quire_operator.leader import Elector
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile import Reconciler, retry_after
@@ -66,12 +68,28 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
         configuration, user=settings.identity, gate=gate.is_open, before_write=before_write, written=telemetry.written
     )
     lease_connection = Connection(configuration, user=settings.identity)
+    review_connection = Connection(configuration, user=settings.identity)
     try:
         operator = Operator(settings, connection, lease_connection, gate, telemetry)
-        await operator.run(lambda: credentials(configuration))
+        reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images)
+        await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer))
     finally:
         await connection.close()
         await lease_connection.close()
+        await review_connection.close()
+
+
+def _webhook(settings: Settings, reviewer: Reviewer) -> Webhook | None:
+    options = settings.webhook
+    if options is None:
+        return None
+    return Webhook(
+        host=settings.host,
+        port=options.port,
+        certificate=options.certificate,
+        key=options.key,
+        judge=reviewer.review,
+    )
 
 
 class Operator:
@@ -104,7 +122,7 @@ class Operator:
         self._elector = Elector(leases=self._leases, identity=settings.identity, gate=gate, lead=self._lead)
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def run(self, login: Login) -> None:
+    async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
         """Until stopped; then whoever stands by may lead at once."""
         server = Server(
             self._telemetry, problem=self._problem, ready=self._watching.is_set, refresh=self._refresh_gauges
@@ -116,7 +134,7 @@ class Operator:
             where = f"{self._settings.host}:{self._settings.port}"
             raise ClusterProblem(f"can't listen on {where}: {error.strerror}", hint="choose another --port") from error
         logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
-        tasks = [asyncio.create_task(self._watch(login), name="watches")]
+        tasks = [asyncio.create_task(self._watch(login, webhook), name="watches")]
         try:
             # Whoever can't see must not lead: the first list comes before the first campaign.
             await self._until_stopped(self._watching.wait(), *tasks)
@@ -140,7 +158,7 @@ class Operator:
 
     # --- watching ---
 
-    async def _watch(self, login: Login) -> None:
+    async def _watch(self, login: Login, webhook: Webhook | None) -> None:
         """Watches; begun anew when the CRD was removed and is there again, or whatever else ended them."""
         inbox = Inbox(
             store=self._store,
@@ -153,7 +171,12 @@ class Operator:
         while True:
             await self._wait_for_crd()
             reason = await watch(
-                inbox, login, namespace=self._namespace, lease_name=lease_name, started=self._watches_started
+                inbox,
+                login,
+                namespace=self._namespace,
+                lease_name=lease_name,
+                started=self._watches_started,
+                webhook=webhook,
             )
             self._watching.clear()
             logger.warning("the watches ended and begin anew: %r", reason)

@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import kopf
 
 from quire_operator.domain import names
 from quire_operator.domain.observed import Key, key_of_child, trim_child, trim_pod, trim_resource
+from quire_operator.domain.review import Review
 from quire_operator.store import Store
 
 CHILD_KINDS: Mapping[str, tuple[str, str, str]] = {
@@ -29,6 +31,8 @@ _WATCH_SECONDS = 15
 _SILENCE_SECONDS = 20.0
 _CREDENTIALS_LAST = timedelta(minutes=5)
 _PAGE = 200
+WEBHOOK_PATH = "llmdeployments"
+_CERTIFICATE_SECONDS = 10.0
 
 
 class Credentials(Protocol):
@@ -66,15 +70,36 @@ class Inbox:
 
 
 Login = Callable[[], Awaitable[Credentials]]
+Judge = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Awaitable[Review]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """Where the API server sends what is about to be stored, and who judges it."""
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    judge: Judge
 
 
 async def watch(
-    inbox: Inbox, login: Login, *, namespace: str, lease_name: str, started: Callable[[], None]
+    inbox: Inbox,
+    login: Login,
+    *,
+    namespace: str,
+    lease_name: str,
+    started: Callable[[], None],
+    webhook: Webhook | None = None,
 ) -> BaseException | None:
     """Deliver events until kopf ends, as it does when the CRD goes; why it ended. ``namespace`` is the Lease's."""
+    asked, settings = registry(inbox, login), operator_settings(namespace=namespace, lease_name=lease_name)
+    if webhook is not None:
+        _serve_reviews(asked, settings, webhook)
     tasks = await kopf.spawn_tasks(
-        registry=registry(inbox, login),
-        settings=operator_settings(namespace=namespace, lease_name=lease_name),
+        registry=asked,
+        settings=settings,
         clusterwide=not inbox.namespaces,
         namespaces=sorted({*inbox.namespaces, namespace}) if inbox.namespaces else (),
     )
@@ -148,6 +173,26 @@ def _child_handler(inbox: Inbox, kind: str) -> Callable[..., Awaitable[None]]:
         _note_listing(inbox, event)
 
     return on_child
+
+
+def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, webhook: Webhook) -> None:
+    """Have kopf take reviews; its certificate is read again when the file changes."""
+    settings.admission.server = kopf.WebhookServer(
+        addr=webhook.host,
+        port=webhook.port,
+        certfile=webhook.certificate,
+        pkeyfile=webhook.key,
+        file_check_interval=_CERTIFICATE_SECONDS,
+    )
+
+    @kopf.on.validate(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id=WEBHOOK_PATH)
+    async def on_review(*, body: kopf.Body, warnings: list[str], **rest: Any) -> None:
+        if rest["operation"] not in ("CREATE", "UPDATE"):
+            return
+        review = await webhook.judge(body, rest["old"])
+        warnings.extend(review.warnings)
+        if review.problems:
+            raise kopf.AdmissionError(review.message, code=422)
 
 
 def _note_listing(inbox: Inbox, event: Mapping[str, Any]) -> None:

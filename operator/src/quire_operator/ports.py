@@ -171,6 +171,18 @@ class Cluster(Protocol):
         ...
 
 
+class DryRun(Protocol):
+    """What the API server would say of a write, as ``admission`` asks it. Every method raises ``ClusterError``."""
+
+    async def owner(self, key: Key, ref: Ref) -> str | None:
+        """The uid of the object's controller, empty if it has none; None if there is no such object."""
+        ...
+
+    async def apply(self, key: Key, manifest: Manifest) -> None:
+        """Server-side apply that stores nothing; ``Refused`` if it never could."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """The record as it is in the cluster. ``version`` None: it is not there yet."""

@@ -39,6 +39,15 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookOptions:
+    """Where reviews of the API server come in; they come by TLS only."""
+
+    port: int
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     kubeconfig: str | None
     """None: the pod's own service account."""
@@ -56,6 +65,8 @@ class Settings:
     resync_seconds: float
     prometheus: PrometheusOptions | None
     """None: replicas are asked for their metrics themselves."""
+    webhook: WebhookOptions | None
+    """None: LLMDeployments are judged when they are reconciled only."""
     cluster_domain: str
     log_level: str
 
@@ -92,6 +103,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         workers=reader.read("workers", _between(1, 1024), 32, "a number from 1 to 1024"),
         resync_seconds=reader.read("resync", _duration(10.0), 600.0, 'a duration of at least 10s, such as "10m"'),
         prometheus=_prometheus(reader),
+        webhook=_webhook(reader),
         cluster_domain=reader.read("cluster_domain", _name, "cluster.local", "a DNS domain"),
         log_level=reader.read("log_level", _level, "info", f"one of {', '.join(_LEVELS)}"),
     )
@@ -111,6 +123,22 @@ def _prometheus(reader: "_Reader") -> PrometheusOptions | None:
     if url is None:
         return None
     return PrometheusOptions(url=url, token_file=token_file, ca_file=ca_file, labels=labels)
+
+
+def _webhook(reader: "_Reader") -> WebhookOptions | None:
+    port = reader.read("webhook_port", _between(1, 65535), 9443, "a port, 1 to 65535")
+    certificate = reader.read("webhook_certificate", _certificates, None, "a file with certificates")
+    key = reader.read("webhook_key", _file, None, "a file that can be read")
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        reader.problems.append("--webhook-certificate and --webhook-key belong together: give both")
+        return None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        reader.problems.append(f"--webhook-key: does not belong to {certificate} ({error.reason or error})")
+    return WebhookOptions(port=port, certificate=certificate, key=key)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,6 +181,12 @@ def _parser() -> argparse.ArgumentParser:
         "--prometheus-namespace-label", metavar="LABEL", help="names a series' namespace (default namespace)"
     )
     prometheus.add_argument("--prometheus-pod-label", metavar="LABEL", help="names a series' pod (default pod)")
+    webhook = parser.add_argument_group("the validating webhook (off without a certificate)")
+    webhook.add_argument(
+        "--webhook-certificate", metavar="FILE", help="its TLS certificate; read again when it changes"
+    )
+    webhook.add_argument("--webhook-key", metavar="FILE", help="the certificate's private key")
+    webhook.add_argument("--webhook-port", metavar="N", help="port of the webhook (default 9443)")
     serving = parser.add_argument_group("serving /healthz, /readyz and /metrics")
     serving.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 0.0.0.0)")
     serving.add_argument("--port", metavar="N", help="port to listen on; 0 takes a free one (default 8080)")

@@ -82,10 +82,14 @@ class KubeCluster:
         """See ``ports.Cluster``."""
         return await self._apply("update", key, manifest, force="true")
 
-    async def _apply(self, verb: str, key: Key, manifest: Manifest, *, force: str) -> Child:
+    async def try_apply(self, key: Key, manifest: Manifest) -> None:
+        """As ``update``, with nothing stored."""
+        await self._apply("try", key, manifest, force="true", dry_run=True)
+
+    async def _apply(self, verb: str, key: Key, manifest: Manifest, *, force: str, dry_run: bool = False) -> Child:
         kind = manifest.ref.kind
         path = _path(_CHILDREN[kind], key.namespace, manifest.ref.name)
-        query = (_MANAGER, ("force", force))
+        query = (_MANAGER, ("force", force), *((("dryRun", "All"),) if dry_run else ()))
         body = await self._connection.write(
             verb, kind, "PATCH", path, query=query, body=manifest.body, content_type=_APPLY
         )

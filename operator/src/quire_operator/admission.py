@@ -1,0 +1,66 @@
+"""Whether a new or changed LLMDeployment is accepted: ``Spec.parse`` → ``desired`` → a dry run on the API server.
+
+Called by ``handlers`` for each review the webhook is sent, on the leader and on those that stand by. Writes nothing.
+What can't be found out in time is a warning, never a refusal: the reconciler judges it again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from quire_operator.domain.desired import Manifest, desired
+from quire_operator.domain.fields import Problem
+from quire_operator.domain.observed import Key, Resource, trim_resource
+from quire_operator.domain.pod_template import Images
+from quire_operator.domain.review import ALLOWED, Review, asks_for_nothing
+from quire_operator.domain.spec import Invalid, Spec
+from quire_operator.ports import ClusterError, DryRun, Refused
+
+logger = logging.getLogger(__name__)
+
+DRY_RUN_SECONDS = 4.0
+"""Below the ten seconds that the API server waits for a webhook."""
+
+
+class Reviewer:
+    """Holds nothing between reviews."""
+
+    def __init__(self, *, dry_run: DryRun, images: Images) -> None:
+        self._dry_run, self._images = dry_run, images
+
+    async def review(self, new: Mapping[str, object], old: Mapping[str, object] | None) -> Review:
+        """What to say of an object that is about to be stored; ``old`` is what is stored now."""
+        if asks_for_nothing(new, old):
+            return ALLOWED
+        resource = trim_resource(new)
+        spec = Spec.parse(resource.body)
+        if isinstance(spec, Invalid):
+            return Review(problems=spec.problems)
+        manifests = desired(spec, spec.initial_replicas, uid=resource.uid, images=self._images)
+        if isinstance(manifests, Invalid):
+            return Review(problems=manifests.problems)
+        return await self._tried(resource, manifests.deployment)
+
+    async def _tried(self, resource: Resource, deployment: Manifest) -> Review:
+        """What the API server makes of the Deployment: most of what a pod template can have wrong only it knows."""
+        try:
+            async with asyncio.timeout(DRY_RUN_SECONDS):
+                owner = await self._dry_run.owner(resource.key, deployment.ref)
+                if owner is not None and owner != resource.uid:
+                    return Review(warnings=(_taken(resource.key, deployment),))
+                await self._dry_run.apply(resource.key, deployment)
+        except Refused as error:
+            refused = Problem(path="", message=f"the API server refuses the Deployment that this asks for: {error}")
+            return Review(problems=(refused,))
+        except (ClusterError, TimeoutError) as error:
+            reason = str(error) or "the API server took too long"
+            logger.warning("%s: no dry run: %s", resource.key, reason)
+            return Review(warnings=(f"spec.podTemplate was not tried on the API server: {reason}",))
+        return ALLOWED
+
+
+def _taken(key: Key, deployment: Manifest) -> str:
+    return (
+        f"there is a {deployment.ref} in {key.namespace} that is not this LLMDeployment's: nothing will run until it is"
+        " gone or this one has another name"
+    )

@@ -1,0 +1,131 @@
+"""Whether an LLMDeployment is accepted, judged with an API server that says what a test wants."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from quire_operator.admission import Reviewer
+from quire_operator.domain.desired import Manifest
+from quire_operator.domain.observed import Key, Ref
+from quire_operator.domain.pod_template import Images
+from quire_operator.domain.review import ALLOWED, Review
+from quire_operator.ports import Forbidden, Refused, Throttled, Unavailable
+
+UID = "6f3c"
+
+
+class ApiServer:
+    """Implements ``ports.DryRun``."""
+
+    def __init__(self, *, owner: str | None = None, answer: Exception | None = None) -> None:
+        self._owner, self._answer = owner, answer
+        self.tried: list[Manifest] = []
+
+    async def owner(self, key: Key, ref: Ref) -> str | None:
+        return self._owner
+
+    async def apply(self, key: Key, manifest: Manifest) -> None:
+        self.tried.append(manifest)
+        if self._answer is not None:
+            raise self._answer
+
+
+def body(spec: Mapping[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "shop", "uid": UID, "managedFields": [{}], **metadata},
+        "spec": {"model": {"source": "hf://org/name"}, "replicas": 3} if spec is None else spec,
+    }
+
+
+def review(new: Mapping[str, Any], old: Mapping[str, Any] | None = None, server: ApiServer | None = None) -> Review:
+    reviewer = Reviewer(dry_run=server or ApiServer(), images=Images(engine="engine", operator="operator"))
+    return asyncio.run(reviewer.review(new, old))
+
+
+def test_what_is_fine_is_tried_on_the_server_and_allowed() -> None:
+    server = ApiServer()
+
+    assert review(body(), server=server) == ALLOWED
+
+    (tried,) = server.tried
+    assert tried.ref == Ref("Deployment", "chat")
+    assert tried.body["spec"]["replicas"] == 3  # type: ignore[index]
+
+
+def test_all_that_is_wrong_is_said_at_once_a_line_each() -> None:
+    server = ApiServer()
+    spec = {
+        "model": {"source": "ftp://x"},
+        "engine": {"extraArgs": ["--no-such-flag"], "blocksize": 16},
+        "rollout": {"maxSurge": 0, "maxUnavailable": 0},
+    }
+
+    verdict = review(body(spec), server=server)
+
+    assert server.tried == []
+    lines = verdict.message.splitlines()
+    assert lines[0] == "4 problems:"
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "  - spec.model.source",
+        "  - spec.engine.extraArgs[0]",
+        "  - spec.engine.blocksize",
+        "  - spec.rollout.maxUnavailable",
+    ]
+
+
+def test_one_problem_is_one_line() -> None:
+    verdict = review(body({"model": {"source": "hf://org/name"}, "podTemplate": {"spec": {"hostNetwork": True}}}))
+
+    assert verdict.message.startswith("spec.podTemplate.spec.hostNetwork: ")
+
+
+def test_what_only_the_server_can_know_is_refused_in_its_words() -> None:
+    server = ApiServer(answer=Refused('Deployment.apps "chat" is invalid: spec.template.spec.x: Required value'))
+
+    verdict = review(body(), server=server)
+
+    assert verdict.message.endswith("spec.template.spec.x: Required value")
+    assert verdict.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("it hangs"), Throttled("later", after_seconds=1.0), Forbidden("no right")], ids=repr
+)
+def test_a_server_that_does_not_answer_is_a_warning_and_no_refusal(error: Exception) -> None:
+    verdict = review(body(), server=ApiServer(answer=error))
+
+    assert verdict.problems == ()
+    assert str(error) in verdict.warnings[0]
+
+
+def test_a_deployment_of_that_name_that_is_not_ours_is_a_warning() -> None:
+    server = ApiServer(owner="")
+
+    verdict = review(body(), server=server)
+
+    assert (verdict.problems, server.tried) == ((), [])
+    assert "Deployment chat in shop" in verdict.warnings[0]
+
+
+def test_our_own_deployment_is_no_obstacle() -> None:
+    assert review(body(), server=ApiServer(owner=UID)) == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        (body({"model": {}}, labels={"a": "b"}), body({"model": {}})),
+        (body({"model": {}}, deletionTimestamp="2026-01-01T00:00:00Z"), body()),
+    ],
+    ids=["a label on what is stored", "its deletion"],
+)
+def test_what_is_stored_already_stays_changeable(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
+    assert review(new, old) == ALLOWED
+
+
+def test_a_change_of_what_is_invalid_is_judged() -> None:
+    assert review(body({"model": {"servedName": "x"}}), body({"model": {}})).problems
