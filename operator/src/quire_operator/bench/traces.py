@@ -6,7 +6,7 @@ Reading is the only thing here that touches a file; what is made of the rows is 
 import csv
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +42,11 @@ class Replay:
     scale_output: float = 1.0
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+
+    @property
+    def prefix_block_tokens(self) -> int:
+        """What is left of the 512 tokens of a shared block."""
+        return max(1, round(MOONCAKE_BLOCK_TOKENS * self.scale_input))
 
 
 def read_trace(path: Path) -> list[TraceRow]:
@@ -104,28 +109,36 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
             raise TraceError(f"line {number} of the trace: {type(error).__name__}: {error}") from None
 
 
-def replayed(rows: list[TraceRow], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
-    """The part of the trace that ``replay`` asks for, as conversations of one turn."""
+def shaped(rows: Sequence[TraceRow], replay: Replay) -> list[TraceRow]:
+    """The part of the trace that ``replay`` asks for, by its clock and with its lengths."""
     end = float("inf") if replay.duration_seconds is None else replay.start_seconds + replay.duration_seconds
-    chosen = [row for row in rows if replay.start_seconds <= row.arrival_seconds < end]
-    rng = random.Random(seed)
     return [
-        Conversation(
+        TraceRow(
             arrival_seconds=(row.arrival_seconds - replay.start_seconds) / replay.speed,
-            turns=(alphabet.turn(_prompt(rng, row, replay, alphabet, seed), _output_tokens(row, replay)),),
+            input_tokens=_bounded(row.input_tokens * replay.scale_input, replay.max_input_tokens),
+            output_tokens=_bounded(row.output_tokens * replay.scale_output, replay.max_output_tokens),
+            prefix_blocks=row.prefix_blocks,
         )
-        for row in chosen
+        for row in rows
+        if replay.start_seconds <= row.arrival_seconds < end
     ]
 
 
-def _output_tokens(row: TraceRow, replay: Replay) -> int:
-    return _bounded(row.output_tokens * replay.scale_output, replay.max_output_tokens)
+def replayed(rows: Sequence[TraceRow], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
+    """The same as conversations of one turn."""
+    rng = random.Random(seed)
+    return [
+        Conversation(
+            arrival_seconds=row.arrival_seconds,
+            turns=(alphabet.turn(_prompt(rng, row, replay, alphabet, seed), row.output_tokens),),
+        )
+        for row in shaped(rows, replay)
+    ]
 
 
 def _prompt(rng: random.Random, row: TraceRow, replay: Replay, alphabet: Alphabet, seed: int) -> list[int]:
     """Fresh tokens; a block that the trace knows to be shared is written the same way each time."""
-    length = _bounded(row.input_tokens * replay.scale_input, replay.max_input_tokens)
-    block_tokens = max(1, round(MOONCAKE_BLOCK_TOKENS * replay.scale_input))
+    length, block_tokens = row.input_tokens, replay.prefix_block_tokens
     symbols: list[int] = []
     for block in row.prefix_blocks:
         if len(symbols) >= length:

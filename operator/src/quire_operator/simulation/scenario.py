@@ -1,0 +1,114 @@
+"""What a simulation is given: the requests, how fast an engine works, how replicas start and end, what goes wrong.
+
+Pure values; ``simulate`` takes them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+DEFAULT_GENERATION_STALL_SECONDS = 0.25
+"""As the engine has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a trace."""
+
+    time: float
+    """Seconds from the start of the simulation."""
+    prompt_tokens: int
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+    """Names of the prompt's blocks of ``Scenario.prefix_block_tokens``, each over all before it; equal ones can be
+    found in a prefix cache. Empty where the trace does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModel:
+    """One replica's engine. A step takes
+
+    step_seconds + prompt tokens / prefill_tokens_per_second + prefill_seconds_per_pair · pairs of a prompt token and
+    one it looks back on + decode_seconds_per_sequence · decoding sequences + decode_seconds_per_kv_token · their tokens
+    """
+
+    prefill_tokens_per_second: float
+    step_seconds: float
+    decode_seconds_per_sequence: float
+    kv_tokens: int
+    decode_seconds_per_kv_token: float = 0.0
+    prefill_seconds_per_pair: float = 0.0
+    max_sequences: int = 256
+    max_batched_tokens: int = 2048
+    block_size: int = 16
+    prefix_caching: bool = True
+    max_generation_stall_seconds: float | None = DEFAULT_GENERATION_STALL_SECONDS
+    """How long a step may take prompts in while others generate; None bounds it by ``max_batched_tokens`` only."""
+
+    def prefill_seconds(self, tokens: int, *, cached: int = 0) -> float:
+        """Of a prompt alone on an idle engine, ``cached`` more tokens of it having been found in the prefix cache."""
+        steps = math.ceil(tokens / self.max_batched_tokens)
+        pairs = tokens * (cached + tokens / 2)
+        return (
+            steps * self.step_seconds + tokens / self.prefill_tokens_per_second + pairs * self.prefill_seconds_per_pair
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapeOutage:
+    """No replica's metrics can be had for a while; they serve on."""
+
+    start: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """The busiest ready replica dies: what it had fails, and it is ready again after a start-up delay."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowReplicas:
+    """The ``count`` oldest replicas take ``factor`` times as long for every step, for a while."""
+
+    start: float
+    seconds: float
+    factor: float
+    count: int = 1
+
+
+Fault: TypeAlias = ScrapeOutage | Crash | SlowReplicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything but the requests and the law."""
+
+    engine: EngineModel
+    startup_delay_seconds: float
+    """From being asked for to being ready."""
+    min_replicas: int = 1
+    max_replicas: int
+    initial_replicas: int = 1
+    """Ready from the beginning."""
+    startup_jitter: float = 0.1
+    """Start-up delays vary by up to this share, both ways."""
+    drain_seconds: float = 120.0
+    """How long a replica that goes may finish what it has; what is left then fails."""
+    hold_seconds: float = 120.0
+    """How long the gateway holds a request while no replica is ready."""
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    scored_from: float = 0.0
+    """What comes before warms up: it counts neither in attainment nor in replica-hours."""
+    settle_seconds: float = 600.0
+    """How long after the last arrival to wait for what is unfinished."""
+    prefix_block_tokens: int = 512
+    """Prompt tokens that one of ``Request.prefix_blocks`` stands for; Mooncake's traces have 512."""
+    slowdown: tuple[float, ...] = ()
+    """Replicas that share one machine's cores: ``slowdown[n - 1]`` is how many times as long a step takes while n are
+    busy; the last holds for more. Empty: each has its own hardware."""
+    timeline_seconds: float | None = None
+    """How far apart the points of the timeline are; None takes one at each tick of the scaler."""
