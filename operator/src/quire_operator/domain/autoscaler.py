@@ -50,6 +50,8 @@ class Decision:
     message: str
     """One sentence with its numbers."""
     inputs: Mapping[str, float]
+    terms: tuple[Term, ...]
+    """What each kind of demand asked for; empty where nothing could be told."""
     victims: tuple[str, ...]
     """On the way down: the replicas that lose least, as many as go."""
     enforced: bool
@@ -101,6 +103,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
         reason=verdict.reason,
         message=verdict.message,
         inputs=inputs,
+        terms=demanded.terms,
         victims=supply.victims(supply.current - verdict.desired) if verdict.desired < supply.current else (),
         enforced=enforced,
         history=_concluded(history, verdict, supply.current, inputs, rates, enforced=enforced, rules=rules, now=now),
