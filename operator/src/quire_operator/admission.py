@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from quire_operator.domain.desired import Manifest, desired
+from quire_operator.domain.desired import Manifest, all_problems, desired
 from quire_operator.domain.fields import Problem
 from quire_operator.domain.observed import Key, Resource, trim_resource
 from quire_operator.domain.pod_template import Images
@@ -35,7 +35,7 @@ class Reviewer:
         resource = trim_resource(new)
         spec = Spec.parse(resource.body)
         if isinstance(spec, Invalid):
-            return Review(problems=spec.problems)
+            return Review(problems=all_problems(spec, self._images))
         manifests = desired(spec, spec.initial_replicas, uid=resource.uid, images=self._images)
         if isinstance(manifests, Invalid):
             return Review(problems=manifests.problems)

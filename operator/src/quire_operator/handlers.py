@@ -5,6 +5,7 @@ in these handlers would never be retried, and two of one key may run at once: ``
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -184,6 +185,7 @@ def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSetti
         pkeyfile=webhook.key,
         file_check_interval=_CERTIFICATE_SECONDS,
     )
+    logging.getLogger("kopf.objects").addFilter(_is_no_refusal)
 
     @kopf.on.validate(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id=WEBHOOK_PATH)
     async def on_review(*, body: kopf.Body, warnings: list[str], **rest: Any) -> None:
@@ -193,6 +195,11 @@ def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSetti
         warnings.extend(review.warnings)
         if review.problems:
             raise kopf.AdmissionError(review.message, code=422)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """kopf logs each refusal as an error of ours; it is the writer's, who is told."""
+    return not record.getMessage().startswith(f"Webhook '{WEBHOOK_PATH}' failed permanently")
 
 
 def _note_listing(inbox: Inbox, event: Mapping[str, Any]) -> None:

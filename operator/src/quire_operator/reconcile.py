@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from quire_operator.domain.conditions import Blocker, MetricsProblem, View
-from quire_operator.domain.desired import Manifest, child_refs, desired
+from quire_operator.domain.desired import Manifest, all_problems, child_refs, desired
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Resource
 from quire_operator.domain.ownership import ForeignField
@@ -189,7 +189,7 @@ class Reconciler:
         spec = Spec.parse(resource.body)
         if isinstance(spec, Invalid):
             memory.give_up_persisting("the spec is invalid")
-            outcome = _Outcome(blocker=Blocker.invalid(spec.problems))
+            outcome = _Outcome(blocker=Blocker.invalid(all_problems(spec, self._images)))
             await self._report(resource, memory, None, outcome)
             return None
         outcome = await self._converge(resource, memory, spec)

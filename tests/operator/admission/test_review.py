@@ -62,18 +62,20 @@ def test_all_that_is_wrong_is_said_at_once_a_line_each() -> None:
         "model": {"source": "ftp://x"},
         "engine": {"extraArgs": ["--no-such-flag"], "blocksize": 16},
         "rollout": {"maxSurge": 0, "maxUnavailable": 0},
+        "podTemplate": {"spec": {"hostNetwork": True}},
     }
 
     verdict = review(body(spec), server=server)
 
     assert server.tried == []
     lines = verdict.message.splitlines()
-    assert lines[0] == "4 problems:"
+    assert lines[0] == "5 problems:"
     assert [line.split(":")[0] for line in lines[1:]] == [
         "  - spec.model.source",
         "  - spec.engine.extraArgs[0]",
         "  - spec.engine.blocksize",
         "  - spec.rollout.maxUnavailable",
+        "  - spec.podTemplate.spec.hostNetwork",
     ]
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from json import dumps
+from math import ceil
 
 from quire_operator.domain import engine_contract as engine
 from quire_operator.domain import names
+from quire_operator.domain.fields import Problem
 from quire_operator.domain.observed import Ref
 from quire_operator.domain.pod_template import STARTUP_SECONDS, Images, pod_template
 from quire_operator.domain.spec import HubSource, Invalid, NewClaim, RolloutStrategy, Spec
@@ -74,6 +76,15 @@ def desired(spec: Spec, target: int, *, uid: str, images: Images) -> Manifests |
         pod_disruption_budget=_pod_disruption_budget(build, children.pod_disruption_budget),
         deployment=_deployment(build, children.deployment, target, template),
     )
+
+
+def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
+    """Those of a document, and those that show only where its pod template is merged."""
+    spec = invalid.readable
+    if spec is None:
+        return invalid.problems
+    template = pod_template(spec, images, labels=labels(spec.name), selector=selector(spec.name))
+    return invalid.problems if isinstance(template, dict) else (*invalid.problems, *template)
 
 
 def child_refs(spec: Spec) -> tuple[Ref, ...]:
@@ -145,16 +156,23 @@ class _Builder:
 
 def _deployment(build: _Builder, name: str, target: int, template: JSON) -> Manifest:
     spec = build.spec
-    download = _DOWNLOAD_SECONDS if isinstance(spec.model.source, HubSource) else 0
     content: JSON = {
         "replicas": target,
         "selector": {"matchLabels": selector(spec.name)},
         "strategy": _strategy(spec),
-        "progressDeadlineSeconds": STARTUP_SECONDS + _PROGRESS_MARGIN_SECONDS + download,
+        "progressDeadlineSeconds": progress_deadline_seconds(spec),
         "revisionHistoryLimit": 3,
         "template": template,
     }
     return build.manifest("apps/v1", "Deployment", name, {"spec": content})
+
+
+def progress_deadline_seconds(spec: Spec) -> int:
+    """How long a rollout may go without a replica more becoming ready."""
+    if spec.rollout.progress_deadline_seconds is not None:
+        return ceil(spec.rollout.progress_deadline_seconds)
+    download = _DOWNLOAD_SECONDS if isinstance(spec.model.source, HubSource) else 0
+    return STARTUP_SECONDS + _PROGRESS_MARGIN_SECONDS + download
 
 
 def _strategy(spec: Spec) -> JSON:

@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire_operator.domain import names
-from quire_operator.domain.fields import Fields, Problem, later_version, shown
+from quire_operator.domain.fields import Fields, Problem, shown
 from quire_operator.domain.spec.engine import Engine, Resources, read_engine, read_parallelism, read_resources
-from quire_operator.domain.spec.model import Model, read_model
+from quire_operator.domain.spec.model import FileSource, Model, read_model, read_secret_name
 from quire_operator.domain.spec.rollout import Drain, Rollout, read_drain, read_rollout
 from quire_operator.domain.spec.scaling import Autoscaling, read_autoscaling
+
+
+_UNREADABLE = Model(source=FileSource(path="/", relative=False), served_name="", credentials_secret=None, cache=None)
+"""In place of a model whose source is no source, in a spec that is invalid for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,8 @@ class Invalid:
     name: str | None
     namespace: str | None
     problems: tuple[Problem, ...]
+    readable: "Spec | None" = None
+    """The rest, with defaults where the problems are: for finding what else is wrong, never to be carried out."""
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.problems))
@@ -40,6 +46,8 @@ class Spec:
     """With autoscaling only where it starts from."""
     autoscaling: Autoscaling | None
     rollout: Rollout
+    auth_secret: str | None
+    """Holds the API keys in a cluster; locally QUIRE_API_KEY_FILE does. None: open to all."""
     drain: Drain
     pod_template: Mapping[str, object]
     """Merged into the pods by strategic merge; has no meaning without a cluster."""
@@ -59,7 +67,7 @@ class Spec:
         spec = _read_spec(root, name=name or "unnamed", namespace=namespace)
         root.done()
         if problems or spec is None:
-            return Invalid(name=name, namespace=namespace, problems=tuple(problems))
+            return Invalid(name=name, namespace=namespace, problems=tuple(problems), readable=spec)
         return spec
 
     @property
@@ -101,22 +109,20 @@ def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
     replicas = fields.integer("replicas", default=1)
     autoscaling = read_autoscaling(fields.section("autoscaling")) if fields.has("autoscaling") else None
     rollout = read_rollout(fields.section("rollout"))
-    if fields.has("auth"):
-        fields.problem("auth", later_version("requiring API keys", "remove it and keep the address private"))
+    auth_secret = read_secret_name(fields, "auth")
     drain = read_drain(fields.section("drain"))
     pod_template = fields.mapping("podTemplate")
     fields.done()
-    if model is None:
-        return None
     return Spec(
         name=name,
         namespace=namespace,
-        model=model,
+        model=model or _UNREADABLE,
         engine=engine,
         resources=resources,
         replicas=replicas,
         autoscaling=autoscaling,
         rollout=rollout,
+        auth_secret=auth_secret,
         drain=drain,
         pod_template=pod_template,
     )

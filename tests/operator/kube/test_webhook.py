@@ -1,0 +1,186 @@
+"""The validating webhook, called by a real API server: what kubectl says, and what happens without it."""
+
+import base64
+import shutil
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+
+from quire_cluster.certificates import Authority, KeyPair
+from quire_cluster.errors import KubectlFailed
+from quire_cluster.ports import free_ports
+
+WEBHOOK = "validatingwebhookconfigurations"
+REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    created = Authority(tmp_path / "pki")
+    created.create()
+    return created
+
+
+class Webhook:
+    """An operator that serves reviews, and the configuration by which the API server sends them."""
+
+    def __init__(self, space: Namespace, operators: Operators, authority: Authority, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self._space, self._operators, self._authority = space, operators, authority
+        self._pair = KeyPair(certificate=folder / "tls.crt", key=folder / "tls.key")
+        self.renew("first")
+
+    def renew(self, name: str) -> bytes:
+        """Another certificate in the same files."""
+        made = self._authority.issue(name, subject=f"/CN={name}", alternative_names="IP:127.0.0.1")
+        shutil.copyfile(made.key, self._pair.key)
+        shutil.copyfile(made.certificate, self._pair.certificate)
+        return made.certificate.read_bytes()
+
+    def start(self, **options: Any) -> OperatorProcess:
+        flags = ("--webhook-certificate", str(self._pair.certificate), "--webhook-key", str(self._pair.key))
+        return self._operators.start(*self._space.flags(), *flags, "--webhook-port", str(self.port), **options)
+
+    def register(self, *, policy: str = "Fail") -> None:
+        """As the chart does, but by an address on loopback and for this namespace alone."""
+        bundle = base64.b64encode(self._authority.pair.certificate.read_bytes()).decode()
+        webhook = {
+            "name": "llmdeployments.quire.dev",
+            "clientConfig": {"url": f"https://127.0.0.1:{self.port}/llmdeployments", "caBundle": bundle},
+            "rules": [
+                {
+                    "apiGroups": ["quire.dev"],
+                    "apiVersions": ["v1alpha1"],
+                    "operations": ["CREATE", "UPDATE"],
+                    "resources": ["llmdeployments"],
+                }
+            ],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self._space.name}},
+            "failurePolicy": policy,
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        }
+        body = {"metadata": {"name": self._space.name}, "webhooks": [webhook]}
+        client = self._space.server.client()
+        client.delete(f"{REGISTRATION}/{WEBHOOK}/{self._space.name}")
+        answer = client.post(f"{REGISTRATION}/{WEBHOOK}", body)
+        assert answer.ok, answer.body
+
+    def apply(self, name: str, spec: dict[str, Any], *, dry: bool = False) -> str:
+        """What kubectl printed, or why it failed."""
+        body = {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": name, "namespace": self._space.name},
+            "spec": spec,
+        }
+        flags = ["--dry-run=server"] if dry else []
+        try:
+            said: str = self._space.server.kubectl("apply", *flags, "-f", "-", stdin=yaml.safe_dump(body))
+            return said
+        except KubectlFailed as error:
+            return str(error)
+
+    def unregister(self) -> None:
+        self._space.server.client().delete(f"{REGISTRATION}/{WEBHOOK}/{self._space.name}")
+
+
+@pytest.fixture
+def webhook(space: Namespace, operators: Operators, authority: Authority, tmp_path: Path) -> Iterator[Webhook]:
+    made = Webhook(space, operators, authority, tmp_path)
+    yield made
+    made.unregister()
+
+
+WRONG = {
+    "model": {"source": "hf://org/name"},
+    "engine": {"extraArgs": ["--no-such-flag", "--port=1"]},
+    "podTemplate": {"spec": {"hostNetwork": True}},
+}
+
+
+def wait_judged(webhook: Webhook) -> None:
+    """Until the webhook answers: the API server learns of it, and the operator starts, in their own time."""
+    until(lambda: "--no-such-flag" in webhook.apply("judged", WRONG, dry=True), within=30)
+
+
+def test_kubectl_is_told_everything_at_once_and_nothing_is_stored(space: Namespace, webhook: Webhook) -> None:
+    operator = webhook.start()
+    webhook.register()
+    wait_judged(webhook)
+
+    said = webhook.apply("wrong", WRONG)
+
+    assert "denied the request" in said
+    for path in ("spec.engine.extraArgs[0]", "spec.engine.extraArgs[1]", "spec.podTemplate.spec.hostNetwork"):
+        assert path in said
+    assert space.names("llmdeployments") == []
+
+    said = webhook.apply("wrong", WRONG | {"engine": {}, "podTemplate": {"spec": {"nodeSelektor": {}}}})
+    assert "nodeSelektor" in said and "the API server refuses the Deployment" in said
+
+    assert "created" in webhook.apply("right", {"model": {"source": "hf://org/name"}, "replicas": 2})
+    assert "configured" in webhook.apply("right", {"model": {"source": "hf://org/name"}, "replicas": 3})
+    assert "denied the request" in webhook.apply("right", WRONG)
+    space.wait_settled("right")
+    space.delete("llmdeployments", "right")
+    until(lambda: space.names("llmdeployments") == [])
+    told = [line for line in operator.lines() if line.get("level") in ("warning", "error")]
+    assert told == [], "a refusal is the writer's to know, not a line for whoever looks after the operator"
+
+
+def test_one_that_stands_by_judges_too_and_its_dry_run_passes_no_gate(
+    space: Namespace, webhook: Webhook, operators: Operators
+) -> None:
+    operators.start(*space.flags(), identity="leader")
+    space.wait_holder("leader")
+    webhook.start(identity="standby")
+    webhook.register()
+    wait_judged(webhook)
+
+    said = webhook.apply("wrong", {"model": {"source": "hf://o/n"}, "podTemplate": {"spec": {"priority": "high"}}})
+
+    assert "the API server refuses the Deployment" in said
+    assert space.holder() == "leader"
+
+
+def test_without_the_webhook_the_same_is_accepted_and_said_in_the_condition(space: Namespace, webhook: Webhook) -> None:
+    operator = webhook.start()
+    webhook.register(policy="Ignore")
+    wait_judged(webhook)
+    operator.kill()
+
+    assert "created" in webhook.apply("wrong", WRONG)
+
+    webhook.start()
+    message = space.wait_reason("wrong", "Ready", "InvalidSpec", within=40)["message"]
+    assert "spec.engine.extraArgs[1]" in message and "spec.podTemplate.spec.hostNetwork" in message
+    space.touch("wrong", "a-label-can-be-written-still")
+
+
+def test_a_renewed_certificate_is_taken_up(space: Namespace, webhook: Webhook) -> None:
+    webhook.start()
+    webhook.register()
+    wait_judged(webhook)
+
+    renewed = webhook.renew("second")
+
+    until(lambda: served_certificate(webhook.port) == der(renewed), within=40)
+    assert "denied the request" in webhook.apply("wrong", WRONG)
+
+
+def served_certificate(port: int) -> bytes | None:
+    """What the webhook shows to whoever connects; None while it does not listen."""
+    try:
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port)))
+    except OSError:
+        return None
+
+
+def der(pem: bytes) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(pem.decode())
