@@ -182,7 +182,7 @@ async def test_decisions_are_told_and_written_down(tmp_path: Path) -> None:
         assert (told["deployment"], told["changed"], told["from"], told["to"]) == ("chat", False, 1, 1)
         deployments = run.state["deployments"]
         assert isinstance(deployments, dict)
-        assert deployments["chat"]["lastDecision"]["message"]
+        assert deployments["chat"]["decisions"][-1]["last"]["message"]
 
 
 async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,18 @@
 
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
 from quire_operator.adapters.local_process import ProcessIdentity
 from quire_operator.adapters.local_supervision import Phase, Status
-from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaSample
-from quire_operator.domain.spec import Spec
-from quire_operator.local.snapshot import DeploymentView, LastDecision, ReplicaView, Snapshot, TokenRates, as_state
+from quire_operator.domain.run_state import read_run
+from quire_operator.domain.spec import MetricsSource, Spec
+from quire_operator.domain.ticks import MetricsState, Tick, noted
+from quire_operator.local.snapshot import DeploymentView, ReplicaView, Snapshot, TokenRates, as_state
 from quire_operator.local.views import JsonLines, LiveTable, render
 
 
@@ -59,21 +61,17 @@ def snapshot() -> Snapshot:
         sample=None,
         tokens_per_second=None,
     )
-    view = DeploymentView(
-        spec=spec,
-        target=2,
-        replicas=(ready, failed),
-        decision=LastDecision(
-            time=90.0,
-            current=1,
-            desired=2,
-            reason="ArrivingWork",
-            message="scales 1 → 2: work for 1.6 replicas arrives",
-            inputs={"work": 1.6},
-            enforced=True,
-        ),
-        record=ScalingRecord(desired_replicas=2),
+    tick = Tick(
+        time=datetime.fromtimestamp(90.0, UTC),
+        from_replicas=1,
+        to_replicas=2,
+        reason="ArrivingWork",
+        message="scales 1 → 2: work for 1.6 replicas arrives",
+        inputs={"work": 1.6},
+        enforced=True,
+        metrics=MetricsState(source=MetricsSource.PODS),
     )
+    view = DeploymentView(spec=spec, target=2, replicas=(ready, failed), decisions=noted((), tick, limit=5))
     return Snapshot(
         time=100.0,
         started=40.0,
@@ -135,12 +133,16 @@ def test_tokens_per_second_are_averaged_and_survive_a_restart() -> None:
 
 
 def test_the_state_file_tells_the_decision_and_who_runs() -> None:
-    state = json.loads(json.dumps(as_state(snapshot(), pid=5)))
-    assert state["pid"] == 5
-    assert state["processes"][0] == {"name": "gateway", "pid": 7, "started": "99"}
-    chat = state["deployments"]["chat"]
-    assert (chat["replicas"], chat["readyReplicas"], chat["bounds"]) == (2, 1, [1, 3])
-    assert chat["lastDecision"]["message"].startswith("scales 1 → 2")
+    written = as_state(snapshot(), owner=ProcessIdentity(pid=5, started="12"), ended=101.0)
+    run = read_run(json.loads(json.dumps(written)))
+    assert run is not None
+    assert run.owner is not None and (run.pid, run.owner.started, run.ended) == (5, "12", 101.0)
+    assert (run.processes[0].name, run.processes[0].pid, run.processes[0].started) == ("gateway", 7, "99")
+    chat = run.deployments["chat"]
+    assert chat.autoscaling is not None
+    assert (chat.replicas, chat.ready_replicas, chat.autoscaling.max_replicas) == (2, 1, 3)
+    assert chat.decisions == snapshot().deployments[0].decisions
+    assert [(r.phase, r.restarts) for r in chat.replica_states] == [("Ready", 0), ("Failed", 2)]
 
 
 def test_lines_that_nobody_reads_are_told_of() -> None:

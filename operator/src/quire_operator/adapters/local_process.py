@@ -109,6 +109,11 @@ def identify(pid: int) -> ProcessIdentity | None:
     return ProcessIdentity(pid=pid, started=started) if started else None
 
 
+def own_identity() -> ProcessIdentity:
+    """Of this process."""
+    return identify(os.getpid()) or ProcessIdentity(pid=os.getpid(), started="")
+
+
 def session_members(leader: ProcessIdentity) -> list[ProcessIdentity]:
     """Live processes of the session that ``leader`` led, whether it lives or not. Empty where /proc is not Linux's.
 

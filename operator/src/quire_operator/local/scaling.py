@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from quire_operator.adapters.processes import LocalCluster
 from quire_operator.autoscale import Autoscaler, Subject
-from quire_operator.domain.autoscaler import Decision, Policy
+from quire_operator.domain.autoscaler import Policy
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.spec import MetricsSource, Spec
-from quire_operator.local.snapshot import LastDecision
+from quire_operator.domain.ticks import Log, Tick, noted, tick_of
 from quire_operator.ports import Metrics
+
+_LOG_LIMIT = 60
+"""Stretches of like decisions that are told of."""
 
 
 class WallClock:
@@ -22,7 +25,7 @@ class WallClock:
 
 
 class LocalScaling:
-    """Implements ``ports.ScaleTarget`` and runs the loop. ``persist_all`` writes the state file."""
+    """Implements ``ports.ScaleTarget`` and runs the loop."""
 
     def __init__(
         self,
@@ -31,17 +34,16 @@ class LocalScaling:
         *,
         metrics: Metrics,
         has_prometheus: bool = False,
+        prometheus_problem: Callable[[], str | None] = lambda: None,
         tick_seconds: float,
-        persist_all: Callable[[], None],
-        decided: Callable[[Spec, LastDecision], None],
+        decided: Callable[[Spec, Tick], None],
     ) -> None:
         self._policies = [(spec, policy) for spec in specs if (policy := Policy.of(spec)) is not None]
         self._cluster, self._tick_seconds = cluster, tick_seconds
-        self._has_prometheus = has_prometheus
-        self._persist_all, self._decided = persist_all, decided
+        self._has_prometheus, self._prometheus_problem = has_prometheus, prometheus_problem
+        self._decided = decided
         self._autoscaler = Autoscaler(metrics=metrics, target=self, clock=WallClock())
-        self.records: dict[str, ScalingRecord] = {}
-        self.decisions: dict[str, LastDecision] = {}
+        self.decisions: dict[str, Log] = {}
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -52,20 +54,24 @@ class LocalScaling:
 
     async def tick(self) -> None:
         decisions = await self._autoscaler.tick([self._subject(spec, policy) for spec, policy in self._policies])
-        for spec, _ in self._policies:
-            self.decisions[spec.name] = _told(decisions[spec.name])
-            self._decided(spec, self.decisions[spec.name])
+        for spec, policy in self._policies:
+            by_prometheus = self._by_prometheus(policy)
+            tick = tick_of(
+                decisions[spec.name],
+                source=MetricsSource.PROMETHEUS if by_prometheus else MetricsSource.PODS,
+                problem=self._prometheus_problem() if by_prometheus else None,
+            )
+            self.decisions[spec.name] = noted(self.decisions.get(spec.name, ()), tick, limit=_LOG_LIMIT)
+            self._decided(spec, tick)
 
     async def persist(self, key: str, record: ScalingRecord) -> None:
-        self.records[key] = record
-        self._persist_all()
+        """Nothing: processes do not outlive their run, so no later one could go on from it. ``decisions`` tells."""
 
     async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
         self._cluster.scale(key, replicas=replicas, victims=victims)
 
     def _subject(self, spec: Spec, policy: Policy) -> Subject:
-        # Without a Prometheus here, a file made for a cluster that has one is served all the same.
-        by_prometheus = self._has_prometheus and policy.autoscaling.metrics_source is not MetricsSource.PODS
+        by_prometheus = self._by_prometheus(policy)
         return Subject(
             key=spec.name,
             model=spec.model.served_name,
@@ -74,14 +80,6 @@ class LocalScaling:
             target=self._cluster.target(spec.name),
         )
 
-
-def _told(decision: Decision) -> LastDecision:
-    return LastDecision(
-        time=decision.time,
-        current=decision.current,
-        desired=decision.desired,
-        reason=decision.reason,
-        message=decision.message,
-        inputs=decision.inputs,
-        enforced=decision.enforced,
-    )
+    def _by_prometheus(self, policy: Policy) -> bool:
+        # Without a Prometheus here, a file made for a cluster that has one is served all the same.
+        return self._has_prometheus and policy.autoscaling.metrics_source is not MetricsSource.PODS

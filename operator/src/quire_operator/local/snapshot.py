@@ -3,10 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from quire_operator.adapters.local_process import ProcessIdentity
 from quire_operator.adapters.local_supervision import Phase, Status
-from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaSample
+from quire_operator.domain.run_state import ProcessRecord, ReplicaState, RunState, ServedState
+from quire_operator.domain.scaling_rules import Rules
 from quire_operator.domain.spec import Spec
+from quire_operator.domain.ticks import Log, Tick
 
 RATE_SECONDS = 4.0
 """Tokens per second are averaged over so long."""
@@ -27,26 +32,17 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastDecision:
-    """What the autoscaler said at its last tick."""
-
-    time: float
-    current: int
-    desired: int
-    reason: str
-    message: str
-    inputs: Mapping[str, float]
-    enforced: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentView:
     spec: Spec
     target: int
     replicas: tuple[ReplicaView, ...]
-    decision: LastDecision | None
-    """None before the first tick, and where the number of replicas is fixed."""
-    record: ScalingRecord
+    decisions: Log = ()
+    """Empty before the first tick, and where the number of replicas is fixed."""
+
+    @property
+    def decision(self) -> Tick | None:
+        """What the autoscaler said at its last tick."""
+        return self.decisions[-1].last if self.decisions else None
 
     @property
     def ready(self) -> int:
@@ -95,21 +91,23 @@ def replica_views(
     )
 
 
-def as_state(snapshot: Snapshot, *, pid: int) -> dict[str, object]:
-    """The snapshot as the state file has it, for ``quire explain`` and for people."""
-    return {
-        "pid": pid,
-        "started": snapshot.started,
-        "time": snapshot.time,
-        "file": snapshot.file,
-        "address": snapshot.address,
-        "deployments": {view.spec.name: _deployment_state(view) for view in snapshot.deployments},
-        "processes": [
-            {"name": status.name, "pid": status.identity.pid, "started": status.identity.started}
-            for status in statuses(snapshot)
-            if status.identity is not None
-        ],
-    }
+def as_state(snapshot: Snapshot, *, owner: ProcessIdentity, ended: float | None = None) -> dict[str, object]:
+    """The snapshot as the state file has it, for ``quire explain``, ``quire top`` and people."""
+    identities = ((status.name, status.identity) for status in statuses(snapshot))
+    state = RunState(
+        pid=owner.pid,
+        started=snapshot.started,
+        time=snapshot.time,
+        ended=ended,
+        file=snapshot.file,
+        address=snapshot.address,
+        owner=_record("quire", owner),
+        deployments={view.spec.name: _served_state(view) for view in snapshot.deployments},
+        processes=tuple(_record(name, identity) for name, identity in identities if identity is not None),
+    )
+    written: dict[str, object] = msgspec.to_builtins(state)
+    del written["boot"]  # is the folder's to add
+    return written
 
 
 def statuses(snapshot: Snapshot) -> list[Status]:
@@ -118,34 +116,27 @@ def statuses(snapshot: Snapshot) -> list[Status]:
     return replicas if snapshot.gateway is None else [snapshot.gateway, *replicas]
 
 
-def _deployment_state(view: DeploymentView) -> dict[str, object]:
+def _record(name: str, identity: ProcessIdentity) -> ProcessRecord:
+    return ProcessRecord(name=name, pid=identity.pid, started=identity.started)
+
+
+def _served_state(view: DeploymentView) -> ServedState:
     autoscaling = view.spec.autoscaling
-    decision = view.decision
-    return {
-        "servedName": view.spec.model.served_name,
-        "replicas": view.target,
-        "readyReplicas": view.ready,
-        "bounds": None if autoscaling is None else [autoscaling.min_replicas, autoscaling.max_replicas],
-        "lastDecision": None
-        if decision is None
-        else {
-            "time": decision.time,
-            "from": decision.current,
-            "to": decision.desired,
-            "reason": decision.reason,
-            "message": decision.message,
-            "inputs": dict(decision.inputs),
-            "enforced": decision.enforced,
-        },
-        "history": [
-            {
-                "time": change.time,
-                "from": change.from_replicas,
-                "to": change.to_replicas,
-                "reason": change.reason,
-                "message": change.message,
-                "inputs": dict(change.inputs),
-            }
-            for change in view.record.changes
-        ],
-    }
+    return ServedState(
+        served_name=view.spec.model.served_name,
+        replicas=view.target,
+        ready_replicas=view.ready,
+        autoscaling=None if autoscaling is None else Rules.of(autoscaling),
+        replica_states=tuple(_replica_state(replica.status) for replica in view.replicas),
+        decisions=view.decisions,
+    )
+
+
+def _replica_state(status: Status) -> ReplicaState:
+    return ReplicaState(
+        name=status.name,
+        phase=status.phase.value,
+        url=status.url,
+        restarts=status.restarts,
+        reason=status.reason,
+    )

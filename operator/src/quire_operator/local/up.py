@@ -6,7 +6,6 @@ have got wrong raises a UserError before anything is started for it; whatever wa
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from quire_operator.adapters.local_machine import Machine, this_machine
+from quire_operator.adapters.local_process import own_identity
 from quire_operator.adapters.local_state import RunFolder, run_folder, state_home
 from quire_operator.adapters.local_supervision import LOOPBACK, Launch, Pace, Phase, Status
 from quire_operator.adapters.metrics_sources import MetricsSources
@@ -27,16 +27,16 @@ from quire_operator.adapters.scrape import Scraper
 from quire_operator.autoscale import TICK_SECONDS
 from quire_operator.domain.engine_contract import CONFIG_ERROR_EXIT_CODE, METRICS_PATH, engine_args, kill_grace_seconds
 from quire_operator.domain.gateway_contract import LIVE_PATH, local_gateway_args
-from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.prometheus_series import PrometheusOptions
 from quire_operator.domain.spec import Spec
+from quire_operator.domain.ticks import Tick
 from quire_operator.errors import ModelProblem, StartProblem
 from quire_operator.local.documents import read_deployments
 from quire_operator.local.host import Commands, check_port, logging_to, race
 from quire_operator.local.scaling import LocalScaling, WallClock
 from quire_operator.local.sizing import Sized, share_of, size
-from quire_operator.local.snapshot import DeploymentView, LastDecision, Snapshot, TokenRates, as_state, replica_views
+from quire_operator.local.snapshot import DeploymentView, Snapshot, TokenRates, as_state, replica_views
 from quire_operator.local.views import View
 
 _ATTEMPTS_TO_START = 2
@@ -134,7 +134,7 @@ class _Run:
     ) -> None:
         self._options, self._specs, self._folder, self._scraper, self._view = options, specs, folder, scraper, view
         self._address = f"http://{LOOPBACK}:{options.port}"
-        self._started = time.time()
+        self._started, self._owner = time.time(), own_identity()
         self._draining = False
         self._changed = asyncio.Event()
         self._told: dict[str, Phase] = {}
@@ -151,8 +151,8 @@ class _Run:
             self._cluster,
             metrics=metrics,
             has_prometheus=metrics.has_prometheus,
+            prometheus_problem=lambda: metrics.prometheus_problem,
             tick_seconds=options.tick_seconds,
-            persist_all=self._write_state,
             decided=self._on_decision,
         )
 
@@ -168,7 +168,7 @@ class _Run:
     async def end_at_once(self) -> None:
         """Whatever still runs; nothing after an orderly drain."""
         await self._cluster.kill()
-        self._write_state()
+        self._write_state(ended=time.time())
         self._view.event("end", "all that was started has ended")
 
     async def _serve_and_drain(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
@@ -246,8 +246,7 @@ class _Run:
                     spec=spec,
                     target=self._cluster.target(spec.name),
                     replicas=replica_views(self._cluster.statuses(spec.name), samples, rates),
-                    decision=self._scaling.decisions.get(spec.name),
-                    record=self._scaling.records.get(spec.name, ScalingRecord()),
+                    decisions=self._scaling.decisions.get(spec.name, ()),
                 )
                 for spec in self._specs
                 if spec.name in self._cluster
@@ -255,8 +254,8 @@ class _Run:
             draining=self._draining,
         )
 
-    def _write_state(self) -> None:
-        self._folder.write(as_state(self._snapshot({}, {}), pid=os.getpid()))
+    def _write_state(self, *, ended: float | None = None) -> None:
+        self._folder.write(as_state(self._snapshot({}, {}), owner=self._owner, ended=ended))
 
     def _on_change(self, status: Status) -> None:
         self._write_state()
@@ -272,13 +271,13 @@ class _Run:
             fields |= {"exitCode": status.exit_code, "reason": status.reason, "restarts": status.restarts}
         self._view.event("phase", message, fields)
 
-    def _on_decision(self, spec: Spec, decision: LastDecision) -> None:
+    def _on_decision(self, spec: Spec, decision: Tick) -> None:
         self._write_state()
         fields: dict[str, object] = {
             "deployment": spec.name,
-            "changed": decision.current != decision.desired,
-            "from": decision.current,
-            "to": decision.desired,
+            "changed": decision.is_change,
+            "from": decision.from_replicas,
+            "to": decision.to_replicas,
             "reason": decision.reason,
             "enforced": decision.enforced,
             "inputs": dict(decision.inputs),

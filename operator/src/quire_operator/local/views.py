@@ -167,7 +167,7 @@ def _remarks(view: DeploymentView, now: float) -> list[Text]:
     replicas = "replica" if view.target == 1 else "replicas"
     lines = [Text.assemble((view.spec.name, "bold"), f": {view.ready} of {view.target} {replicas} ready{bounds}")]
     if view.decision is not None:
-        age = format_duration(float(max(0, int(now - view.decision.time))))
+        age = format_duration(float(max(0, int(now - view.decision.time.timestamp()))))
         advice = "" if view.decision.enforced else "only recommended: "
         lines.append(
             Text.assemble(("  autoscaler ", "dim"), f"{advice}{view.decision.message}", (f"  {age} ago", "dim"))
