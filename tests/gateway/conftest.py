@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -10,7 +11,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from quire_gateway.__main__ import Gateway
-from quire_gateway.config import Config, FileSource, ProxyOptions
+from quire_gateway.config import Config, FileSource, ProxyOptions, TlsOptions
 from quire_gateway.endpoints import Endpoint, Publish
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -141,7 +142,13 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
     """Starts gateways with the given proxy options; every one is stopped at the end."""
     running: list[Harness] = []
 
-    async def start(*, drain_timeout_seconds: float = 5.0, **options: object) -> Harness:
+    async def start(
+        *,
+        drain_timeout_seconds: float = 5.0,
+        tls: TlsOptions | None = None,
+        api_key_file: Path | None = None,
+        **options: object,
+    ) -> Harness:
         defaults = {"max_body_bytes": 2**24, "hold_limit": 10, "hold_timeout_seconds": 5.0, "max_attempts": 3}
         config = Config(
             host="127.0.0.1",
@@ -150,6 +157,8 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
             proxy=ProxyOptions(**{**defaults, **options}),
             drain_timeout_seconds=drain_timeout_seconds,
             log_level="info",
+            tls=tls,
+            api_key_file=api_key_file,
         )
         discovery = PushedDiscovery()
         gateway = Gateway(config, discovery)

@@ -27,10 +27,12 @@ from quire_gateway.endpoints.kubernetes_access import access_of
 from quire_gateway.errors import ConfigProblem
 from quire_gateway.fleet import Fleet
 from quire_gateway.holding import Holding
+from quire_gateway.keys import KeyFile
 from quire_gateway.logs import set_up_logging
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import Proxy, tracing
 from quire_gateway.scrape import Scraper
+from quire_gateway.tls import Tls
 
 # Below the five seconds after which uvicorn drops an idle connection, so that a request seldom meets a closed one.
 _KEEPALIVE_SECONDS = 4.0
@@ -51,16 +53,25 @@ class Gateway:
         self._told: dict[str, int] | None = None
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises ``ConfigProblem`` where the address can't be had."""
+        """Listen; returns the port. Raises ``ConfigProblem`` where the address or a file can't be had."""
+        tls = None if self._config.tls is None else Tls(self._config.tls, monotonic)
+        keys = None if self._config.api_key_file is None else KeyFile(self._config.api_key_file, monotonic)
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
         holding = Holding(self.fleet, options, self.metrics)
         self.proxy = Proxy(fleet=self.fleet, session=session, options=options, metrics=self.metrics, holding=holding)
-        app = build_app(site=self.site, proxy=self.proxy, max_body_bytes=options.max_body_bytes)
+        app = build_app(
+            site=self.site,
+            proxy=self.proxy,
+            metrics=self.metrics,
+            max_body_bytes=options.max_body_bytes,
+            keys=keys,
+        )
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CUT_SECONDS)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        self._site = web.TCPSite(runner, self._config.host, self._config.port, backlog=1024)
+        context = None if tls is None else tls.listener_context
+        self._site = web.TCPSite(runner, self._config.host, self._config.port, backlog=1024, ssl_context=context)
         try:
             await self._site.start()
         except OSError as error:
@@ -131,7 +142,7 @@ async def _run(config: Config) -> None:
     async with AsyncExitStack() as stack:
         gateway = Gateway(config, await _discovery(config, stack))
         port = await gateway.start()
-        _log.info("listening on http://%s:%d", config.host, port)
+        _log.info("listening on %s://%s:%d", "http" if config.tls is None else "https", config.host, port)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

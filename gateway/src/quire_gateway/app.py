@@ -4,24 +4,26 @@ Built by ``__main__`` from a ``Config``; ``proxy`` does the forwarding.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from quire_gateway import headers
-from quire_gateway.errors import BadRequest, GatewayError, NotFound, UnknownModel
+from quire_gateway.errors import BadRequest, GatewayError, NotFound, Unauthorized, UnknownModel
 from quire_gateway.fleet import Fleet
+from quire_gateway.keys import KeyFile
 from quire_gateway.metrics import Metrics
-from quire_gateway.proxy import Proxy
+from quire_gateway.proxy import MODEL, Proxy
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No dots: a path that climbs out of /v1 must not reach a replica's other routes.
 _PROXIED = "/v1/{path:[A-Za-z0-9_/-]+}"
 
-_log = logging.getLogger(__name__)
+_OPEN = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+"""Paths that need no key: whoever probes and scrapes has none."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_log = logging.getLogger(__name__)
 
 
 class Site:
@@ -60,9 +62,12 @@ class Site:
         return {"id": name, "object": "model", "created": self._fleet.pools[name].created, "owned_by": "quire"}
 
 
-def build_app(*, site: Site, proxy: Proxy, max_body_bytes: int) -> web.Application:
-    """All routes, under the middleware that turns errors into answers."""
-    app = web.Application(client_max_size=max_body_bytes, middlewares=[_errors])
+def build_app(
+    *, site: Site, proxy: Proxy, metrics: Metrics, max_body_bytes: int, keys: KeyFile | None = None
+) -> web.Application:
+    """All routes, under what asks for keys and what turns errors into answers."""
+    middlewares = [_errors(metrics)] if keys is None else [_errors(metrics), _key_asked(keys)]
+    app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
 
     async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "quire-gateway"
@@ -83,29 +88,52 @@ def build_app(*, site: Site, proxy: Proxy, max_body_bytes: int) -> web.Applicati
     return app
 
 
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except GatewayError as error:
-        return _refused(request, error)
-    except web.HTTPException as error:
-        response = _refused(request, BadRequest(error.reason))
-        response.set_status(error.status)
+def _errors(metrics: Metrics) -> Middleware:
+    """Turns errors into answers, and counts them."""
+
+    def refused(request: web.Request, error: GatewayError, *, status: int | None = None) -> web.Response:
+        response = _refused(request, error, status=status or error.status)
+        reason = error.code or error.type
+        metrics.errors.labels(request.get(MODEL, ""), str(response.status), reason).inc()
         return response
-    except ConnectionResetError:
-        # The client left; there is nobody to tell.
-        raise
-    except Exception:
-        _log.exception("%s %s failed", request.method, request.path)
-        return _refused(request, GatewayError("the gateway failed; its log says why"))
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except GatewayError as error:
+            return refused(request, error)
+        except web.HTTPException as error:
+            return refused(request, BadRequest(error.reason), status=error.status)
+        except ConnectionResetError:
+            # The client left; there is nobody to tell.
+            raise
+        except Exception:
+            _log.exception("%s %s failed", request.method, request.path)
+            return refused(request, GatewayError("the gateway failed; its log says why"))
+
+    return middleware
 
 
-def _refused(request: web.Request, error: GatewayError) -> web.Response:
-    response = web.Response(status=error.status, body=error.body(), content_type="application/json")
+def _key_asked(keys: KeyFile) -> Middleware:
+    """Lets in who brings a key. The header goes on to the replica as it is: it may have keys of its own."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in _OPEN:
+            keys.check(request.headers.get("Authorization", ""))
+        return await handler(request)
+
+    return middleware
+
+
+def _refused(request: web.Request, error: GatewayError, *, status: int) -> web.Response:
+    response = web.Response(status=status, body=error.body(), content_type="application/json")
     response.headers[headers.REQUEST_ID] = headers.request_id(request.headers)
     if error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(error.retry_after_seconds)
+    if isinstance(error, Unauthorized):
+        response.headers["WWW-Authenticate"] = "Bearer"
     return response
 
 

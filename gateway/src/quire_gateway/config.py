@@ -28,6 +28,8 @@ examples:
 the file, which may be replaced at any time:
   {"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": "http://127.0.0.1:40001", "ready": true}]}]}
 
+Certificates and keys are read again when their files change. A client's key also goes on to the replica.
+
 Flags with one value can also be set in the environment: QUIRE_GATEWAY_HOLD_TIMEOUT=60 for --hold-timeout 60."""
 
 
@@ -41,6 +43,17 @@ class ProxyOptions:
     hold_timeout_seconds: float
     max_attempts: int
     """Replicas asked for one request before it is held or given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    certfile: Path
+    keyfile: Path | None
+    """None: in the certificate's file."""
+
+    @property
+    def key(self) -> Path:
+        return self.keyfile or self.certfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +77,10 @@ class Config:
     proxy: ProxyOptions
     drain_timeout_seconds: float
     log_level: str
+    tls: TlsOptions | None = None
+    """None: plain HTTP."""
+    api_key_file: Path | None = None
+    """None: requests need no key."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,6 +110,8 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         ),
         drain_timeout_seconds=reader.read("drain_timeout", _seconds, 120.0, "a number of seconds >= 0"),
         log_level=reader.read("log_level", _level, "info", "one of debug, info, warning, error"),
+        tls=_tls(reader),
+        api_key_file=reader.read("api_key_file", _file, None, "a file that can be read"),
     )
     if reader.problems:
         raise ConfigProblem(reader.problems)
@@ -111,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 0.0.0.0)")
     listen.add_argument("--port", metavar="N", help="port to listen on; 0 takes a free one (default 8000)")
+    listen.add_argument(
+        "--ssl-certfile", metavar="FILE", help="serve HTTPS with this certificate (PEM, with its chain)"
+    )
+    listen.add_argument("--ssl-keyfile", metavar="FILE", help="its private key (default: in the same file)")
+    listen.add_argument(
+        "--api-key-file", metavar="FILE", help="ask for one of its keys, one a line, on all but probes and /metrics"
+    )
     discovery = parser.add_argument_group("where the replicas are (one of the two)")
     discovery.add_argument(
         "--endpoints-file", metavar="FILE", help="read them from this JSON file, again whenever it changes"
@@ -180,6 +206,24 @@ def _source(args: argparse.Namespace, reader: _Reader) -> FileSource | Kubernete
     if kubeconfig is not None and not Path(kubeconfig).is_file():
         reader.problems.append(f"--kubeconfig: there is no file {kubeconfig}")
     return KubernetesSource(namespaces=namespaces, kubeconfig=None if kubeconfig is None else Path(kubeconfig))
+
+
+def _tls(reader: _Reader) -> TlsOptions | None:
+    certfile = reader.read("ssl_certfile", _file, None, "a file that can be read")
+    keyfile = reader.read("ssl_keyfile", _file, None, "a file that can be read")
+    if certfile is None:
+        if keyfile is not None:
+            reader.problems.append("--ssl-keyfile goes with --ssl-certfile only")
+        return None
+    return TlsOptions(certfile=certfile, keyfile=keyfile)
+
+
+def _file(text: str) -> Path:
+    try:
+        Path(text).read_bytes()
+    except OSError as error:
+        raise ValueError(text) from error
+    return Path(text)
 
 
 def _between(low: int, high: int) -> Callable[[str], int]:

@@ -3,6 +3,7 @@
     GatewayError               an HTTP status, and the body {"error": {message, type, param, code}}
     ├── BadRequest             400  not JSON, no model named
     ├── BodyTooLarge           413
+    ├── Unauthorized           401  no key, or none of the file's; WWW-Authenticate
     ├── RequestTimeout         408  the body came too slowly
     ├── UnknownModel           404
     ├── NotFound               404  no such path here
@@ -53,6 +54,15 @@ class BodyTooLarge(GatewayError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class Unauthorized(GatewayError):
+    status = 401
+    type = "authentication_error"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class RequestTimeout(GatewayError):

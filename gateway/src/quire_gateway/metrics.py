@@ -26,6 +26,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.held: dict[str, int] = {}
         self.requests = self._counter("requests", "Answers, by the status they began with.", "model", "backend", "code")
+        self.errors = self._counter(
+            "errors", "Answers that the gateway gave itself, by status and by why.", "model", "code", "reason"
+        )
         self.retries = self._counter("retries", "Attempts repeated on another replica, by why.", "model", "reason")
         self.hold_failures = self._counter("hold_failures", "Held requests given up, by why.", "model", "reason")
         self.disconnects = self._counter("client_disconnects", "Clients that left before the end.", "model")

@@ -34,6 +34,8 @@ from quire_gateway.metrics import Metrics
 from quire_gateway.prefixes import Prompt, prompt_blocks
 from quire_gateway.scrape import read_capped
 
+MODEL = web.RequestKey("model", str)
+"""Under this a request remembers the model it was found to ask for."""
 _BUSY = 429
 _UNAVAILABLE = 503
 _MAX_REFUSAL_BYTES = 64 * 1024
@@ -116,6 +118,7 @@ class Proxy:
         body = await self._read(request)
         peek, model = _peek(body)
         pool = self._pool(model)
+        request[MODEL] = pool.model
         id_ = headers.request_id(request.headers)
         task = asyncio.current_task()
         assert task is not None
@@ -168,6 +171,7 @@ class Proxy:
             choice = self._pick(call, tried)
             if isinstance(choice, Hold):
                 if refusal is not None and refusal.reason == "busy" and refusal.answer is not None:
+                    self._metrics.errors.labels(call.pool.model, str(_BUSY), refusal.reason).inc()
                     return refusal.answer
                 await call.place.wait(cause=None if refusal is None else refusal.cause)
                 tried.clear()

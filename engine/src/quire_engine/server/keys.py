@@ -23,7 +23,9 @@ from quire_engine.server.watched_files import WatchedFiles
 _log = logging.getLogger(__name__)
 
 _NAME = r"[A-Za-z0-9._-]{1,64}"
-_KEY = re.compile(rf"(?:(?!sha256:)(?P<name>{_NAME}):)?(?:sha256:(?P<hex>[0-9a-fA-F]{{64}})|(?P<key>[!-~]{{8,512}}))")
+_KEY = re.compile(
+    rf"(?:(?!sha256:)(?P<name>{_NAME}):)?(?:sha256:(?P<hex>[0-9a-fA-F]{{64}})|(?P<key>(?!sha256:)[!-~]{{8,512}}))"
+)
 _SETTING = re.compile(r"(?P<what>name|requests_per_minute|tokens_per_minute|max_concurrent)=(?P<value>.*)")
 _NUMBER = re.compile(r"[1-9][0-9]{0,11}")
 

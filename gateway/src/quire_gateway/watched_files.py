@@ -1,0 +1,38 @@
+"""Files that are read again when they change: by looking, at most once a second, when somebody uses them.
+
+Under ``tls`` and ``keys``. Looking follows links, so that a mounted Secret, whose links are swapped, is seen to change.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+_LOOK_SECONDS = 1.0
+
+_Stamp = tuple[int, int, int] | None
+
+
+class WatchedFiles:
+    """Made before the files are read the first time: what changes while they are read is then seen as a change."""
+
+    def __init__(self, files: tuple[Path, ...], now: Callable[[], float]) -> None:
+        self._files, self._now = files, now
+        self._stamps, self._looked = self._look(), now()
+
+    def changed(self) -> bool:
+        """Whether any was changed since the last time this was true. A file that went away has changed too."""
+        now = self._now()
+        if now - self._looked < _LOOK_SECONDS:
+            return False
+        before, self._stamps, self._looked = self._stamps, self._look(), now
+        return self._stamps != before
+
+    def _look(self) -> tuple[_Stamp, ...]:
+        return tuple(_stamp(file) for file in self._files)
+
+
+def _stamp(file: Path) -> _Stamp:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -1,0 +1,257 @@
+"""TLS and keys: files that can't be used stop the start, changed ones reach who comes next, probes need nothing."""
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from quire_gateway.__main__ import main
+from quire_gateway.config import TlsOptions
+from quire_gateway.errors import ConfigProblem, Unauthorized
+from quire_gateway.keys import KeyFile, parse_keys
+from quire_gateway.tls import Tls
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def issue(authority: trustme.CA, folder: Path) -> TlsOptions:
+    """A certificate for this machine, as cert-manager leaves it in a Secret."""
+    leaf = authority.issue_cert("127.0.0.1")
+    (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
+    (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
+    return TlsOptions(certfile=folder / "tls.crt", keyfile=folder / "tls.key")
+
+
+def encrypted(key: Path) -> bytes:
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    return loaded.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"sesame")
+    )
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+# --- certificates ---
+
+
+@pytest.mark.parametrize(
+    ("spoil", "part"),
+    [
+        (lambda folder: (folder / "tls.crt").unlink(), "--ssl-certfile .* cannot be read: No such file"),
+        (lambda folder: (folder / "tls.key").unlink(), "--ssl-keyfile .* cannot be read: No such file"),
+        (lambda folder: (folder / "tls.crt").write_text("no"), "do not hold a certificate and its private key"),
+        (lambda folder: (folder / "tls.key").write_bytes(b"\xff"), "do not hold a certificate and its private key"),
+        (lambda folder: (folder / "tls.key").write_bytes(encrypted(folder / "tls.key")), "is encrypted; the gateway"),
+        (
+            lambda folder: (folder / "tls.key").write_bytes(trustme.CA().issue_cert("a").private_key_pem.bytes()),
+            "does not belong to the certificate",
+        ),
+    ],
+)
+def test_certificates_that_cannot_be_used_stop_the_start(
+    authority: trustme.CA, tmp_path: Path, spoil: Callable[[Path], object], part: str
+) -> None:
+    options = issue(authority, tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(ConfigProblem, match=part):
+        Tls(options, Clock())
+
+
+def test_certificate_and_key_may_stand_in_one_file(authority: trustme.CA, tmp_path: Path) -> None:
+    options = issue(authority, tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(options.certfile.read_bytes() + options.key.read_bytes())
+    Tls(TlsOptions(certfile=both, keyfile=None), Clock())
+
+
+async def test_new_connections_get_the_certificate_of_the_day(
+    start_gateway, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a half-written rotation, which is logged and changes nothing, to the new pair."""
+    clock = Clock()
+    monkeypatch.setattr("quire_gateway.__main__.monotonic", clock)
+    harness = await start_gateway(tls=issue(authority, tmp_path))
+    trust = trusting(authority)
+
+    async def shown() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", harness.port, ssl=trust)
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        await writer.wait_closed()
+        return certificate
+
+    first = await shown()
+    assert await shown() == first
+    (tmp_path / "tls.crt").write_text("half a certific")
+    clock.now += 1.0
+    assert await shown() == first
+    issue(authority, tmp_path)
+    clock.now += 1.0
+    assert await shown() != first
+
+
+async def test_requests_and_probes_go_over_tls_and_nothing_goes_beside_it(
+    start_gateway, replicas, authority: trustme.CA, tmp_path: Path
+) -> None:
+    harness = await start_gateway(tls=issue(authority, tmp_path))
+    replica = await replicas("chat-0")
+    await harness.push(chat=[replica.endpoint()])
+    connector = aiohttp.TCPConnector(ssl=trusting(authority))
+    async with aiohttp.ClientSession(f"https://127.0.0.1:{harness.port}", connector=connector) as client:
+        for path in ("/livez", "/readyz", "/metrics", "/v1/models"):
+            async with client.get(path) as response:
+                assert response.status == 200
+        async with client.post("/v1/completions", json={"model": "chat"}) as response:
+            assert (await response.json())["served_by"] == "chat-0"
+    with pytest.raises(aiohttp.ClientError):
+        await harness.complete()
+
+
+# --- keys ---
+
+KEY, OTHER = "sk-0123456789", "sk-9876543210"
+
+
+def hashed(key: str) -> str:
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+async def ask(harness, path: str, authorization: str | None = None) -> tuple[int, str | None, str | None]:
+    """Status, the error's code, and how to come in."""
+    headers = {} if authorization is None else {"Authorization": authorization}
+    method = "POST" if path.startswith(("/v1/completions", "/tokenize")) else "GET"
+    body = {"model": "chat"} if method == "POST" else None
+    async with harness.client.request(method, harness.url + path, json=body, headers=headers) as response:
+        is_json = response.content_type == "application/json"
+        error = (await response.json()).get("error") if is_json else None
+        return response.status, error and error["code"], response.headers.get("WWW-Authenticate")
+
+
+@pytest.fixture
+async def keyed(start_gateway, replicas, tmp_path: Path):
+    (tmp_path / "keys").write_text(f"# of team a\nteam-a:{hashed(KEY)}\n")
+    harness = await start_gateway(api_key_file=tmp_path / "keys")
+    replica = await replicas("chat-0")
+    await harness.push(chat=[replica.endpoint()])
+    return harness, replica
+
+
+async def test_who_brings_a_key_is_let_in_and_the_replica_sees_the_same_header(keyed) -> None:
+    harness, replica = keyed
+    assert await ask(harness, "/v1/completions", f"Bearer {KEY}") == (200, None, None)
+    assert replica.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert await ask(harness, "/v1/models", f"bearer {KEY} ") == (200, None, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/v1/models/chat", "/tokenize", "/nothing"])
+@pytest.mark.parametrize(
+    ("authorization", "code"),
+    [
+        (None, "missing_api_key"),
+        ("", "missing_api_key"),
+        ("Bearer ", "missing_api_key"),
+        (f"Basic {KEY}", "missing_api_key"),
+        (f"Bearer {OTHER}", "invalid_api_key"),
+        (f"Bearer {hashed(KEY)}", "invalid_api_key"),
+    ],
+)
+async def test_others_are_told_why_not_and_no_replica_hears_of_them(keyed, path, authorization, code) -> None:
+    harness, replica = keyed
+    assert await ask(harness, path, authorization) == (401, code, "Bearer")
+    assert replica.bodies == []
+    assert await harness.metric("quire_gateway_errors_total", code="401", reason=code, model="") == 1
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/metrics"])
+async def test_who_probes_and_scrapes_needs_no_key(keyed, path) -> None:
+    harness, _ = keyed
+    assert (await ask(harness, path))[0] == 200
+
+
+def test_keys_are_read_again_when_the_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As the kubelet changes a mounted Secret: by another link, all at once."""
+    folders = [tmp_path / "..1", tmp_path / "..2", tmp_path / "..3"]
+    for folder, text in zip(folders, (KEY, "", f"{KEY}\n{OTHER}\n"), strict=True):
+        folder.mkdir()
+        (folder / "keys").write_text(text)
+    data = tmp_path / "..data"
+    (tmp_path / "keys").symlink_to(data / "keys")
+
+    def point_to(folder: Path) -> None:
+        (tmp_path / "new").symlink_to(folder)
+        (tmp_path / "new").rename(data)
+
+    point_to(folders[0])
+    clock = Clock()
+    keys = KeyFile(tmp_path / "keys", clock)
+    keys.check(f"Bearer {KEY}")
+    point_to(folders[1])
+    clock.now += 1.0
+    keys.check(f"Bearer {KEY}")
+    assert "the keys stay as they were" in caplog.text and "holds no key" in caplog.text
+    with pytest.raises(Unauthorized):
+        keys.check(f"Bearer {OTHER}")
+    point_to(folders[2])
+    with pytest.raises(Unauthorized):
+        keys.check(f"Bearer {OTHER}")
+    clock.now += 1.0
+    keys.check(f"Bearer {OTHER}")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["holds no key"]),
+        ("# nothing yet\n\n", ["holds no key"]),
+        (f"{KEY}\nshort\nname=a requests_per_minute=0 {KEY}\nname=a\n", ["line 2", "line 3", "line 4"]),
+        ("sha256:12\n", ["line 1"]),
+        ("two words12345\n", ["line 1"]),
+    ],
+)
+def test_key_files_that_cannot_be_used_are_told_of_by_line_and_not_quoted(text: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigProblem) as caught:
+        parse_keys(text, "keys")
+    assert len(caught.value.problems) == len(parts)
+    assert all(part in problem for part, problem in zip(parts, caught.value.problems, strict=True))
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--ssl-certfile", "{tmp}/none"], "--ssl-certfile: must be a file that can be read"),
+        (["--ssl-keyfile", "{tmp}/there"], "--ssl-keyfile goes with --ssl-certfile only"),
+        (["--ssl-certfile", "{tmp}/there"], "do not hold a certificate and its private key"),
+        (["--api-key-file", "{tmp}/none"], "--api-key-file: must be a file that can be read"),
+        (["--api-key-file", "{tmp}/there"], "there, line 1: needed is KEY"),
+    ],
+)
+def test_a_wrong_file_is_a_message_and_not_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    (tmp_path / "there").write_text("short")
+    (tmp_path / "endpoints").write_text('{"models": []}')
+    given = [argument.format(tmp=tmp_path) for argument in arguments]
+    assert main(["--port", "0", "--endpoints-file", str(tmp_path / "endpoints"), *given]) == 2
+    told = capsys.readouterr().err
+    assert problem in told and "Traceback" not in told
