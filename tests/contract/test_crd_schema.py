@@ -35,7 +35,7 @@ ROOT = VERSION["schema"]["openAPIV3Schema"]
 SPEC = ROOT["properties"]["spec"]
 STATUS = ROOT["properties"]["status"]
 # Sections of a later version: the schema describes them, the parser refuses them whole.
-LATER_SECTIONS = {"spec.rollout.canary", "spec.auth"}
+LATER_SECTIONS = {"spec.rollout.canary"}
 
 
 class Node(NamedTuple):
@@ -243,7 +243,7 @@ def test_there_are_scale_and_status_and_the_columns_of_the_design() -> None:
         "labelSelectorPath": ".status.selector",
     }
     shown = [column["name"] for column in VERSION["additionalPrinterColumns"] if not column.get("priority")]
-    assert shown == ["Ready", "Replicas", "Desired", "Model", "Age"]
+    assert shown == ["Ready", "Status", "Replicas", "Desired", "Model", "Age"]
 
 
 def paths(value: object, path: str) -> Iterator[str]:

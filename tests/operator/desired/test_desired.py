@@ -94,6 +94,11 @@ def test_a_rollout_has_time_to_load_and_to_download(children: Children) -> None:
     assert startup == 1800 < local["spec"]["progressDeadlineSeconds"] < hub["spec"]["progressDeadlineSeconds"]
 
 
+def test_a_rollout_may_be_given_a_deadline_in_whole_seconds(children: Children) -> None:
+    body: Any = children(rollout={"progressDeadline": "90500ms"}).deployment.body
+    assert body["spec"]["progressDeadlineSeconds"] == 91
+
+
 def test_the_service_says_which_model_it_serves(children: Children) -> None:
     manifest = children(model={"source": "file:///m", "servedName": "org/Model:8b"}).service
     body: Any = manifest.body

@@ -226,6 +226,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"rollout": {"maxSurge": 0}}, "spec.rollout.maxUnavailable: and maxSurge are both 0"),
         ({"rollout": {"strategy": "Recreate", "maxSurge": 1}}, "spec.rollout.maxSurge: has no meaning with strategy"),
         ({"auth": {"secretName": "keys"}}, "spec.auth: requiring API keys comes with a later version"),
+        ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),
         ({"drain": {"timeout": "2h"}}, "spec.drain.timeout: must be <= 1h"),
         ({"podTemplate": []}, "spec.podTemplate: must be a mapping, got a list"),
         ({"replcas": 2}, "spec.replcas: unknown field; did you mean replicas?"),

@@ -5,8 +5,10 @@ what it tells, so that a quiet cluster sees no writes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire_operator.domain import rollout
+from quire_operator.domain.desired import progress_deadline_seconds
 from quire_operator.domain.fields import Problem
 from quire_operator.domain.observed import DeploymentState, Pod
 from quire_operator.domain.ownership import ForeignField
@@ -69,7 +71,7 @@ class ConditionState:
 
 def conditions(view: View) -> tuple[ConditionState, ...]:
     """All of them, always, in the order of the CRD."""
-    failure = worst_failure(view.pods, view.deployment)
+    failure = _advised(worst_failure(view.pods, view.deployment), view)
     return (
         _ready(view, failure),
         _progressing(view, failure),
@@ -78,6 +80,12 @@ def conditions(view: View) -> tuple[ConditionState, ...]:
         _autoscaling(view),
         _degraded(view, failure),
     )
+
+
+def _advised(failure: Failure | None, view: View) -> Failure | None:
+    rules = None if view.spec is None else view.spec.rollout
+    advice = "" if failure is None else rollout.advice(failure, view.deployment, rules)
+    return replace(failure, message=f"{failure.message}; {advice}") if failure is not None and advice else failure
 
 
 def merged(old: Sequence[JSON], new: Sequence[ConditionState], *, generation: int, now: str) -> list[dict[str, object]]:
@@ -113,12 +121,12 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
         return no("Creating", "its Deployment is not there yet")
     if deployment.replicas_asked == 0:
         return no("ScaledToZero", "there are to be no replicas")
-    counts = f"{deployment.ready} of {deployment.replicas_asked} replicas are ready"
+    counts = rollout.standing(deployment, view.pods)
     if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec):
         return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
-    return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", _progress(deployment))
+    return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", counts)
 
 
 def _least_ready(spec: Spec) -> int:
@@ -126,28 +134,22 @@ def _least_ready(spec: Spec) -> int:
     return max(1, spec.replicas if spec.autoscaling is None else spec.autoscaling.min_replicas)
 
 
-def _progress(deployment: DeploymentState) -> str:
-    asked = deployment.replicas_asked
-    old = max(0, deployment.replicas - deployment.updated)
-    tail = f"; {old} of the version before are still there" if old else ""
-    updated = min(deployment.updated, asked)
-    return f"{updated} of {asked} replicas are of the newest version, {deployment.ready} ready{tail}"
-
-
 def _progressing(view: View, failure: Failure | None) -> ConditionState:
     deployment = view.deployment
     is_true, reason, message = True, "Creating", "its Deployment is being made"
     if view.blocker is not None:
         is_true, reason, message = False, view.blocker.reason, "the spec was not carried out; see Ready"
+    elif deployment is not None and view.spec is not None and rollout.is_overdue(deployment):
+        is_true, reason = False, FailureReason.DEADLINE_EXCEEDED
+        seconds = progress_deadline_seconds(view.spec)
+        message = rollout.overdue(deployment, view.pods, deadline_seconds=seconds, failure=failure)
     elif failure is not None:
         is_true, reason, message = False, failure.reason, failure.message
     elif deployment is not None:
         finished = not deployment.is_rolling and deployment.ready >= deployment.replicas_asked
         done = finished and deployment.replicas == deployment.replicas_asked
         is_true, reason = (False, "Complete") if done else (True, "RollingOut" if deployment.is_rolling else "Scaling")
-        message = (
-            f"{deployment.ready} of {deployment.replicas_asked} replicas are ready" if done else _progress(deployment)
-        )
+        message = rollout.standing(deployment, view.pods)
     return ConditionState(type=PROGRESSING, is_true=is_true, reason=reason, message=message)
 
 

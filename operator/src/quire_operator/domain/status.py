@@ -12,6 +12,7 @@ from quire_operator.domain import engine_contract, names
 from quire_operator.domain.conditions import View, conditions, merged
 from quire_operator.domain.desired import selector
 from quire_operator.domain.observed import Resource
+from quire_operator.domain.pod_failures import FailureReason
 from quire_operator.domain.scaling_status import format_time, scaling_record, scaling_sections
 
 JSON = Mapping[str, object]
@@ -72,7 +73,12 @@ def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
         old = known.get(kind, {})
         if (old.get("status"), old.get("reason")) == (condition["status"], condition["reason"]):
             continue
-        warning = (kind == c.DEGRADED and is_true) or (kind == c.AUTOSCALING and condition["reason"] != "NotConfigured")
+        overdue = kind == c.PROGRESSING and condition["reason"] == FailureReason.DEADLINE_EXCEEDED
+        warning = (
+            overdue
+            or (kind == c.DEGRADED and is_true)
+            or (kind == c.AUTOSCALING and condition["reason"] != "NotConfigured")
+        )
         worth_telling = kind == c.READY or (warning and not (kind == c.AUTOSCALING and is_true))
         if worth_telling:
             told.append(Event(warning=warning, reason=str(condition["reason"]), message=str(condition["message"])))

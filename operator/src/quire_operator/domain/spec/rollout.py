@@ -18,6 +18,8 @@ class Rollout:
     strategy: RolloutStrategy
     max_surge: int
     max_unavailable: int
+    progress_deadline_seconds: float | None
+    """None: as long as this model may take to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ def read_rollout(fields: Fields) -> Rollout:
         ),
         max_surge=fields.integer("maxSurge", default=1),
         max_unavailable=fields.integer("maxUnavailable", default=0),
+        progress_deadline_seconds=_read_deadline(fields),
     )
     if fields.has("canary"):
         fields.problem("canary", later_version("a canary", f"remove it and {until}"))
@@ -44,6 +47,12 @@ def read_rollout(fields: Fields) -> Rollout:
         fields.problem("maxUnavailable", "and maxSurge are both 0, so no replica could ever be replaced; set one to 1")
     fields.done()
     return rollout
+
+
+def _read_deadline(fields: Fields) -> float | None:
+    if not fields.has("progressDeadline"):
+        return None
+    return fields.duration("progressDeadline", default=600.0, minimum=10.0)
 
 
 def read_drain(fields: Fields) -> Drain:

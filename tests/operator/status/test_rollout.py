@@ -1,0 +1,139 @@
+"""What the conditions say of a rollout: where it stands, why it stopped, and what would let it go on."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.conditions import View, conditions
+from quire_operator.domain.observed import Condition, DeploymentState, Pod
+from quire_operator.domain.rollout import standing
+from quire_operator.domain.spec import Spec
+from quire_operator.domain.status import events
+
+NO_GPU = (
+    "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/2 nodes are "
+    "available: 2 No preemption victims found for incoming pod."
+)
+OVERDUE = Condition(
+    is_true=False, reason="ProgressDeadlineExceeded", message='ReplicaSet "x" has timed out progressing.'
+)
+
+
+def spec(**rollout: Any) -> Spec:
+    metadata = {"name": "chat", "namespace": "prod"}
+    body = {"model": {"source": "file:///m"}, "replicas": 2, "rollout": {"progressDeadline": "90s"} | rollout}
+    parsed = Spec.parse(
+        {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": metadata, "spec": body}
+    )
+    assert isinstance(parsed, Spec)
+    return parsed
+
+
+def pod(name: str, revision: str, *, created: str, ready: bool = True, unschedulable: str = "") -> Pod:
+    return Pod(
+        name=name,
+        uid=name,
+        version="1",
+        ip="",
+        phase="Running",
+        ready=ready,
+        deleting=False,
+        revision=revision,
+        created=created,
+        unschedulable=unschedulable,
+        containers=(),
+        deletion_cost="",
+    )
+
+
+OLD = (pod("a", "old", created="2026-01-01T00:00:00Z"), pod("b", "old", created="2026-01-01T00:00:00Z"))
+PENDING = pod("c", "new", created="2026-01-02T00:00:00Z", ready=False, unschedulable=NO_GPU)
+STUCK = DeploymentState(
+    replicas_asked=2,
+    generation=2,
+    observed_generation=2,
+    replicas=3,
+    updated=1,
+    ready=2,
+    available=2,
+    revision="2",
+    progressing=None,
+    failure=None,
+)
+
+
+def said(kind: str, **changes: Any) -> tuple[str, str]:
+    fields: dict[str, Any] = {
+        "spec": spec(),
+        "blocker": None,
+        "target": 2,
+        "deployment": STUCK,
+        "pods": (*OLD, PENDING),
+        "additions": (),
+        "contested": None,
+        "metrics_problem": None,
+    }
+    state = next(c for c in conditions(View(**(fields | changes))) if c.type == kind)
+    return f"{state.is_true} {state.reason}", state.message
+
+
+WHERE = "1 of 2 replicas are of the newest version, 0 of them ready; 2 of the version before are still there, 2 ready"
+
+
+def test_it_says_how_many_are_of_which_version() -> None:
+    new = replace(PENDING, ready=True)
+    halfway = replace(STUCK, replicas=2, updated=1, ready=2)
+    assert standing(halfway, (OLD[0], new)) == (
+        "1 of 2 replicas are of the newest version, 1 of them ready; 1 of the version before are still there, 1 ready"
+    )
+    assert standing(replace(STUCK, updated=3, replicas=3), OLD) == "2 of 2 replicas are ready"
+    assert said("Ready", pods=(*OLD, replace(PENDING, unschedulable="")))[1] == WHERE
+
+
+def test_without_a_spare_gpu_the_way_without_one_is_named() -> None:
+    reason, message = said("Ready")
+    assert reason == "False InsufficientGPU"
+    assert message.startswith(f"{WHERE}; no node takes pod c: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu")
+    assert message.endswith("with maxSurge: 0 and maxUnavailable: 1 they would be replaced one by one")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": spec(maxSurge=0, maxUnavailable=1), "deployment": replace(STUCK, replicas=2, ready=1)},
+        {"deployment": replace(STUCK, replicas=2, updated=2)},
+    ],
+    ids=["it replaces one by one already", "nothing is being replaced"],
+)
+def test_that_advice_is_given_only_where_it_helps(changes: dict[str, Any]) -> None:
+    assert "one by one" not in said("Degraded", **changes)[1]
+
+
+def test_at_its_deadline_it_says_that_it_stopped_why_and_what_now() -> None:
+    late = replace(STUCK, progressing=OVERDUE)
+    reason, message = said("Progressing", deployment=late)
+    assert reason == "False ProgressDeadlineExceeded"
+    assert message.startswith(
+        "the rollout has stopped, no replica more became ready within 1m30s (spec.rollout.progressDeadline): " + WHERE
+    )
+    assert "2 Insufficient nvidia.com/gpu" in message
+    assert message.endswith("those of the version before are kept; correct the spec or go back to the one before")
+    assert said("Degraded", deployment=late)[0] == "True InsufficientGPU", "the cause, not that it took long"
+    assert said("Degraded", deployment=late, pods=OLD)[0] == "True ProgressDeadlineExceeded", "no cause is known"
+
+
+def test_replicas_that_never_started_are_no_stopped_rollout() -> None:
+    first = replace(STUCK, replicas=2, updated=2, ready=0, available=0, progressing=OVERDUE)
+    _, message = said("Progressing", deployment=first, pods=())
+    assert message.startswith("no replica more became ready within 1m30s")
+    assert "version before" not in message
+
+
+def test_the_deadline_is_told_once() -> None:
+    def at(reason: str) -> dict[str, object]:
+        return {"conditions": [{"type": "Progressing", "status": "False", "reason": reason, "message": "m"}]}
+
+    (event,) = events(at("InsufficientGPU"), at("ProgressDeadlineExceeded"))
+    assert (event.warning, event.reason) == (True, "ProgressDeadlineExceeded")
+    assert events(at("ProgressDeadlineExceeded"), at("ProgressDeadlineExceeded")) == ()
