@@ -120,12 +120,18 @@ class Operator:
         )
         self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
         self._elector = Elector(leases=self._leases, identity=settings.identity, gate=gate, lead=self._lead)
+        self._scaling: ClusterScaling | None = None
+        """Only while leading."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
         """Until stopped; then whoever stands by may lead at once."""
         server = Server(
-            self._telemetry, problem=self._problem, ready=self._watching.is_set, refresh=self._refresh_gauges
+            self._telemetry,
+            problem=self._problem,
+            ready=self._watching.is_set,
+            refresh=self._refresh_gauges,
+            decisions=lambda key: () if self._scaling is None else self._scaling.decisions(key),
         )
         self._catch_signals()
         try:
@@ -245,7 +251,7 @@ class Operator:
         options = self._settings.prometheus
         prometheus = None if options is None else Prometheus(options, clock=self._clock)
         sources = MetricsSources(pods=Scraper(clock=self._clock), prometheus=prometheus)
-        scaling = ClusterScaling(
+        self._scaling = scaling = ClusterScaling(
             store=self._store,
             reconciler=self._reconciler,
             prometheus_problem=None if prometheus is None else lambda: prometheus.problem,
@@ -263,6 +269,7 @@ class Operator:
                 for decision in decisions.values():
                     self._telemetry.decisions.labels(reason=decision.reason.value).inc()
         finally:
+            self._scaling = None
             await sources.aclose()
 
     async def _reconcile(self, key: Key) -> float | None:

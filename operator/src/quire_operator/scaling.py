@@ -15,10 +15,13 @@ from quire_operator.domain.observed import Key, Pod, Ref
 from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.scaling_status import scaling_record
 from quire_operator.domain.spec import Invalid, MetricsSource, Spec
+from quire_operator.domain.ticks import Log, noted, tick_of
 from quire_operator.ports import ReplicaAddress
 from quire_operator.reconcile import Reconciler
 from quire_operator.store import Store
 
+_LOG_LIMIT = 12
+"""Stretches of like decisions that are told of, for each LLMDeployment."""
 PROMETHEUS_UNAVAILABLE = "PrometheusUnavailable"
 _NO_PROMETHEUS = MetricsProblem(
     reason=PROMETHEUS_UNAVAILABLE,
@@ -41,6 +44,11 @@ class ClusterScaling:
         self._store, self._reconciler = store, reconciler
         self._prometheus_problem = prometheus_problem
         self._by_prometheus: frozenset[str] = frozenset()
+        self._logs: dict[str, Log] = {}
+
+    def decisions(self, key: str) -> Log:
+        """What was decided of late; empty for what does not autoscale, and before the first tick."""
+        return self._logs.get(key, ())
 
     def subjects(self) -> list[Subject]:
         """All LLMDeployments that autoscale by what this operator can read."""
@@ -49,8 +57,9 @@ class ClusterScaling:
         return subjects
 
     def note(self, decisions: dict[str, Decision]) -> None:
-        """Have the conditions tell where metrics are missing."""
+        """Have the conditions tell where metrics are missing, and keep what was said."""
         silent = None if self._prometheus_problem is None else self._prometheus_problem()
+        self._logs = {key: self._noted(key, decision, silent) for key, decision in decisions.items()}
         for key, decision in decisions.items():
             problem = None
             if decision.reason is Reason.METRICS_STALE:
@@ -67,6 +76,15 @@ class ClusterScaling:
         """See ``ports.ScaleTarget``."""
         names = tuple(victim.rpartition("/")[2] for victim in victims)
         self._reconciler.scale(Key.parse(key), replicas=replicas, victims=names)
+
+    def _noted(self, key: str, decision: Decision, silent: str | None) -> Log:
+        by_prometheus = key in self._by_prometheus
+        tick = tick_of(
+            decision,
+            source=MetricsSource.PROMETHEUS if by_prometheus else MetricsSource.PODS,
+            problem=silent if by_prometheus else None,
+        )
+        return noted(self.decisions(key), tick, limit=_LOG_LIMIT)
 
     def _subjects(self) -> Iterator[Subject]:
         for key in self._store.live_keys():

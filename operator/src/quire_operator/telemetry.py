@@ -1,14 +1,17 @@
 """What the operator tells of itself: its metrics, and whether it is alive.
 
-Fed by ``app``; served at /metrics, /healthz and /readyz by ``serve``.
+Fed by ``app``; served at /metrics, /healthz and /readyz, and the autoscaler's decisions at /decisions/NAMESPACE/NAME.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from quire_operator.domain.ticks import Log
 
 _BLIND_SECONDS = 30.0
 _STARTING_SECONDS = 60.0
@@ -77,12 +80,15 @@ class Server:
         problem: Callable[[], str | None],
         ready: Callable[[], bool],
         refresh: Callable[[], None],
+        decisions: Callable[[str], Log] = lambda key: (),
     ) -> None:
-        """``refresh`` sets the gauges before a scrape."""
+        """``refresh`` sets the gauges before a scrape; ``decisions`` are the leader's, by ``namespace/name``."""
         self._telemetry, self._problem, self._ready, self._refresh = telemetry, problem, ready, refresh
+        self._decisions_of = decisions
         app = web.Application()
         app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
+            + [web.get("/decisions/{namespace}/{name}", self._decisions)]
         )
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -108,3 +114,9 @@ class Server:
     async def _metrics(self, _: web.Request) -> web.Response:
         self._refresh()
         return web.Response(body=generate_latest(self._telemetry.registry), content_type="text/plain")
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        log = self._decisions_of(f"{request.match_info['namespace']}/{request.match_info['name']}")
+        if not log:
+            return web.Response(text="no decision: this process does not lead, or it does not autoscale", status=404)
+        return web.Response(body=msgspec.json.encode(log), content_type="application/json")
