@@ -2,18 +2,23 @@
 
 import itertools
 import json
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+from starlette.datastructures import Headers
 
 from quire_engine import flag_table, flags
 from quire_engine.config import EngineConfig
 from quire_engine.core import kv_layout
 from quire_engine.core.kv_layout import kv_bytes_per_token
-from quire_engine.errors import FlagsError
+from quire_engine.errors import FlagsError, Unauthorized
 from quire_engine.runner.memory import AvailableMemory
+from quire_engine.server.access import Access
+from quire_gateway.headers import to_replica
 from quire_operator.adapters.local_machine import this_machine
 from quire_operator.domain import capacity, engine_contract, engine_flags, kv_groups
 from quire_operator.domain.model_config import ModelConfig, parse_model_config
@@ -93,6 +98,20 @@ def test_a_local_replica_is_told_its_port_threads_and_cache() -> None:
     assert engine_reads(engine_contract.engine_args(spec_of({"kvCache": {"size": "1Gi"}}), model_path="m")).cache == (
         engine_reads(["--model", "m", "--kv-cache-memory-bytes", str(2**30)]).cache
     )
+
+
+def test_keys_are_asked_for_where_the_spec_says_so_and_never_by_probes_or_scrapes(tmp_path: Path) -> None:
+    """The gateway and the operator scrape /metrics, and the kubelet probes, without a key."""
+    file = tmp_path / "keys"
+    file.write_text("name=team-a max_concurrent=2 first-key-of-all\n")
+    args = engine_contract.engine_args(spec_of({}), model_path="m", api_key_file=str(file))
+    access = Access(engine_reads(args).server.access, time.monotonic)
+    for path in (engine_contract.READY_PATH, engine_contract.LIVE_PATH, engine_contract.METRICS_PATH):
+        assert access.check(path, Headers(), "10.0.0.9").tenant is None
+    with pytest.raises(Unauthorized):
+        access.check("/v1/models", Headers(), "10.0.0.9")
+    passed_on = to_replica(CIMultiDictProxy(CIMultiDict(Authorization="Bearer first-key-of-all")), request_id="1")
+    assert access.check("/v1/models", Headers(dict(passed_on)), "10.0.0.9").tenant == "team-a"
 
 
 def test_what_neither_says_is_the_same_on_both_sides() -> None:

@@ -126,6 +126,36 @@ def test_a_hub_model_is_fetched_before_the_engine_starts(make: Callable[..., Any
     assert "HF_TOKEN" not in {entry["name"] for entry in engine["env"]}, "the engine needs no secret"
 
 
+def test_keys_are_a_file_of_the_engine_and_what_is_missing_is_found_before_all_else(pod: Pod) -> None:
+    made = pod(auth={"secretName": "team-keys"}, model={"source": "hf://org/m"}, engine={"image": "mine:2"})
+    check, fetch = made["initContainers"]
+    assert (check["name"], fetch["name"]) == ("check-api-keys", "fetch-model")
+    assert [*check["command"], *check["args"]] == ["quire-engine", "--version"] and check["image"] == "mine:2"
+    (variable,) = check["env"]
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "team-keys", "key": "keys"}}, "not optional"
+    assert check["securityContext"] == engine_of(made)["securityContext"]
+
+    engine = engine_of(made)
+    assert engine["args"][-2:] == ["--api-key-file", "/etc/quire/api-keys/keys"]
+    assert mounts(engine)["/etc/quire/api-keys"] is True
+    assert not [entry for container in (engine, fetch) for entry in container["env"] if "valueFrom" in entry]
+    (volume,) = (volume for volume in made["volumes"] if volume["name"] == "api-keys")
+    assert volume["secret"]["secretName"] == "team-keys" and volume["secret"]["optional"] is True
+    assert volume["secret"]["items"] == [{"key": "keys", "path": "keys"}]
+
+
+def test_without_auth_there_is_nothing_of_keys(pod: Pod) -> None:
+    assert "api-key" not in str(pod())
+
+
+def test_libraries_keep_what_they_like_where_it_can_be_written(pod: Pod) -> None:
+    engine = engine_of(pod())
+    env = {entry["name"]: entry["value"] for entry in engine["env"]}
+    writable = [path for path, read_only in mounts(engine).items() if not read_only]
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert any(env[name] == path or env[name].startswith(f"{path}/") for path in writable), name
+
+
 def test_a_path_out_of_the_models_is_refused_in_a_cluster(problems: Problems) -> None:
     assert "leads out of /models" in problems(model={"source": "file://../m"})["spec.model.source"]
 

@@ -33,6 +33,7 @@ def engine_args(
     port: int = HTTP_PORT,
     kv_cache_bytes: int | None = None,
     threads: int | None = None,
+    api_key_file: str | None = None,
 ) -> list[str]:
     """The engine's arguments for one replica, without the command itself.
 
@@ -60,4 +61,6 @@ def engine_args(
     args += ["--drain-timeout", f"{spec.drain.timeout_seconds:g}"]
     if threads is not None:
         args += ["--threads", str(threads)]
+    if api_key_file is not None:
+        args += ["--api-key-file", api_key_file]
     return [*args, *engine.extra_args]

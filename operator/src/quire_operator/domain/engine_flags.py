@@ -32,15 +32,17 @@ OWNED_FLAGS: Mapping[str, str] = {
     "scheduling-policy": "spec.engine.schedulingPolicy",
     "preemption-mode": "spec.engine.preemption",
     "swap-space-bytes": "spec.engine.swapSpace",
+    "api-key-file": "spec.auth",
 }
 """Flags that a field of the LLMDeployment sets."""
 RESERVED_FLAGS = frozenset(
     {
         *("host", "port", "flag-schema", "help", "version"),
-        *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs"),
+        *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs", "metrics-key-file"),
     }
 )
-"""Flags that belong to whoever starts the engine: probes, gateway and scrapes come by HTTP, to the port of the pod."""
+"""Flags that belong to whoever starts the engine: probes, gateway and scrapes come by HTTP, to the port of the pod, and
+without a key."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from quire_operator.domain import engine_contract as engine
+from quire_operator.domain import key_volume as keys
 from quire_operator.domain.fields import Problem
 from quire_operator.domain.model_volume import MODELS_PATH, TOKEN_KEY, VOLUME, ModelVolume, model_volume, source_problem
 from quire_operator.domain.names import LABEL_APP, LABEL_INSTANCE, child_names
@@ -95,10 +96,17 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSO
             }
         ],
         "containers": [_engine_container(spec, images, volume)],
-        "volumes": _volumes(volume),
+        "volumes": _volumes(spec, volume),
     }
+    init: list[JSON] = []
+    if spec.auth_secret is not None:
+        # Before the download: what is missing is told at once.
+        image = spec.engine.image or images.engine
+        init.append(keys.check_container(spec.auth_secret, image=image, security=_container_security()))
     if volume.fetch is not None:
-        pod["initContainers"] = [_fetch_container(spec, images, volume.fetch, volume.model_path)]
+        init.append(_fetch_container(spec, images, volume.fetch, volume.model_path))
+    if init:
+        pod["initContainers"] = init
     if spec.engine.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in spec.engine.image_pull_secrets]
     return pod
@@ -109,7 +117,9 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
         "name": ENGINE,
         "image": spec.engine.image or images.engine,
         "command": [engine.ENGINE_COMMAND],
-        "args": engine.engine_args(spec, model_path=volume.model_path),
+        "args": engine.engine_args(
+            spec, model_path=volume.model_path, api_key_file=None if spec.auth_secret is None else keys.KEY_FILE
+        ),
         "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],
         "env": _environment(),
         "resources": _resources(spec),
@@ -125,10 +135,12 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
+    mounts = container["volumeMounts"]
+    assert isinstance(mounts, list)
     if volume.is_mounted:
-        mounts = container["volumeMounts"]
-        assert isinstance(mounts, list)
         mounts.append({"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True})
+    if spec.auth_secret is not None:
+        mounts.append(keys.key_mount())
     return container
 
 
@@ -156,8 +168,10 @@ def _environment() -> list[JSON]:
     paths = {
         "HOME": _TMP_PATH,
         "XDG_CACHE_HOME": _CACHE_PATH,
+        "HF_HOME": f"{_CACHE_PATH}/huggingface",
         "NUMBA_CACHE_DIR": f"{_CACHE_PATH}/numba",
         "TRITON_CACHE_DIR": f"{_CACHE_PATH}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{_CACHE_PATH}/torchinductor",
     }
     return [{"name": name, "value": value} for name, value in paths.items()]
 
@@ -184,7 +198,7 @@ def _container_security() -> JSON:
     }
 
 
-def _volumes(volume: ModelVolume) -> list[JSON]:
+def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
     volumes: list[JSON] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "cache", "emptyDir": {}},
@@ -194,4 +208,6 @@ def _volumes(volume: ModelVolume) -> list[JSON]:
         volumes.append({"name": VOLUME, "persistentVolumeClaim": {"claimName": volume.claim_name}})
     elif volume.is_mounted:
         volumes.append({"name": VOLUME, "emptyDir": {}})
+    if spec.auth_secret is not None:
+        volumes.append(keys.key_volume(spec.auth_secret))
     return volumes
