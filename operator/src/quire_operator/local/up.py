@@ -34,6 +34,7 @@ from quire_operator.domain.ticks import Tick
 from quire_operator.errors import ModelProblem, StartProblem
 from quire_operator.local.documents import read_deployments
 from quire_operator.local.host import Commands, check_port, logging_to, race
+from quire_operator.local.keys import check_key_file, key_file
 from quire_operator.local.scaling import LocalScaling, WallClock
 from quire_operator.local.sizing import Sized, share_of, size
 from quire_operator.local.snapshot import DeploymentView, Snapshot, TokenRates, as_state, replica_views
@@ -79,6 +80,7 @@ class Up:
         """Serve until asked to stop; raises UserError."""
         options = self._options
         specs = read_deployments(options.file)
+        check_key_file(specs, options.environ)
         async with AsyncExitStack() as stack:
             folder = RunFolder.claim(run_folder(state_home(options.environ), options.file), file=options.file)
             stack.callback(folder.release)
@@ -310,6 +312,7 @@ class _Run:
                 port=port,
                 kv_cache_bytes=sized.kv_cache_bytes,
                 threads=sized.share.threads,
+                api_key_file=key_file(sized.spec, self._options.environ),
             )
             return [*self._options.commands.engine, *args]
 
