@@ -78,7 +78,7 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each)
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
 
-generate: charts/quire/templates/crds/llmdeployments.yaml ## Make what is made from other files (the chart's copy of the CRD)
+generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Make what is made from the CRD: the chart's copy, docs/crd.md
 
 charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefile
 	@mkdir -p $(@D)
@@ -86,6 +86,10 @@ charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefi
 	   echo '{{- if .Values.crds.create }}'; \
 	   sed 's|^  name: llmdeployments.quire.dev$$|&\n  annotations:\n    helm.sh/resource-policy: keep|' $<; \
 	   echo '{{- end }}'; } > $@
+
+docs/crd.md: crds/llmdeployments.yaml crds/document.py
+	@test -x $(BIN)/python || $(MAKE) setup
+	@$(BIN)/python crds/document.py > $@.new && mv $@.new $@
 
 cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, helm and kwok for the tests (first time: about 10 minutes)
 	@$(BIN)/python tests/cluster/cluster.py binaries

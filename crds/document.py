@@ -1,0 +1,132 @@
+"""Writes docs/crd.md: every field of LLMDeployment as crds/llmdeployments.yaml defines it.
+
+python crds/document.py > docs/crd.md
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CRD = Path(__file__).with_name("llmdeployments.yaml")
+INTRODUCTION = """\
+# LLMDeployment
+
+<!-- Made from crds/llmdeployments.yaml by `make generate`; change it there. -->
+
+`{api}`, kind `{kind}`, short name `{short}`. `kubectl explain {plural}.spec` says the same in a terminal.
+
+The least that works:
+
+```yaml
+apiVersion: {api}
+kind: {kind}
+metadata:
+  name: chat
+spec:
+  model:
+    source: hf://HuggingFaceTB/SmolLM2-135M-Instruct
+```
+"""
+NUMBERS = {"int32", "int64"}
+Schema = Mapping[str, Any]
+
+
+def main() -> None:
+    crd = yaml.safe_load(CRD.read_text())
+    print(reference(crd), end="")
+
+
+def reference(crd: Schema) -> str:
+    """The whole page."""
+    spec, (version,) = crd["spec"], crd["spec"]["versions"]
+    root = version["schema"]["openAPIV3Schema"]
+    words = {"api": f"{spec['group']}/{version['name']}", **spec["names"], "short": spec["names"]["shortNames"][0]}
+    parts = [INTRODUCTION.format(**words), columns(version["additionalPrinterColumns"])]
+    for name in ("spec", "status"):
+        parts += sections(name, root["properties"][name])
+    return "\n".join(parts)
+
+
+def columns(printed: list[Schema]) -> str:
+    """What `kubectl get` shows."""
+    rows = [
+        f"| {column['name']} | {column.get('description', '')} | {'-o wide' if column.get('priority') else ''} |"
+        for column in printed
+    ]
+    return "\n".join(["## What `kubectl get llmd` shows", "", "| column | | |", "|---|---|---|", *rows, ""])
+
+
+def sections(path: str, schema: Schema) -> Iterator[str]:
+    """A section for each object, outermost first."""
+    level = "##" if "." not in path else "###"
+    lines = [f"{level} {path}", "", schema["description"].strip(), ""]
+    lines += [f"- {rule}" for rule in rules(schema)] + ([""] if rules(schema) else [])
+    lines += ["| field | type | default | |", "|---|---|---|---|"]
+    required = schema.get("required", ())
+    for name, child in schema["properties"].items():
+        lines.append(row(f"{path}.{name}", child, is_required=name in required))
+    yield "\n".join([*lines, ""])
+    for name, child in schema["properties"].items():
+        inner = child.get("items", child)
+        if "properties" in inner:
+            yield from sections(f"{path}.{name}{'[]' if 'items' in child else ''}", inner)
+
+
+def row(path: str, schema: Schema, *, is_required: bool) -> str:
+    """One field. The rules of an object stand in its own section."""
+    inner = schema.get("items", schema)
+    said = [schema["description"].strip(), *bounds(schema)]
+    if "properties" not in inner:
+        said += [f"{rule[0].upper()}{rule[1:]}." for rule in dict.fromkeys((*rules(schema), *rules(inner)))]
+    default = "**required**" if is_required else shown_default(schema)
+    kind = shown_type(schema)
+    if "properties" in inner:
+        kind = f"[{kind}](#{path.replace('.', '').lower()})"
+    return f"| `{path.rpartition('.')[2]}` | {kind} | {default} | {escaped(' '.join(said))} |"
+
+
+def rules(schema: Schema) -> list[str]:
+    """What CEL checks, in the words of its messages; what a quantity is needs no words each time."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return []
+    return [
+        f"{rule['fieldPath'].removeprefix('.')}: {rule['message']}" if "fieldPath" in rule else rule["message"]
+        for rule in schema.get("x-kubernetes-validations", ())
+    ]
+
+
+def bounds(schema: Schema) -> Iterator[str]:
+    """Numbers have least and most; 2^31 - 1 goes without saying."""
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if most is not None and most < 2**31 - 1:
+        yield f"From {least} to {most}." if least is not None else f"At most {most}."
+    elif least:
+        yield f"At least {least}."
+
+
+def shown_type(schema: Schema) -> str:
+    if "enum" in schema:
+        return " \\| ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("x-kubernetes-int-or-string"):
+        return "quantity"
+    if "items" in schema:
+        return f"list of {shown_type(schema['items'])}"
+    if "additionalProperties" in schema:
+        return f"map to {shown_type(schema['additionalProperties'])}"
+    return "integer" if schema.get("format") in NUMBERS else str(schema.get("format", schema["type"]))
+
+
+def shown_default(schema: Schema) -> str:
+    value = schema.get("default")
+    return "" if value in (None, {}) else f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def escaped(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    main()
