@@ -18,6 +18,7 @@ from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Res
 from quire_operator.domain.ownership import ForeignField
 from quire_operator.domain.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update, plan
 from quire_operator.domain.pod_template import Images
+from quire_operator.domain.repairs import STATUS, RepairLog
 from quire_operator.domain.scaling_status import scaling_record, scaling_sections
 from quire_operator.domain.spec import AutoscalingMode, Invalid, Spec
 from quire_operator.domain.status import Event, events, status
@@ -103,6 +104,7 @@ class _Memory:
     persist: _Persist | None = None
     metrics_problem: MetricsProblem | None = None
     contest: _Contest | None = None
+    repairs: RepairLog = field(default_factory=RepairLog)
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """What was written last, and what the server made of it."""
 
@@ -190,11 +192,10 @@ class Reconciler:
         if isinstance(spec, Invalid):
             memory.give_up_persisting("the spec is invalid")
             outcome = _Outcome(blocker=Blocker.invalid(all_problems(spec, self._images)))
-            await self._report(resource, memory, None, outcome)
-            return None
+            return await self._report(resource, memory, None, outcome)
         outcome = await self._converge(resource, memory, spec)
-        await self._report(self._latest(resource), memory, spec, outcome)
-        return outcome.again_seconds
+        wait = await self._report(self._latest(resource), memory, spec, outcome)
+        return _soonest(outcome.again_seconds, wait)
 
     async def _converge(self, resource: Resource, memory: _Memory, spec: Spec) -> _Outcome:
         key = resource.key
@@ -249,6 +250,9 @@ class Reconciler:
         blocker: Blocker | None = None
         again: float | None = None
         for action in todo.actions:
+            if wait := self._wait_to_repair(memory, action):
+                again = _soonest(again, wait)
+                continue
             try:
                 refusal = await self._act(resource, memory, action)
             except QuotaExceeded as error:
@@ -270,6 +274,7 @@ class Reconciler:
                 return None
             case Delete(ref=ref, uid=uid):
                 self._note(resource.key, action)
+                memory.applied.pop(ref, None)
                 await self._cluster.delete(resource.key, ref, uid)
                 return None
             case _:
@@ -297,6 +302,24 @@ class Reconciler:
             await self._tell(resource, [_repaired(ref, action.drift)])
         return None
 
+    def _wait_to_repair(self, memory: _Memory, action: Action) -> float:
+        """How long an action that sets back what others did has to wait; one that needs not is noted as done."""
+        ref = action.manifest.ref if isinstance(action, Create | Update) else action.ref
+        match action:
+            case Update(is_repair=True, drift=drift):
+                what = _list(drift)
+            case RemoveFields(fields=fields):
+                what = _list(fields)
+            case Create() if ref in memory.applied:
+                what = "somebody deletes it"
+            case _:
+                return 0.0
+        now = self._clock.now()
+        wait = memory.repairs.wait_seconds(ref, now)
+        if not wait:
+            memory.repairs.note(ref, now, what)
+        return wait
+
     def _note_contest(self, memory: _Memory, drift: Sequence[ForeignField]) -> None:
         manager = next((entry.manager for entry in drift if entry.path == ("f:spec", "f:replicas")), None)
         if manager is not None:
@@ -309,8 +332,8 @@ class Reconciler:
         ref = action.manifest.ref if isinstance(action, Create | Update) else action.ref
         logger.info("%s: %s %s: %s", key, type(action).__name__.lower(), ref, action.reason)
 
-    async def _report(self, resource: Resource, memory: _Memory, spec: Spec | None, outcome: _Outcome) -> None:
-        """Say in status what there is and what came of this pass."""
+    async def _report(self, resource: Resource, memory: _Memory, spec: Spec | None, outcome: _Outcome) -> float | None:
+        """Say in status what there is and what came of this pass; how long to wait where others write it too."""
         now = self._clock.now()
         view = View(
             spec=spec,
@@ -321,9 +344,15 @@ class Reconciler:
             additions=outcome.additions,
             contested=memory.contest.manager if memory.contest is not None and memory.contest.is_on(now) else None,
             metrics_problem=memory.metrics_problem,
+            fought_over=memory.repairs.contests(now),
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
+        if memory.status is not None and memory.status[0] == wanted and memory.status[1] != resource.status != wanted:
+            if wait := memory.repairs.wait_seconds(STATUS, now):
+                return wait
+            memory.repairs.note(STATUS, now, "")
         await self._write_status(resource, memory, wanted)
+        return None
 
     async def _write_status(self, resource: Resource, memory: _Memory, wanted: Mapping[str, object]) -> None:
         """The only write of a status; none when it is what it should be, or what the server makes of that."""
@@ -371,6 +400,10 @@ def _deployment(resource: Resource, children: Mapping[Ref, Child]) -> Deployment
     child = children.get(Ref("Deployment", resource.key.name))
     is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
     return child.deployment if child is not None and is_ours else None
+
+
+def _soonest(one: float | None, other: float | None) -> float | None:
+    return min((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 
 def _refusal(ref: Ref, message: str) -> Blocker:

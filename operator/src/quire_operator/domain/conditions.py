@@ -41,6 +41,8 @@ class MetricsProblem:
 
     reason: str
     message: str
+    until: str = "metrics are back"
+    """What would mend it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class View:
     """Who else sets the number of replicas."""
     metrics_problem: MetricsProblem | None
     """Why the autoscaler holds."""
+    fought_over: str = ""
+    """What others change again and again as often as it is set back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ def conditions(view: View) -> tuple[ConditionState, ...]:
     return (
         _ready(view, failure),
         _progressing(view, failure),
-        _available(view),
+        _available(view, failure),
         _model_loaded(view, failure),
         _autoscaling(view),
         _degraded(view, failure),
@@ -120,13 +124,19 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if deployment is None:
         return no("Creating", "its Deployment is not there yet")
     if deployment.replicas_asked == 0:
-        return no("ScaledToZero", "there are to be no replicas")
+        return no("ScaledToZero", _why_none(view.spec))
     counts = rollout.standing(deployment, view.pods)
     if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec):
         return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
     return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", counts)
+
+
+def _why_none(spec: Spec) -> str:
+    if spec.autoscaling is None:
+        return "spec.replicas is 0"
+    return "nobody asked of late, so there are no replicas; the first request brings one"
 
 
 def _least_ready(spec: Spec) -> int:
@@ -153,13 +163,25 @@ def _progressing(view: View, failure: Failure | None) -> ConditionState:
     return ConditionState(type=PROGRESSING, is_true=is_true, reason=reason, message=message)
 
 
-def _available(view: View) -> ConditionState:
+def _available(view: View, failure: Failure | None) -> ConditionState:
     ready = 0 if view.deployment is None else view.deployment.ready
     if ready:
         return ConditionState(
             type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica answers"
         )
+    if _is_held_for(view, failure):
+        message = "no replica is up; the gateway holds requests until one is ready"
+        return ConditionState(type=AVAILABLE, is_true=True, reason="HeldByGateway", message=message)
     return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica answers")
+
+
+def _is_held_for(view: View, failure: Failure | None) -> bool:
+    """Whether a request now would be answered though no replica is there: it would have one started, and wait."""
+    autoscaling = None if view.spec is None else view.spec.autoscaling
+    if autoscaling is None or autoscaling.min_replicas > 0 or autoscaling.mode is not AutoscalingMode.ENFORCE:
+        return False
+    hindered = view.blocker is not None or failure is not None or view.metrics_problem is not None
+    return view.deployment is not None and not hindered
 
 
 _MODEL_FAILURES = frozenset(
@@ -193,7 +215,8 @@ def _autoscaling(view: View) -> ConditionState:
         message = f"{view.contested} also sets the replicas of the Deployment; only one may"
     elif autoscaling is not None and view.metrics_problem is not None:
         reason = view.metrics_problem.reason
-        message = f"the number of replicas is held until metrics are back: {view.metrics_problem.message}"
+        problem = view.metrics_problem
+        message = f"the number of replicas is held until {problem.until}: {problem.message}"
     elif autoscaling is not None:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"
@@ -208,6 +231,8 @@ def _degraded(view: View, failure: Failure | None) -> ConditionState:
         reason, message = view.blocker.reason, view.blocker.message
     elif failure is not None:
         reason, message = failure.reason, failure.message
+    elif view.fought_over:
+        reason, message = "FieldsContested", view.fought_over
     elif view.additions:
         reason = "ForeignFields"
         message = f"others added to the Deployment: {', '.join(map(str, view.additions))}"

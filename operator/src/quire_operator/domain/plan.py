@@ -38,6 +38,8 @@ class Update:
     reason: str
     drift: tuple[ForeignField, ...] = ()
     """Fields of ours that others had set."""
+    is_repair: bool = False
+    """It is not as this process left it, though it should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,17 +141,19 @@ def _actions(manifest: Manifest, child: Child | None, applied: Applied | None) -
 
 def _update(manifest: Manifest, child: Child, applied: Applied | None) -> Update | None:
     drift = tuple(field for field in child.foreign if exists_in(manifest.body, field.path))
+    is_repair = False
     if applied is None or applied.uid != child.uid:
         reason = "this process has not applied it yet"
     elif applied.digest != manifest.digest:
         reason = "the desired state changed"
     elif applied.fingerprint != child.fingerprint:
+        is_repair = True
         reason = (
             f"others changed it: {', '.join(map(str, drift))}" if drift else "others changed or removed fields of it"
         )
     else:
         return None
-    return Update(manifest=manifest, reason=reason, drift=drift)
+    return Update(manifest=manifest, reason=reason, drift=drift, is_repair=is_repair)
 
 
 def _added(child: Child, manifest: Manifest, *, breaking: bool) -> Iterator[ForeignField]:

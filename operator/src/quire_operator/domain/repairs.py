@@ -4,38 +4,59 @@ Used by ``reconcile`` for each object it writes. Without it two controllers of o
 started by mistake with Leases of different names, would write as fast as their watches tell.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from quire_operator.domain.observed import Ref
+
+STATUS = Ref("status", "")
+"""The status of the LLMDeployment itself, beside its children."""
 _AT_ONCE = 3
 _MAX_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 2 * _MAX_SECONDS
+_BY_A_TWIN = "by another process that writes as quire: is a second operator at work, with a Lease of another name?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repairs:
+class _Repairs:
     """Those of one object, of late."""
 
-    times: int = 0
-    last: float = 0.0
-    what: str = ""
-    """What was changed by whom, at the last one."""
+    times: int
+    last: float
+    what: str
 
     def wait_seconds(self, now: float) -> float:
-        """How long the next one has to wait; 0 for none."""
-        if self._are_forgotten(now) or self.times < _AT_ONCE:
+        if self.are_forgotten(now) or self.times < _AT_ONCE:
             return 0.0
         pause = min(_MAX_SECONDS, 2.0 ** (self.times - _AT_ONCE + 1))
         return max(0.0, self.last + pause - now)
 
-    def one_more(self, now: float, what: str) -> "Repairs":
-        """It was set back now."""
-        times = 1 if self._are_forgotten(now) else self.times + 1
-        return replace(self, times=times, last=now, what=what)
-
-    def is_contest(self, now: float) -> bool:
-        """Once or twice is a hand; more is a machine that will not stop."""
-        return self.times >= _AT_ONCE and not self._are_forgotten(now)
-
-    def _are_forgotten(self, now: float) -> bool:
+    def are_forgotten(self, now: float) -> bool:
         # A clock that was set back must not make the wait longer than it can be.
         return not 0.0 <= now - self.last < _FORGOTTEN_SECONDS
+
+
+class RepairLog:
+    """What was set back of one LLMDeployment, by object. Memory only: after a restart all is set back at once."""
+
+    def __init__(self) -> None:
+        self._repairs: dict[Ref, _Repairs] = {}
+
+    def wait_seconds(self, ref: Ref, now: float) -> float:
+        """How long the next repair of this object has to wait; 0 for none."""
+        known = self._repairs.get(ref)
+        return 0.0 if known is None else known.wait_seconds(now)
+
+    def note(self, ref: Ref, now: float, what: str) -> None:
+        """It was set back now; ``what`` was changed by whom, as far as that can be told."""
+        known = self._repairs.get(ref)
+        times = 1 if known is None or known.are_forgotten(now) else known.times + 1
+        self._repairs[ref] = _Repairs(times=times, last=now, what=what)
+
+    def contests(self, now: float) -> str:
+        """What comes back again and again, for people; empty where nothing does. Once or twice is a hand."""
+        told = []
+        for ref, repairs in self._repairs.items():
+            if repairs.times >= _AT_ONCE and not repairs.are_forgotten(now):
+                what = "its status" if ref == STATUS else str(ref)
+                told.append(f"{what} is changed as often as it is set back: {repairs.what or _BY_A_TWIN}")
+        return "; ".join(told)

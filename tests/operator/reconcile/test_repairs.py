@@ -1,0 +1,108 @@
+"""What is set back again and again is set back ever more slowly, and whoever does it is named."""
+
+from dataclasses import replace
+from typing import Any
+
+from quire_operator.domain.observed import Ref
+from quire_operator.domain.ownership import ForeignField
+from quire_operator.domain.repairs import STATUS, RepairLog
+
+DEPLOYMENT = Ref("Deployment", "chat")
+HOUR = 3600
+
+
+def test_a_fight_is_fought_ever_more_slowly_and_never_given_up() -> None:
+    log, repaired = RepairLog(), []
+    for now in range(HOUR):
+        if not log.wait_seconds(DEPLOYMENT, now):
+            log.note(DEPLOYMENT, now, "spec.replicas (set by hpa)")
+            repaired.append(now)
+    pauses = [later - earlier for earlier, later in zip(repaired, repaired[1:], strict=False)]
+    assert pauses[:2] == [1, 1] and pauses[2:] == sorted(pauses[2:]) and max(pauses) == 600
+    assert len(repaired) <= 16
+    assert log.contests(HOUR) == "Deployment chat is changed as often as it is set back: spec.replicas (set by hpa)"
+
+
+def test_once_or_twice_is_a_hand_and_is_forgotten() -> None:
+    log = RepairLog()
+    for now in (0, 10):
+        log.note(DEPLOYMENT, now, "it")
+    assert log.contests(10) == "" and log.wait_seconds(DEPLOYMENT, 10) == 0
+    log.note(DEPLOYMENT, 20, "it")
+    assert log.contests(20) and log.wait_seconds(DEPLOYMENT, 20) == 2
+    assert not log.contests(20 + HOUR) and log.wait_seconds(DEPLOYMENT, 20 + HOUR) == 0
+
+
+def test_objects_are_told_apart() -> None:
+    log = RepairLog()
+    for now in range(3):
+        log.note(STATUS, now, "")
+    assert log.wait_seconds(DEPLOYMENT, 3) == 0
+    assert log.contests(3).startswith(
+        "its status is changed as often as it is set back: by another process that writes"
+    )
+
+
+def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
+    log = RepairLog()
+    for now in range(HOUR, HOUR + 9):
+        log.note(DEPLOYMENT, now, "it")
+    assert log.wait_seconds(DEPLOYMENT, 0) == 0
+
+
+async def test_a_second_operator_that_wants_something_else_is_noticed_and_no_fight_begins(world: Any) -> None:
+    world.apply(replicas=1)
+    await world.settle()
+    writes = 0
+    for _ in range(20):  # each time the other one has applied its own
+        child = world.cluster.children[DEPLOYMENT]
+        version, theirs = world.cluster._next(), world.cluster._next()
+        world.cluster.children[DEPLOYMENT] = replace(child, version=version, fingerprint=theirs)
+        writes += sum("Deployment" in what for what in await world.settle(passes=1))
+        world.clock.time += 1
+    assert writes <= 7
+    assert world.condition("Degraded") == "True FieldsContested"
+    assert "is a second operator at work, with a Lease of another name?" in world.message("Degraded")
+
+
+async def test_a_status_that_others_write_too_is_no_hot_loop(world: Any) -> None:
+    world.apply(replicas=1)
+    await world.settle()
+    writes = 0
+    for number in range(20):
+        key, resource = next(iter(world.cluster.resources.items()))
+        theirs = {**resource.status, "endpoint": f"http://{number}"}
+        world.cluster.resources[key] = replace(resource, version=world.cluster._next(), status=theirs)
+        writes += (await world.settle(passes=1)).count("status")
+        world.clock.time += 1
+    assert writes <= 9, "and one more each that says so"
+    world.clock.time += HOUR
+    await world.settle()
+    assert world.status["endpoint"].endswith("/v1"), "in the end it is right"
+
+
+async def test_an_addition_that_comes_back_is_removed_ever_more_slowly(world: Any) -> None:
+    world.apply(replicas=1)
+    await world.settle()
+    host_network = ForeignField(path=("f:spec", "f:template", "f:spec", "f:hostNetwork"), manager="injector")
+    removals = 0
+    for _ in range(20):
+        child = world.cluster.children[DEPLOYMENT]
+        version = world.cluster._next()
+        world.cluster.children[DEPLOYMENT] = replace(child, version=version, foreign=(host_network,))
+        removals += (await world.settle(passes=1)).count("remove-fields Deployment chat")
+        world.clock.time += 1
+    assert 3 <= removals <= 7
+    assert world.message("Degraded").endswith("spec.template.spec.hostNetwork (set by injector)")
+
+
+async def test_a_child_that_is_deleted_again_and_again_is_made_ever_more_slowly(world: Any) -> None:
+    world.apply(replicas=1)
+    await world.settle()
+    made = 0
+    for _ in range(20):
+        world.cluster.children.pop(Ref("Service", "chat"), None)
+        made += (await world.settle(passes=1)).count("create Service chat")
+        world.clock.time += 1
+    assert 3 <= made <= 7
+    assert "somebody deletes it" in world.message("Degraded")
