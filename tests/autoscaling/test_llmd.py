@@ -77,7 +77,8 @@ def test_required_and_spare_capacity_follow_the_post_step_formula() -> None:
     assert lone.per_replica == 70_000, "the median of 80,000 and of the 60,000 held behind a full queue"
     assert lone.required(config) == pytest.approx(160_000 / 0.85 - 140_000)
     assert lone.target(config) == 3
-    idle = token_balance([full(10_000, 0)] * 4, config, bound, pending=0)
+    unlimited = ComputeBound(EngineLimits(max_batched_tokens=10**9, max_sequences=10**9))
+    idle = token_balance([full(10_000, 0)] * 4, config, unlimited, pending=0)
     assert idle.spare(config) == pytest.approx(320_000 - 40_000 / 0.70)
     assert idle.target(config) == 1
 

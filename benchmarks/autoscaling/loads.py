@@ -1,0 +1,160 @@
+"""What the laws are tried on: a trace as requests, the engine that makes it worth scaling, and the day-shaped trace.
+
+The engine is fitted to the trace by one rule for every file, so that scaling is a question at all and nobody chooses:
+an 8-billion-parameter model on a 24-GB accelerator (``BASE``), made slower or faster as a whole until the trace keeps
+``MEAN_BUSY`` replicas busy on average, with a KV cache of ``KV_SEQUENCES`` sequences of the trace's mean length. The
+trace's clock and lengths stay as they are, and no trace is repeated.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from quire_operator.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRow, read_trace
+from quire_operator.simulation.scenario import EngineModel, Request
+
+MEAN_BUSY = 4.0
+KV_SEQUENCES = 24
+_KV_HEADROOM = 1.25
+"""The cache holds this much more than the longest request."""
+_SLOWEST, _FASTEST = 4.0, 1 / 64
+"""How far the engine may be from ``BASE``; a trace that would ask for more keeps fewer or more replicas busy."""
+
+BASE = EngineModel(
+    prefill_tokens_per_second=2500.0,
+    step_seconds=0.030,
+    decode_seconds_per_sequence=0.0005,
+    decode_seconds_per_kv_token=2e-7,
+    kv_tokens=48_000,
+)
+
+WARM_UP = 1 / 3
+"""Share of the trace's time that is not scored."""
+
+DAY = "day"
+_DAY_SECONDS = 5400.0
+_DAY_REQUESTS = 8000
+_DAY_SWING = 0.75
+_DAY_NOISE = 0.25
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One trace with its engine."""
+
+    name: str
+    requests: tuple[Request, ...]
+    engine: EngineModel
+    mean_busy: float
+    """Replicas it keeps busy on average."""
+
+    @property
+    def span_seconds(self) -> float:
+        return self.requests[-1].time
+
+    @property
+    def scored_from(self) -> float:
+        return self.span_seconds * WARM_UP
+
+
+def load_of(path: Path) -> Load:
+    """Raises TraceError, OSError."""
+    return fitted(path.stem, requests_of(read_trace(path)))
+
+
+def requests_of(rows: Sequence[TraceRow]) -> tuple[Request, ...]:
+    """In order of arrival. An answer has one token at least, for it has a first one."""
+    for number, row in enumerate(rows, start=1):
+        if not math.isfinite(row.arrival_seconds):
+            raise TraceError(f"request {number} of the trace arrives at {row.arrival_seconds}; it should be a number")
+        if row.input_tokens < 0 or row.output_tokens < 0:
+            raise TraceError(
+                f"request {number} of the trace has {row.input_tokens} prompt and {row.output_tokens} output tokens; "
+                "both should be 0 or more"
+            )
+    return tuple(
+        Request(row.arrival_seconds, max(1, row.input_tokens), max(1, row.output_tokens), row.prefix_blocks)
+        for row in rows
+    )
+
+
+def fitted(name: str, requests: tuple[Request, ...]) -> Load:
+    """With the engine of the rule above."""
+    mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
+    longest = max(r.prompt_tokens + r.output_tokens for r in requests)
+    kv_tokens = math.ceil(max(KV_SEQUENCES * mean, _KV_HEADROOM * longest))
+    engine = replace(BASE, kv_tokens=kv_tokens)
+    work = busy_seconds(requests, engine)
+    span = max(requests[-1].time, 1.0)
+    scale = max(_FASTEST, min(MEAN_BUSY * span / work, _SLOWEST))
+    return Load(name=name, requests=requests, engine=slower(engine, scale), mean_busy=work * scale / span)
+
+
+def slower(engine: EngineModel, times: float) -> EngineModel:
+    """Every part of a step takes ``times`` as long."""
+    return replace(
+        engine,
+        prefill_tokens_per_second=engine.prefill_tokens_per_second / times,
+        step_seconds=engine.step_seconds * times,
+        decode_seconds_per_sequence=engine.decode_seconds_per_sequence * times,
+        decode_seconds_per_kv_token=engine.decode_seconds_per_kv_token * times,
+    )
+
+
+def busy_seconds(requests: Sequence[Request], engine: EngineModel) -> float:
+    """Of one engine that runs full batches and finds every prompt block that it ever saw."""
+    seen: set[int] = set()
+    tokens = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
+    batch = max(1.0, min(engine.max_sequences, engine.kv_tokens / tokens))
+    per_token = (
+        engine.step_seconds / batch + engine.decode_seconds_per_sequence + engine.decode_seconds_per_kv_token * tokens
+    )
+    total = 0.0
+    for request in requests:
+        uncached = request.prompt_tokens - _cached_tokens(request, seen)
+        seen.update(request.prefix_blocks)
+        total += uncached / engine.prefill_tokens_per_second + request.output_tokens * per_token
+    return total
+
+
+def _cached_tokens(request: Request, seen: set[int]) -> int:
+    """At most all but the last token."""
+    blocks = next((n for n, block in enumerate(request.prefix_blocks) if block not in seen), len(request.prefix_blocks))
+    return min(blocks * MOONCAKE_BLOCK_TOKENS, request.prompt_tokens - 1)
+
+
+def day_shaped(lengths: Sequence[Request], *, seed: int = 1) -> Load:
+    """A day in 90 minutes: night, morning, noon, evening, each minute a little off; lengths drawn from ``lengths``.
+
+    A Poisson process whose rate is 1 − swing · cos(2πt / day), times a log-normal factor each minute.
+    """
+    rng = random.Random(seed)
+    minutes = [
+        (1 - _DAY_SWING * math.cos(2 * math.pi * (minute + 0.5) * _MINUTE / _DAY_SECONDS))
+        * rng.lognormvariate(0, _DAY_NOISE)
+        for minute in range(round(_DAY_SECONDS / _MINUTE))
+    ]
+    per_unit = _DAY_REQUESTS / sum(minutes) / _MINUTE
+    requests: list[Request] = []
+    for minute, weight in enumerate(minutes):
+        time = minute * _MINUTE
+        while (time := time + rng.expovariate(weight * per_unit)) < (minute + 1) * _MINUTE:
+            drawn = rng.choice(lengths)
+            requests.append(Request(time, drawn.prompt_tokens, drawn.output_tokens))
+    return fitted(DAY, tuple(requests))
+
+
+def jittered(load: Load, seed: int, *, tick_seconds: float = 15.0) -> tuple[Request, ...]:
+    """The trace moved against the ticks by less than one of them, and each arrival by up to a second; seed 0: as is."""
+    if seed == 0:
+        return load.requests
+    rng = random.Random(seed)
+    shift = rng.uniform(0, tick_seconds)
+    moved = [
+        Request(max(0.0, r.time + shift + rng.uniform(-1, 1)), r.prompt_tokens, r.output_tokens, r.prefix_blocks)
+        for r in load.requests
+    ]
+    return tuple(sorted(moved, key=lambda r: r.time))
