@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Awaitable
-from datetime import datetime
+from datetime import UTC, datetime
 
 from quire_operator.adapters.kube import KubeCluster
 from quire_operator.adapters.kube_connection import (
@@ -35,6 +35,7 @@ from quire_operator.handlers import CHILD_KINDS, Inbox, Login, Webhook, watch
 from quire_operator.leader import Elector
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile import Reconciler, retry_after
+from quire_operator.resource_metrics import ResourceMetrics
 from quire_operator.scaling import ClusterScaling
 from quire_operator.settings import Settings
 from quire_operator.store import Store
@@ -126,12 +127,14 @@ class Operator:
 
     async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
         """Until stopped; then whoever stands by may lead at once."""
+        resources = ResourceMetrics(self._store, leading=self._gate.is_open)
         server = Server(
             self._telemetry,
             problem=self._problem,
             ready=self._watching.is_set,
             refresh=self._refresh_gauges,
             decisions=lambda key: () if self._scaling is None else self._scaling.decisions(key),
+            resources=lambda: resources.text(datetime.now(UTC)),
         )
         self._catch_signals()
         try:
@@ -298,6 +301,8 @@ class Operator:
     def _refresh_gauges(self) -> None:
         self._telemetry.queue.set(len(self._workers.queue))
         self._telemetry.leading.set(self._gate.is_open())
+        self._canary.called = self._elector.newest_renewal
+        self._telemetry.watch_lag.set(self._canary.lag(time.monotonic()) if self._watching.is_set() else 0.0)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -39,6 +39,9 @@ class Telemetry:
             "quire_operator_decisions", "What the autoscaler decided, by reason.", ["reason"], registry=self.registry
         )
         self.queue = Gauge("quire_operator_queue_depth", "LLMDeployments that wait for a pass.", registry=self.registry)
+        self.watch_lag = Gauge(
+            "quire_operator_watch_lag_seconds", "How far the watches are behind our own calls.", registry=self.registry
+        )
         self.leading = Gauge("quire_operator_leading", "1 while this process may write.", registry=self.registry)
 
     def written(self, verb: str, kind: str) -> None:
@@ -59,6 +62,14 @@ class Canary:
     watched: datetime | None = None
     """The newest one that a watch has shown."""
 
+    def lag(self, now: float) -> float:
+        """Seconds by which the watches are behind."""
+        if self.called is None:
+            return 0.0
+        if self.watched is None:
+            return now - self.started
+        return max(0.0, (self.called - self.watched).total_seconds())
+
     def problem(self, now: float) -> str | None:
         """Why this process is blind, or None."""
         if self.called is None:
@@ -66,7 +77,7 @@ class Canary:
         if self.watched is None:
             starting = now - self.started < _STARTING_SECONDS
             return None if starting else "the watches have not shown our Lease since the start"
-        behind = (self.called - self.watched).total_seconds()
+        behind = self.lag(now)
         return f"the watches are {behind:.0f} s behind" if behind > _BLIND_SECONDS else None
 
 
@@ -81,10 +92,12 @@ class Server:
         ready: Callable[[], bool],
         refresh: Callable[[], None],
         decisions: Callable[[str], Log] = lambda key: (),
+        resources: Callable[[], str] = str,
     ) -> None:
-        """``refresh`` sets the gauges before a scrape; ``decisions`` are the leader's, by ``namespace/name``."""
+        """``refresh`` sets the gauges before a scrape; ``decisions`` are the leader's, by ``namespace/name``;
+        ``resources`` is what a scrape gets beside the registry."""
         self._telemetry, self._problem, self._ready, self._refresh = telemetry, problem, ready, refresh
-        self._decisions_of = decisions
+        self._decisions_of, self._resources = decisions, resources
         app = web.Application()
         app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
@@ -113,7 +126,8 @@ class Server:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self._refresh()
-        return web.Response(body=generate_latest(self._telemetry.registry), content_type="text/plain")
+        page = generate_latest(self._telemetry.registry) + self._resources().encode()
+        return web.Response(body=page, content_type="text/plain")
 
     async def _decisions(self, request: web.Request) -> web.Response:
         log = self._decisions_of(f"{request.match_info['namespace']}/{request.match_info['name']}")

@@ -145,6 +145,8 @@ class Pod:
     """The scheduler's message, or empty."""
     containers: tuple[ContainerState, ...]
     deletion_cost: str
+    ready_changed: str = ""
+    """When it became, or ceased to be, ready; empty before its kubelet has spoken."""
 
 
 def is_newer(version: str, than: str) -> bool:
@@ -223,6 +225,7 @@ def trim_pod(body: JSON) -> Pod:
             *(_container(c, init=False) for c in _maps(status, "containerStatuses")),
         ),
         deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
+        ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
 
 

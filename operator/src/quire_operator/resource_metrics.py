@@ -1,0 +1,103 @@
+"""LLMDeployments as series: what their conditions say, how many replicas are in which state, for how long one starts.
+
+Read off the ``store`` at a scrape, by the leader alone; ``telemetry`` serves it beside its own registry. Written as
+text at once: a thousand LLMDeployments are twelve thousand series, which take the client library four times as long.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from quire_operator.domain.observed import Key, Pod, Ref, Resource
+from quire_operator.store import Store
+
+_CONDITION = "quire_operator_llmdeployment_condition"
+_INFO = "quire_operator_llmdeployment_info"
+_REPLICAS = "quire_operator_llmdeployment_replicas"
+_STARTING = "quire_operator_llmdeployment_starting_seconds"
+_HELP: Mapping[str, str] = {
+    _CONDITION: "1 for each condition as it stands in status, by type, status and reason.",
+    _INFO: "1; names the model that the LLMDeployment serves.",
+    _REPLICAS: "Replicas by state: asked, ready, starting, terminating.",
+    _STARTING: "For how long the replica that has been starting the longest has been; 0 where none is.",
+}
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class ResourceMetrics:
+    """``text`` for one scrape, in Prometheus' text format."""
+
+    def __init__(self, store: Store, *, leading: Callable[[], bool]) -> None:
+        self._store, self._leading = store, leading
+
+    def text(self, now: datetime) -> str:
+        """Empty where this process does not lead: two that tell the same would be counted twice."""
+        if not self._leading():
+            return ""
+        families: dict[str, list[str]] = {name: [] for name in _HELP}
+        for key in self._store.live_keys():
+            resource = self._store.resource(key)
+            if resource is not None:
+                for name, line in self._lines(key, resource, now):
+                    families[name].append(line)
+        return "".join(_family(name, lines) for name, lines in families.items())
+
+    def _lines(self, key: Key, resource: Resource, now: datetime) -> Iterator[tuple[str, str]]:
+        who = f'namespace="{key.namespace}",name="{key.name}"'
+        yield _INFO, f'{_INFO}{{{who},model_name="{_served_name(resource)}"}} 1\n'
+        for condition in _conditions(resource):
+            labels = ",".join(f'{label}="{_text(condition, label)}"' for label in ("type", "status", "reason"))
+            yield _CONDITION, f"{_CONDITION}{{{who},{labels}}} 1\n"
+        pods = [pod for pod in self._store.pods(key) if pod.phase not in ("Failed", "Succeeded")]
+        for state, count in self._counts(key, pods).items():
+            yield _REPLICAS, f'{_REPLICAS}{{{who},state="{state}"}} {count}\n'
+        yield _STARTING, f"{_STARTING}{{{who}}} {_longest_start(pods, now):.0f}\n"
+
+    def _counts(self, key: Key, pods: Sequence[Pod]) -> dict[str, int]:
+        deployment = self._store.children(key).get(Ref("Deployment", key.name))
+        state = None if deployment is None else deployment.deployment
+        terminating = sum(pod.deleting for pod in pods)
+        ready = sum(pod.ready and not pod.deleting for pod in pods)
+        return {
+            "asked": 0 if state is None else state.replicas_asked,
+            "ready": ready,
+            "starting": len(pods) - ready - terminating,
+            "terminating": terminating,
+        }
+
+
+def _family(name: str, lines: list[str]) -> str:
+    return f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n{''.join(lines)}" if lines else ""
+
+
+def _served_name(resource: Resource) -> str:
+    """Also of a spec that can't be carried out."""
+    spec = resource.body.get("spec")
+    model = spec.get("model") if isinstance(spec, Mapping) else None
+    name = model.get("servedName") if isinstance(model, Mapping) else None
+    return (name if isinstance(name, str) else resource.key.name).translate(_ESCAPES)
+
+
+def _conditions(resource: Resource) -> Iterator[Mapping[str, object]]:
+    conditions = resource.status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else ():
+        if isinstance(condition, Mapping):
+            yield condition
+
+
+def _text(condition: Mapping[str, object], label: str) -> str:
+    return str(condition.get(label, "")).translate(_ESCAPES)
+
+
+def _longest_start(pods: Sequence[Pod], now: datetime) -> float:
+    """A replica that was ready and is no longer counts as starting, from when it ceased to be."""
+    begun = [_time(pod.ready_changed or pod.created) for pod in pods if not pod.ready and not pod.deleting]
+    return max((max(0.0, (now - time).total_seconds()) for time in begun if time is not None), default=0.0)
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
