@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from quire_operator.bench.traces import Replay, TraceRow, shaped
 from quire_operator.simulation.scenario import Request
 
-
 AS_IT_IS = Replay()
 
 

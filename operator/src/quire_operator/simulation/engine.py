@@ -1,0 +1,315 @@
+"""One engine: a queue, a batch that takes steps, and the counters that a scrape shows.
+
+Under ``fleet``. As in the real scheduler, each step lets every decoding sequence draw a token, gives what is left of
+the token budget to prompts in their order, then admits from the queue as long as the first in it fits whole; where
+blocks run out, the last in order is preempted and computes anew. While the batch cannot change, that is while all
+decode and nobody can be admitted, any number of steps is one event (a stretch).
+"""
+
+from bisect import insort
+from collections import deque
+from math import inf
+from operator import attrgetter
+
+from quire_operator.domain.observation import ReplicaSample
+from quire_operator.simulation.counters import Counters
+from quire_operator.simulation.decoding import Decoding
+from quire_operator.simulation.kv import KVCache
+from quire_operator.simulation.run import Outcome
+from quire_operator.simulation.scenario import EngineModel
+from quire_operator.simulation.sequence import Sequence
+from quire_operator.simulation.steps import StallBound, Stretch
+
+_HEADROOM = 0.01
+"""Share of the blocks that admission leaves free, lest the next decode steps preempt who was just admitted."""
+
+_order = attrgetter("order")
+
+
+class Engine:
+    def __init__(self, model: EngineModel, *, name: str, prefix_block_tokens: int, now: float = 0.0) -> None:
+        self.name = name
+        self.kv = KVCache(
+            num_blocks=model.kv_tokens // model.block_size,
+            block_size=model.block_size,
+            prefix_block_tokens=prefix_block_tokens,
+            prefix_caching=model.prefix_caching,
+        )
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        """In order: the last is the first to be preempted."""
+        self.end = inf
+        """When the step or stretch under way ends; infinite between two."""
+        self._model = model
+        self._clock = now
+        """When the next step begins, where there is anything to do."""
+        self._factor = 1.0
+        self._headroom = int(self.kv.num_blocks * _HEADROOM)
+        self._stall_bound = StallBound(model)
+        self._queued_tokens = 0
+        self._counters = Counters()
+        self._decoding = Decoding(model.block_size)
+        self._prefilling: list[Sequence] = []
+        """Those that lack a part of their prompt, in order."""
+        self._stretch = Stretch(start=now, steps=0, first_seconds=0.0, growth_seconds=0.0)
+        self._chunks: list[tuple[Sequence, int]] = []
+        """Of prompts, in the step under way."""
+        self._blocked: Sequence | None = None
+        """The first in the queue, when it did not fit, and the blocks that were free then."""
+        self._blocked_free = 0
+
+    # --- what the fleet does with it ---
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.running) + len(self.waiting)
+
+    @property
+    def idle_since(self) -> float:
+        """Of an engine that has nothing to do."""
+        return self._clock
+
+    @property
+    def next_time(self) -> float:
+        """When something happens next, of itself."""
+        return self.end if self.end < inf or not self.num_unfinished else self._clock
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """A request arrives; the engine has been advanced to ``now``."""
+        sequence.replica = self.name
+        self._counters.arrived(sequence)
+        if self.kv.blocks(sequence.prompt_tokens + sequence.output_tokens - 1) > self.kv.num_blocks:
+            sequence.outcome = Outcome.FAILED  # refused: it can never be held
+            self._counters.finished += 1
+            return
+        self._queued_tokens += sequence.known
+        self.waiting.append(sequence)
+        if self.end == inf:
+            self._clock = max(self._clock, now)
+        elif len(self.waiting) == 1 and len(self.running) < self._model.max_sequences:
+            self.cut(now)
+
+    def advance(self, now: float) -> None:
+        """Take the steps that end by then, and begin those that begin before it."""
+        while True:
+            if self.end <= now:
+                self._clock = self.end
+                self._commit(self.end)
+                self.end = inf
+            elif self.end < inf:
+                return
+            if self._clock >= now or not (self.running or self.waiting):
+                return
+            self._begin(self._clock)
+
+    def cut(self, now: float) -> None:
+        """Look anew after the step that is under way."""
+        if self.end < inf and not self._chunks:
+            self._stretch.cut(now)
+            self.end = self._stretch.end
+
+    def set_factor(self, factor: float, now: float) -> None:
+        """How many times as long steps take from now on; the one under way keeps its pace."""
+        if factor != self._factor:
+            self._factor = factor
+            self.cut(now)
+
+    # --- what a scrape sees ---
+
+    @property
+    def num_finished(self) -> int:
+        return self._counters.finished
+
+    def kv_blocks_used(self, now: float) -> int:
+        return self.kv.used + self._decoding.growth(self._steps_done(now))
+
+    def sample(self, now: float) -> ReplicaSample:
+        """As a scrape of the real engine reads; the engine has been advanced to ``now``."""
+        counters, block_size, done = self._counters, self.kv.block_size, self._steps_done(now)
+        return ReplicaSample(
+            time=now,
+            waiting=len(self.waiting),
+            running=len(self.running),
+            queued_prompt_tokens=self._queued_tokens,
+            kv_tokens_used=self.kv_blocks_used(now) * block_size,
+            kv_tokens_capacity=self.kv.num_blocks * block_size,
+            arrived_requests=counters.arrived_requests,
+            arrived_prompt_tokens=counters.arrived_uncached_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            generation_tokens=counters.generation_tokens + done * len(self._decoding),
+            finished_requests=counters.finished,
+            steps=counters.steps + done,
+            busy_seconds=counters.busy_seconds + self._stretch.seconds(done),
+            first_token_waits=counters.first_token_waits(),
+        )
+
+    def _steps_done(self, now: float) -> int:
+        """Of the stretch under way, and not committed."""
+        return 0 if self.end == inf or self._chunks else self._stretch.done(now)
+
+    # --- a step begins ---
+
+    def _begin(self, now: float) -> None:
+        preempted = self._make_room(0)
+        decoding = len(self._decoding)
+        seconds = self._model.step_seconds + self._decode_seconds()
+        self._stall_bound.begin(seconds if decoding else None)
+        budget = self._model.max_batched_tokens - decoding
+        self._chunks = []
+        if self._prefilling:
+            budget, squeezed = self._continue_prompts(budget)
+            preempted = preempted or squeezed
+        if self.waiting and not preempted:
+            self._admit(budget, now)
+        steps, growth = 1, 0.0
+        if self._chunks:
+            seconds = self._model.step_seconds + self._decode_seconds() + self._chunk_seconds()
+        elif not preempted:
+            steps = self._decoding.most_steps(self.kv.free)
+            growth = decoding * self._model.decode_seconds_per_kv_token
+        self._stretch = Stretch(
+            start=now, steps=steps, first_seconds=seconds * self._factor, growth_seconds=growth * self._factor
+        )
+        self.end = self._stretch.end
+
+    def _decode_seconds(self) -> float:
+        model, decoding = self._model, self._decoding
+        return len(decoding) * model.decode_seconds_per_sequence + decoding.tokens * model.decode_seconds_per_kv_token
+
+    def _chunk_seconds(self) -> float:
+        tokens = sum(count for _, count in self._chunks)
+        pairs = sum(count * (sequence.computed + count / 2) for sequence, count in self._chunks)
+        model = self._model
+        return tokens / model.prefill_tokens_per_second + pairs * model.prefill_seconds_per_pair
+
+    def _continue_prompts(self, budget: int) -> tuple[int, bool]:
+        """Chunks of those that run; what is left of the budget, and whether anybody was preempted for their blocks."""
+        preempted = False
+        behind = len(self._prefilling)
+        for sequence in tuple(self._prefilling):
+            behind -= 1
+            start = sequence.computed
+            # One token is left for everyone behind.
+            count = self._stall_bound.limit(min(sequence.known - start, budget - behind), start)
+            if count < 1:
+                continue
+            if self._decoding.growth(1) + self.kv.lacking(sequence, start + count) > self.kv.free:
+                preempted = True
+                self._make_room(self.kv.lacking(sequence, start + count), sequence)
+            if sequence not in self._prefilling:
+                break  # it was the last in order itself
+            self._schedule(sequence, count)
+            budget -= count
+        return budget, preempted
+
+    def _schedule(self, sequence: Sequence, count: int) -> None:
+        self.kv.grow(sequence, sequence.computed + count)
+        self._stall_bound.add(sequence.computed, count)
+        self._chunks.append((sequence, count))
+
+    def _admit(self, budget: int, now: float) -> None:
+        """In order, as long as the first in the queue fits."""
+        while self.waiting and budget >= 1 and len(self.running) < self._model.max_sequences:
+            sequence = self.waiting[0]
+            if sequence is self._blocked and self.kv.free <= self._blocked_free:
+                return
+            hit = self.kv.hit(sequence)
+            if not self._fits(sequence, hit):
+                self._blocked, self._blocked_free = sequence, self.kv.free
+                return
+            start = self.kv.prefix_tokens(hit)
+            count = self._stall_bound.limit(min(sequence.known - start, budget), start)
+            if count < 1:
+                return
+            self.waiting.popleft()
+            self._enter(sequence, hit, now)
+            self._schedule(sequence, count)
+            budget -= count
+
+    def _fits(self, sequence: Sequence, hit: int) -> bool:
+        """All that is known of it, beside what those that have begun still lack."""
+        begun = sum(self.kv.lacking(other, other.known) for other in self._prefilling)
+        needed = self.kv.missing(sequence, hit) + begun + self._decoding.growth(1)
+        return needed <= self.kv.free - (self._headroom if self.running else 0)
+
+    def _enter(self, sequence: Sequence, hit: int, now: float) -> None:
+        self._queued_tokens -= sequence.known
+        self.kv.enter(sequence, hit)
+        insort(self.running, sequence, key=_order)
+        insort(self._prefilling, sequence, key=_order)
+        if sequence.own_prefill_seconds is None:
+            sequence.first_scheduled = now
+            sequence.cached = sequence.computed
+            uncached = sequence.prompt_tokens - sequence.computed
+            sequence.own_prefill_seconds = self._model.prefill_seconds(uncached, cached=sequence.computed)
+            self._counters.admitted(sequence)
+
+    # --- preemption ---
+
+    def _make_room(self, blocks: int, sequence: Sequence | None = None) -> bool:
+        """So many, beside what decoding takes in the next step, at the cost of the last in order; whether it came to
+        that. It ends with ``sequence``, for whom they are."""
+        preempted = False
+        while blocks + self._decoding.growth(1) > self.kv.free:
+            preempted = True
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                break
+        return preempted
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.running.pop()
+        if victim.decoding_since is None:
+            self._prefilling.remove(victim)
+        else:
+            self._decoding.leave(victim)
+            self.kv.settle(victim)
+        self.kv.release(victim)
+        victim.preemptions += 1
+        self._blocked = None
+        self._queued_tokens += victim.known
+        self.waiting.appendleft(victim)
+
+    # --- a step ends ---
+
+    def _commit(self, end: float) -> None:
+        stretch, counters, decoding = self._stretch, self._counters, len(self._decoding)
+        counters.steps += stretch.steps
+        counters.busy_seconds += end - stretch.start
+        if decoding:
+            self.kv.take(self._decoding.growth(stretch.steps))
+            counters.generation_tokens += stretch.steps * decoding
+            for sequence in self._decoding.advance(stretch.steps):
+                self.kv.settle(sequence)
+                self._finish(sequence, end)
+        for sequence, count in self._chunks:
+            sequence.computed += count
+            self.kv.publish(sequence)
+            if sequence.computed == sequence.known:
+                self._draw(sequence, end)
+        self._chunks = []
+
+    def _draw(self, sequence: Sequence, end: float) -> None:
+        """The token that follows a prompt, or what was computed anew."""
+        self._prefilling.remove(sequence)
+        self._blocked = None  # what was kept for it may be more than it took
+        self._counters.generation_tokens += 1
+        sequence.generated += 1
+        sequence.known += 1
+        if sequence.first_token is None:
+            sequence.first_token = end
+            assert sequence.first_scheduled is not None
+            self._counters.first_token(sequence.first_scheduled - sequence.arrival)
+        if sequence.generated >= sequence.output_tokens:
+            self._finish(sequence, end)
+        else:
+            self._decoding.join(sequence)
+
+    def _finish(self, sequence: Sequence, end: float) -> None:
+        sequence.finish = end
+        sequence.outcome = Outcome.FINISHED
+        self.running.remove(sequence)
+        self.kv.release(sequence)
+        self._counters.finished += 1
