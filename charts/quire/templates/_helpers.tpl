@@ -84,6 +84,19 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{/* What the gateway speaks; its ports are called so too. */}}
+{{- define "quire.gateway.scheme" -}}
+{{- if .Values.gateway.tls.secretName }}https{{ else }}http{{ end -}}
+{{- end -}}
+
+{{- define "quire.gateway.port" -}}
+{{- if kindIs "invalid" .Values.gateway.service.port -}}
+{{- if .Values.gateway.tls.secretName }}443{{ else }}80{{ end -}}
+{{- else -}}
+{{- .Values.gateway.service.port -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The namespaces that Roles are needed in: those watched and the release's own. Empty when all are watched. */}}
 {{- define "quire.roleNamespaces" -}}
 {{- if .Values.watchNamespaces -}}
