@@ -19,6 +19,7 @@ from quire_operator.bench.command import bench
 from quire_operator.domain.names import is_http_url
 from quire_operator.domain.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
+from quire_operator.inspection.explain import explain
 from quire_operator.local import plan as planning
 from quire_operator.local.documents import read_deployments
 from quire_operator.local.fetch import fetch
@@ -40,6 +41,9 @@ app = typer.Typer(
 [bold]quire up -f examples/demo.yaml[/bold]
     serve it here: an OpenAI address, replicas that scale themselves
 
+[bold]quire explain chat[/bold]
+    why it has as many replicas as it has, here or on a cluster
+
 [bold]quire plan -f examples/demo.yaml --gpu "H100 80GB"[/bold]
     what it needs of memory, and how many tokens and sequences then fit
 
@@ -48,6 +52,7 @@ app = typer.Typer(
 """,
 )
 app.command("bench")(bench)
+app.command("explain")(explain)
 app.command("fetch", no_args_is_help=True)(fetch)
 
 

@@ -8,7 +8,8 @@
     ├── AddressProblem         the port is taken
     ├── AlreadyRunning         another quire up runs this file
     ├── StartProblem           an engine or the gateway ended before it was ready
-    ├── ClusterProblem         quire-operator: no way to a cluster, or one that can't be worked with
+    ├── InspectionProblem      quire explain, quire top: no such run or LLMDeployment, or no right to see it
+    ├── ClusterProblem         no way to a cluster, or one that can't be worked with
     └── SettingsProblem        quire-operator: its command line, every reason at once
 
 Anything else that is raised is our bug.
@@ -59,8 +60,14 @@ class StartProblem(UserError):
     exit_code = 1
 
 
+class InspectionProblem(UserError):
+    """What is to be looked at is not there, or not to be seen."""
+
+    exit_code = 1
+
+
 class ClusterProblem(UserError):
-    """The operator has no way to a cluster, or can't work with the one it has."""
+    """There is no way to a cluster, or the one there is can't be worked with."""
 
     exit_code = 1
 

@@ -26,7 +26,7 @@ from quire_operator.ports import NotLeading, Unavailable
 CALL_SECONDS = 5.0
 """The most that one call takes: with the gate's 10 s it ends before a lease of 15 s does."""
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 JSON = Mapping[str, Any]
 Query = Sequence[tuple[str, str]]
@@ -49,7 +49,13 @@ class Credentials:
 
 def own_namespace(default: str = "default") -> str:
     """The namespace of the pod that this process runs in."""
-    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else default
+    file = _ACCOUNT_FOLDER / "namespace"
+    return file.read_text().strip() if file.exists() else default
+
+
+def in_cluster() -> bool:
+    """Whether this process runs in a pod."""
+    return _IN_CLUSTER in os.environ
 
 
 async def load_configuration(kubeconfig: str | None) -> Configuration:
@@ -60,8 +66,9 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
     configuration: Configuration = type.__call__(Configuration)
     kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
     try:
-        if kubeconfig is None and _IN_CLUSTER in os.environ:
+        if kubeconfig is None and in_cluster():
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            configuration.refresh_api_key_hook = _TokenFile(_ACCOUNT_FOLDER / "token").refresh
         else:
             load = config.load_kube_config
             await load(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -72,6 +79,26 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
         ) from error
     configuration.client_session_kwargs = {"trust_env": False}
     return configuration
+
+
+class _TokenFile:
+    """The pod's token, which the kubelet renews while we run: read again as soon as there is a new one.
+
+    The client library reads it once a minute: for that long all calls would fail after a token was revoked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, (0, 0)
+
+    def refresh(self, configuration: Configuration) -> None:
+        """Called before each request."""
+        try:
+            stat = self._path.stat()
+            if (stat.st_mtime_ns, stat.st_ino) != self._read and (token := self._path.read_text().strip()):
+                configuration.api_key["BearerToken"] = f"bearer {token}"
+                self._read = (stat.st_mtime_ns, stat.st_ino)
+        except OSError:
+            return  # the one before may still do
 
 
 async def credentials(configuration: Configuration) -> Credentials:
@@ -113,6 +140,10 @@ class Connection:
         """GET."""
         return await self._request("GET", path, query=query, body=None, content_type=None)
 
+    async def read_bytes(self, path: str) -> bytes:
+        """GET of something that is no API object."""
+        return await self._send("GET", path, query=(), body=None, content_type=None, accept="*/*")
+
     async def write(
         self,
         verb: str,
@@ -135,7 +166,13 @@ class Connection:
     async def _request(
         self, method: str, path: str, *, query: Query, body: JSON | None, content_type: str | None
     ) -> JSON:
-        headers = {"Accept": "application/json"}
+        accept = "application/json"
+        return _parsed(await self._send(method, path, query=query, body=body, content_type=content_type, accept=accept))
+
+    async def _send(
+        self, method: str, path: str, *, query: Query, body: JSON | None, content_type: str | None, accept: str
+    ) -> bytes:
+        headers = {"Accept": accept}
         if content_type is not None:
             headers["Content-Type"] = content_type
         try:
@@ -152,7 +189,7 @@ class Connection:
             raise Unavailable(f"the API server can't be reached: {error or type(error).__name__}") from error
         if response.status >= 400:
             raise error_of(response.status, content, response.headers)
-        return _parsed(content)
+        return content
 
 
 def _parsed(content: bytes) -> JSON:

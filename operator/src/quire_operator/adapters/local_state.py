@@ -1,7 +1,7 @@
 """What ``quire up`` leaves on disk: one folder per YAML file, with the lock, the state, the endpoints and the logs.
 
-The state is for ``quire explain`` and for the next run, which ends what this one could not. A process is ended only
-if it is the very one that was written down: number, start time and boot.
+The state (``domain.run_state``) is for ``quire explain``, ``quire top`` and for the next run, which ends what this one
+could not. A process is ended only if it is the very one that was written down: number, start time and boot.
 """
 
 import fcntl
@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -80,7 +80,7 @@ class RunFolder:
     def write(self, state: Mapping[str, object]) -> None:
         """For others to read. Serving goes on where it can't be written, as on a full disk."""
         try:
-            write_atomically(self.path / _STATE, json.dumps({**state, "boot": _boot()}, indent=1))
+            write_atomically(self.path / _STATE, json.dumps({**state, "boot": boot_id()}, indent=1))
         except OSError as error:
             _log.warning("%s can't be written: %s", self.path / _STATE, error.strerror)
 
@@ -99,15 +99,10 @@ def read_state(path: Path) -> dict[str, object]:
     return state if isinstance(state, dict) else {}
 
 
-def process_records(identities: Iterable[tuple[str, ProcessIdentity]]) -> list[dict[str, object]]:
-    """Processes as the state file has them."""
-    return [{"name": name, "pid": identity.pid, "started": identity.started} for name, identity in identities]
-
-
 def end_leftovers(state: Mapping[str, object]) -> list[str]:
     """Kill the processes of a run that was killed itself; their names."""
     records = state.get("processes")
-    if state.get("boot") != _boot() or not isinstance(records, list):
+    if state.get("boot") != boot_id() or not isinstance(records, list):
         return []
     ended: list[str] = []
     for record in records:
@@ -130,7 +125,7 @@ def _end(leader: ProcessIdentity) -> bool:
     return bool(found)
 
 
-def _boot() -> str:
+def boot_id() -> str:
     """Start times count from the boot, so they tell processes apart only within one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -44,7 +44,8 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     enforced: bool
     inputs: Mapping[str, float]
     terms: tuple[DemandTerm, ...] = ()
-    metrics: MetricsState
+    metrics: MetricsState | None = None
+    """None where that was not kept."""
 
     @property
     def is_change(self) -> bool:
@@ -67,7 +68,7 @@ def tick_of(decision: Decision, *, source: MetricsSource, problem: str | None) -
     """A decision as people are told of it."""
     ages = [decision.time - sample.time for sample in decision.history.samples.values()]
     return Tick(
-        time=datetime.fromtimestamp(round(decision.time, 3), UTC),
+        time=time_of(decision.time),
         from_replicas=decision.current,
         to_replicas=decision.desired,
         reason=decision.reason.value,
@@ -82,6 +83,11 @@ def tick_of(decision: Decision, *, source: MetricsSource, problem: str | None) -
             source=source, problem=problem, oldest_seconds=round(max(0.0, *ages), 3) if ages else None
         ),
     )
+
+
+def time_of(seconds: float) -> datetime:
+    """Unix seconds, to the millisecond."""
+    return datetime.fromtimestamp(round(seconds, 3), UTC)
 
 
 def noted(log: Log, tick: Tick, *, limit: int) -> Log:

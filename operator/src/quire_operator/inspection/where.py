@@ -1,0 +1,158 @@
+"""Where ``quire explain`` and ``quire top`` look: a run of ``quire up`` on this machine, or a cluster.
+
+Without a word from the person: the live run here that serves the name, else the cluster that kubectl would ask.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire_operator.adapters.local_runs import Run, run_of, runs
+from quire_operator.domain import names
+from quire_operator.domain.explanation import near_names
+from quire_operator.domain.observed import Key
+from quire_operator.errors import ClusterProblem, InspectionProblem, UserError
+from quire_operator.ports import ClusterError, Forbidden, NotFound
+
+_DENIED = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """What the command line says of it."""
+
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+    local: bool = False
+    run: Path | None = None
+    """A YAML file that is or was up, or the folder of its run."""
+    cluster: bool = False
+    """Something else was said that only a cluster has."""
+
+    def __post_init__(self) -> None:
+        if self.is_local and self.is_cluster:
+            raise InspectionProblem(
+                "--local and --run look at this machine, --namespace, --kubeconfig and --context at a cluster",
+                hint="give one kind or the other",
+            )
+
+    @property
+    def is_local(self) -> bool:
+        return self.local or self.run is not None
+
+    @property
+    def is_cluster(self) -> bool:
+        return self.cluster or any(said is not None for said in (self.namespace, self.kubeconfig, self.context))
+
+
+def chosen_run(where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> Run | None:
+    """The run to look at; None to look at a cluster. Raises ``InspectionProblem`` where only a run would do."""
+    if where.is_cluster:
+        return None
+    if where.run is not None:
+        run = run_of(where.run, environ)
+        if run is None:
+            known = [f"{one.state.file} ({'live' if one.is_live else 'ended'})" for one in runs(environ)]
+            raise InspectionProblem(
+                f"{where.run} is not up, and no earlier run of it left a state",
+                details=[f"known: {file}" for file in known],
+                hint="--run takes the YAML file that was given to quire up -f",
+            )
+        _check_names(wanted, run.state.deployments, f"the run of {run.state.file}")
+        return run
+    found = runs(environ)
+    for run in found:
+        if (run.is_live or where.local) and set(wanted) <= run.state.deployments.keys():
+            return run
+    if not where.local:
+        return None
+    if not found:
+        raise InspectionProblem("nothing was ever up on this machine", hint="quire up -f examples/demo.yaml")
+    everything = sorted({name for run in found for name in run.state.deployments})
+    _check_names(wanted, everything, "any one run on this machine")
+    raise InspectionProblem("no one run on this machine serves all of these", hint="give --run FILE, or fewer names")
+
+
+def ended_run(where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> Run | None:
+    """The newest that is over, for when there is no cluster either."""
+    if where.is_cluster:
+        return None
+    return next((run for run in runs(environ) if wanted and set(wanted) <= run.state.deployments.keys()), None)
+
+
+def nowhere(error: ClusterProblem, where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> UserError:
+    """There is no way to a cluster, and no run here serves what is wanted."""
+    if where.is_cluster:
+        return error
+    known = sorted({name for run in runs(environ) for name in run.state.deployments})
+    asked = " and ".join(wanted) or "anything now"
+    near = f"of the runs here: {near_names(wanted[0], known)}" if wanted and known else ""
+    return InspectionProblem(
+        f"nothing on this machine serves {asked}, and there is {error.message}",
+        details=[near] if near else [],
+        hint=error.hint,
+    )
+
+
+def _check_names(wanted: Sequence[str], known: Mapping[str, object] | Sequence[str], whose: str) -> None:
+    for name in wanted:
+        if name not in known:
+            raise InspectionProblem(f"{whose} serves no {name}", hint=near_names(name, list(known)))
+
+
+def only_name(known: Sequence[str], *, where: str) -> str:
+    """The one there is, for a person who named none."""
+    if len(known) == 1:
+        return known[0]
+    if not known:
+        raise InspectionProblem(f"there is no LLMDeployment in {where}", hint="name another place; see --help")
+    raise InspectionProblem(
+        f"{where} has {len(known)} LLMDeployments: which one?", details=sorted(known), hint=f"quire explain {known[0]}"
+    )
+
+
+def user_error(error: ClusterError, *, looking_for: str) -> UserError:
+    """What a person can do about an answer of the API server."""
+    text = str(error)
+    if isinstance(error, Forbidden):
+        return _no_right(text)
+    if isinstance(error, NotFound):
+        return InspectionProblem(
+            f"this cluster knows no {names.KIND} ({names.PLURAL}.{names.GROUP}), so there is no {looking_for}",
+            hint="install quire's chart, or name another cluster by --kubeconfig or --context",
+        )
+    return ClusterProblem(text, hint="name another cluster by --kubeconfig or --context, or try again")
+
+
+def _no_right(text: str) -> UserError:
+    denied = _DENIED.search(text)
+    if denied is None:
+        return ClusterProblem(text, hint="log in again, or name another user by --context")
+    return InspectionProblem(f"you have not the right to {right(text)}", details=[text], hint=_ask_for(denied))
+
+
+def right(text: str) -> str:
+    """The right that an answer of the API server misses, in words; the answer itself where it names none."""
+    denied = _DENIED.search(text)
+    if denied is None:
+        return text
+    verb, resource, group, namespace = denied.groups()
+    where = "in all namespaces" if namespace is None else f"in namespace {namespace}"
+    return f"{verb} {resource}{'.' if group else ''}{group} {where}"
+
+
+def _ask_for(denied: re.Match[str]) -> str:
+    verb, resource, group, namespace = denied.groups()
+    scope = "--all-namespaces" if namespace is None else f"--namespace {namespace}"
+    full = f"{resource.partition('/')[0]}{'.' if group else ''}{group}"
+    sub = f" --subresource {resource.partition('/')[2]}" if "/" in resource else ""
+    return f"kubectl auth can-i {verb} {full}{sub} {scope} tells when somebody has given it to you"
+
+
+def no_such(key: Key, known: Sequence[str], *, place: str) -> InspectionProblem:
+    return InspectionProblem(
+        f"there is no LLMDeployment {key.name} in namespace {key.namespace} of {place}",
+        hint=near_names(key.name, known),
+    )
