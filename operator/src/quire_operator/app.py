@@ -120,7 +120,9 @@ class Operator:
             cluster_domain=settings.cluster_domain,
         )
         self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
-        self._elector = Elector(leases=self._leases, identity=settings.identity, gate=gate, lead=self._lead)
+        self._elector = Elector(
+            leases=self._leases, identity=settings.identity, gate=gate, lead=self._lead, seen=self._lease_called
+        )
         self._scaling: ClusterScaling | None = None
         """Only while leading."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -211,8 +213,11 @@ class Operator:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _lease_seen(self, holder: str, renewed: datetime | None) -> None:
-        self._canary.watched = renewed
+        self._canary.note_watch(renewed)
         self._elector.notice(holder)
+
+    def _lease_called(self, renewed: datetime | None) -> None:
+        self._canary.note_call(renewed, time.monotonic())
 
     # --- leading ---
 
@@ -295,14 +300,12 @@ class Operator:
     def _problem(self) -> str | None:
         if not self._watching.is_set():
             return None  # there is nothing to see while there is no CRD; ``ready`` says so
-        self._canary.called = self._elector.newest_renewal
-        return self._canary.problem(time.monotonic())
+        return self._canary.problem()
 
     def _refresh_gauges(self) -> None:
         self._telemetry.queue.set(len(self._workers.queue))
         self._telemetry.leading.set(self._gate.is_open())
-        self._canary.called = self._elector.newest_renewal
-        self._telemetry.watch_lag.set(self._canary.lag(time.monotonic()) if self._watching.is_set() else 0.0)
+        self._telemetry.watch_lag.set(self._canary.lag() if self._watching.is_set() else 0.0)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

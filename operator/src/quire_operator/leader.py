@@ -36,17 +36,15 @@ class Elector:
         identity: str,
         gate: Gate,
         lead: Callable[[], Awaitable[None]],
+        seen: Callable[[datetime | None], None] = lambda renewed: None,
         timing: Timing = Timing(),
     ) -> None:
+        """``seen`` is told of each renewal, anybody's, that our own calls see: a watch that is alive shows it too."""
+        self._seen = seen
         self._leases, self._identity, self._gate, self._lead, self._timing = leases, identity, gate, lead, timing
         self._lease = Lease(version=None)
         self._unchanged_since = boottime()
         self._news = asyncio.Event()
-
-    @property
-    def newest_renewal(self) -> datetime | None:
-        """Anybody's, as our own calls last saw it; a watch that is alive shows it soon."""
-        return self._lease.renewed
 
     def notice(self, holder: str) -> None:
         """A watch shows this holder: act now, not at the next round."""
@@ -115,12 +113,14 @@ class Elector:
             seen = await self._leases.read()
         if seen != self._lease:
             self._lease, self._unchanged_since = seen, boottime()
+        self._seen(seen.renewed)
 
     async def _write(self, lease: Lease) -> None:
         sent = boottime()
         async with asyncio.timeout(self._timing.call):
             self._lease = await self._leases.write(lease, duration_seconds=self._timing.duration)
         self._gate.renewed(sent)
+        self._seen(self._lease.renewed)
 
     async def _wait(self) -> None:
         with contextlib.suppress(TimeoutError):

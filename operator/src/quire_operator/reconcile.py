@@ -315,9 +315,9 @@ class Reconciler:
             case _:
                 return 0.0
         now = self._clock.now()
-        wait = memory.repairs.wait_seconds(ref, now)
+        wait = memory.repairs.wait_seconds(ref, what, now)
         if not wait:
-            memory.repairs.note(ref, now, what)
+            memory.repairs.note(ref, what, now)
         return wait
 
     def _note_contest(self, memory: _Memory, drift: Sequence[ForeignField]) -> None:
@@ -348,9 +348,9 @@ class Reconciler:
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         if memory.status is not None and memory.status[0] == wanted and memory.status[1] != resource.status != wanted:
-            if wait := memory.repairs.wait_seconds(STATUS, now):
+            if wait := memory.repairs.wait_seconds(STATUS, "", now):
                 return wait
-            memory.repairs.note(STATUS, now, "")
+            memory.repairs.note(STATUS, "", now)
         await self._write_status(resource, memory, wanted)
         return None
 

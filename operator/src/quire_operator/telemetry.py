@@ -15,6 +15,7 @@ from quire_operator.domain.ticks import Log
 
 _BLIND_SECONDS = 30.0
 _STARTING_SECONDS = 60.0
+_AWAY_SECONDS = 10.0
 
 
 class Telemetry:
@@ -50,35 +51,43 @@ class Telemetry:
 
 @dataclass(slots=True)
 class Canary:
-    """Whether the watches still show what happens: our own Lease changes every 2 s, and a watch has to show it.
+    """Whether the watches still show what happens: our Lease changes every 2 s, and a watch has to show it.
 
-    While the API server is away nothing changes, and nothing is wrong with us.
+    Measured by our own monotonic clock from the first change that our calls saw and no watch showed: the Lease's times
+    are those of whoever holds it. While the API server is away nothing changes, and nothing is wrong with us.
     """
 
     started: float
-    """Monotonic."""
-    called: datetime | None = None
-    """The newest renewal that our own calls have seen."""
-    watched: datetime | None = None
-    """The newest one that a watch has shown."""
+    shown: datetime | None = None
+    """The renewal that a watch has shown last."""
+    unseen_since: float | None = None
+    """When our calls saw a renewal that no watch has shown, nor any after it."""
+    called: float | None = None
+    """When a call of ours saw the Lease last."""
 
-    def lag(self, now: float) -> float:
-        """Seconds by which the watches are behind."""
-        if self.called is None:
-            return 0.0
-        if self.watched is None:
-            return now - self.started
-        return max(0.0, (self.called - self.watched).total_seconds())
+    def note_call(self, renewed: datetime | None, now: float) -> None:
+        """A call of ours has seen this renewal."""
+        was_away = self.called is None or now - self.called > _AWAY_SECONDS
+        self.called = now
+        if renewed == self.shown:
+            self.unseen_since = None
+        elif self.unseen_since is None or was_away:
+            self.unseen_since = now
 
-    def problem(self, now: float) -> str | None:
+    def note_watch(self, renewed: datetime | None) -> None:
+        """A watch has shown this one."""
+        self.shown, self.unseen_since = renewed, None
+
+    def lag(self) -> float:
+        """For how many seconds our calls have seen what the watches have not shown."""
+        return 0.0 if self.unseen_since is None or self.called is None else self.called - self.unseen_since
+
+    def problem(self) -> str | None:
         """Why this process is blind, or None."""
-        if self.called is None:
+        if self.shown is None and self.called is not None and self.called - self.started < _STARTING_SECONDS:
             return None
-        if self.watched is None:
-            starting = now - self.started < _STARTING_SECONDS
-            return None if starting else "the watches have not shown our Lease since the start"
-        behind = self.lag(now)
-        return f"the watches are {behind:.0f} s behind" if behind > _BLIND_SECONDS else None
+        lag = self.lag()
+        return f"the watches have shown nothing of our Lease for {lag:.0f} s" if lag > _BLIND_SECONDS else None
 
 
 class Server:

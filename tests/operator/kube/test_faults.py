@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from kube_support.faults import Fault, FaultProxy
@@ -13,8 +12,8 @@ from quire_cluster.control_plane import ControlPlane
 
 
 @pytest.fixture
-def proxy(crd_installed: ControlPlane, tmp_path: Path) -> Iterator[FaultProxy]:
-    started = FaultProxy(crd_installed, tmp_path)
+def proxy(crd_installed: ControlPlane, space: Namespace) -> Iterator[FaultProxy]:
+    started = FaultProxy(crd_installed, space.kubeconfig)
     yield started
     started.stop()
 

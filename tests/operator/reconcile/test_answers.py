@@ -69,23 +69,40 @@ def test_how_long_the_server_asks_to_wait(header: dict[str, str], seconds: float
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
+def renewal(number: int, *, fast_clock: bool = False) -> datetime:
+    return NOON + timedelta(seconds=2 * number) + timedelta(minutes=10 * fast_clock)
+
+
+def canary_after(seconds: int, *, watch_until: int, away: range = range(0), fast_until: int = 0) -> Canary:
+    """A call each two seconds; the watches show what it saw until they are cut. ``away``: no call has an answer."""
+    canary = Canary(started=0.0)
+    for number, now in enumerate(range(0, seconds + 1, 2)):
+        renewed = renewal(number, fast_clock=now < fast_until)
+        if now in away:
+            continue
+        canary.note_call(renewed, float(now))
+        if now <= watch_until:
+            canary.note_watch(renewed)
+    return canary
+
+
 @pytest.mark.parametrize(
-    ("called", "watched", "age", "alive"),
+    ("canary", "alive"),
     [
-        (None, None, 999.0, True),  # the API server was never reached: nothing to see
-        (NOON, None, 10.0, True),  # just started
-        (NOON, None, 61.0, False),
-        (NOON, NOON, 999.0, True),  # also while nothing changes because the API server is away
-        (NOON + timedelta(seconds=29), NOON, 999.0, True),
-        (NOON + timedelta(seconds=31), NOON, 999.0, False),
-        (NOON, NOON + timedelta(seconds=31), 999.0, True),
+        (Canary(started=0.0), True),  # the API server was never reached: nothing to see
+        (canary_after(58, watch_until=-1), True),  # just started
+        (canary_after(62, watch_until=-1), False),
+        (canary_after(600, watch_until=600), True),
+        (canary_after(130, watch_until=100), True),
+        (canary_after(134, watch_until=100), False),
+        (canary_after(600, watch_until=100, away=range(102, 601)), True),  # the API server is away, and all with it
+        (canary_after(600, watch_until=100, away=range(104, 597)), True),  # it is just back: the watches will be soon
+        (canary_after(134, watch_until=100, fast_until=102), False),  # the Lease's times went back with its holder
+        (canary_after(600, watch_until=600, fast_until=300), True),
     ],
 )
-def test_one_is_alive_while_the_watches_show_what_our_own_calls_see(
-    called: datetime | None, watched: datetime | None, age: float, alive: bool
-) -> None:
-    canary = Canary(started=0.0, called=called, watched=watched)
-    assert (canary.problem(age) is None) is alive
+def test_one_is_alive_while_the_watches_show_what_our_own_calls_see(canary: Canary, alive: bool) -> None:
+    assert (canary.problem() is None) is alive
 
 
 async def test_health_and_metrics_are_served() -> None:

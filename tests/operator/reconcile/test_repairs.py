@@ -9,35 +9,43 @@ from quire_operator.domain.repairs import STATUS, RepairLog
 
 DEPLOYMENT = Ref("Deployment", "chat")
 HOUR = 3600
+HPA = "spec.replicas (set by hpa)"
 
 
 def test_a_fight_is_fought_ever_more_slowly_and_never_given_up() -> None:
     log, repaired = RepairLog(), []
     for now in range(HOUR):
-        if not log.wait_seconds(DEPLOYMENT, now):
-            log.note(DEPLOYMENT, now, "spec.replicas (set by hpa)")
+        if not log.wait_seconds(DEPLOYMENT, HPA, now):
+            log.note(DEPLOYMENT, HPA, now)
             repaired.append(now)
     pauses = [later - earlier for earlier, later in zip(repaired, repaired[1:], strict=False)]
     assert pauses[:2] == [1, 1] and pauses[2:] == sorted(pauses[2:]) and max(pauses) == 600
     assert len(repaired) <= 16
-    assert log.contests(HOUR) == "Deployment chat is changed as often as it is set back: spec.replicas (set by hpa)"
+    assert log.contests(HOUR) == f"Deployment chat is changed as often as it is set back: {HPA}"
 
 
 def test_once_or_twice_is_a_hand_and_is_forgotten() -> None:
     log = RepairLog()
     for now in (0, 10):
-        log.note(DEPLOYMENT, now, "it")
-    assert log.contests(10) == "" and log.wait_seconds(DEPLOYMENT, 10) == 0
-    log.note(DEPLOYMENT, 20, "it")
-    assert log.contests(20) and log.wait_seconds(DEPLOYMENT, 20) == 2
-    assert not log.contests(20 + HOUR) and log.wait_seconds(DEPLOYMENT, 20 + HOUR) == 0
+        log.note(DEPLOYMENT, "it", now)
+    assert log.contests(10) == "" and log.wait_seconds(DEPLOYMENT, "it", 10) == 0
+    log.note(DEPLOYMENT, "it", 20)
+    assert log.contests(20) and log.wait_seconds(DEPLOYMENT, "it", 20) == 2
+    assert not log.contests(20 + HOUR) and log.wait_seconds(DEPLOYMENT, "it", 20 + HOUR) == 0
+
+
+def test_a_person_who_tries_this_and_that_is_no_machine() -> None:
+    log = RepairLog()
+    for now in range(9):
+        log.note(DEPLOYMENT, f"field {now}", now)
+    assert log.contests(9) == "" and log.wait_seconds(DEPLOYMENT, "field 8", 9) == 0
 
 
 def test_objects_are_told_apart() -> None:
     log = RepairLog()
     for now in range(3):
-        log.note(STATUS, now, "")
-    assert log.wait_seconds(DEPLOYMENT, 3) == 0
+        log.note(STATUS, "", now)
+    assert log.wait_seconds(DEPLOYMENT, "", 3) == 0
     assert log.contests(3).startswith(
         "its status is changed as often as it is set back: by another process that writes"
     )
@@ -46,8 +54,8 @@ def test_objects_are_told_apart() -> None:
 def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
     log = RepairLog()
     for now in range(HOUR, HOUR + 9):
-        log.note(DEPLOYMENT, now, "it")
-    assert log.wait_seconds(DEPLOYMENT, 0) == 0
+        log.note(DEPLOYMENT, "it", now)
+    assert log.wait_seconds(DEPLOYMENT, "it", 0) == 0
 
 
 async def test_a_second_operator_that_wants_something_else_is_noticed_and_no_fight_begins(world: Any) -> None:

@@ -18,11 +18,10 @@ _BY_A_TWIN = "by another process that writes as quire: is a second operator at w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repairs:
-    """Those of one object, of late."""
+    """Those of one object and one change, of late."""
 
     times: int
     last: float
-    what: str
 
     def wait_seconds(self, now: float) -> float:
         if self.are_forgotten(now) or self.times < _AT_ONCE:
@@ -36,27 +35,31 @@ class _Repairs:
 
 
 class RepairLog:
-    """What was set back of one LLMDeployment, by object. Memory only: after a restart all is set back at once."""
+    """What was set back of one LLMDeployment. Memory only: after a restart all is set back at once.
+
+    A change is told apart by the object and by what was changed by whom, as far as that can be told: a person who tries
+    this and that is no machine that does the same for ever.
+    """
 
     def __init__(self) -> None:
-        self._repairs: dict[Ref, _Repairs] = {}
+        self._repairs: dict[tuple[Ref, str], _Repairs] = {}
 
-    def wait_seconds(self, ref: Ref, now: float) -> float:
-        """How long the next repair of this object has to wait; 0 for none."""
-        known = self._repairs.get(ref)
+    def wait_seconds(self, ref: Ref, what: str, now: float) -> float:
+        """How long the next repair of this change has to wait; 0 for none."""
+        known = self._repairs.get((ref, what))
         return 0.0 if known is None else known.wait_seconds(now)
 
-    def note(self, ref: Ref, now: float, what: str) -> None:
-        """It was set back now; ``what`` was changed by whom, as far as that can be told."""
-        known = self._repairs.get(ref)
-        times = 1 if known is None or known.are_forgotten(now) else known.times + 1
-        self._repairs[ref] = _Repairs(times=times, last=now, what=what)
+    def note(self, ref: Ref, what: str, now: float) -> None:
+        """It was set back now."""
+        self._repairs = {change: known for change, known in self._repairs.items() if not known.are_forgotten(now)}
+        known = self._repairs.get((ref, what))
+        self._repairs[ref, what] = _Repairs(times=1 if known is None else known.times + 1, last=now)
 
     def contests(self, now: float) -> str:
         """What comes back again and again, for people; empty where nothing does. Once or twice is a hand."""
         told = []
-        for ref, repairs in self._repairs.items():
-            if repairs.times >= _AT_ONCE and not repairs.are_forgotten(now):
-                what = "its status" if ref == STATUS else str(ref)
-                told.append(f"{what} is changed as often as it is set back: {repairs.what or _BY_A_TWIN}")
+        for (ref, what), known in self._repairs.items():
+            if known.times >= _AT_ONCE and not known.are_forgotten(now):
+                whose = "its status" if ref == STATUS else str(ref)
+                told.append(f"{whose} is changed as often as it is set back: {what or _BY_A_TWIN}")
         return "; ".join(told)

@@ -1,6 +1,6 @@
 """A proxy on loopback between an operator and the API server that misbehaves as it is told, and counts what it saw.
 
-Plain HTTP towards the operator, the administrator's certificate towards the server. Runs in a thread of its own, for
+Plain HTTP towards the operator; who it is to the server is what its kubeconfig says. Runs in a thread of its own, for
 tests wait with ordinary sleeps.
 """
 
@@ -33,17 +33,28 @@ class Fault:
     status: int = 0
     """0: never answer."""
     headers: dict[str, str] = field(default_factory=dict)
+    user_agent: str = ""
+    """A part of it."""
     cut: bool = False
     """Carry the request out, but cut the connection instead of passing on the answer."""
 
     def takes(self, request: web.Request) -> bool:
-        return self.times > 0 and request.method == self.method and re.search(self.path, request.path) is not None
+        return self.times > 0 and self.matches(request)
+
+    def matches(self, request: web.Request) -> bool:
+        agent = request.headers.get("User-Agent", "")
+        return (
+            request.method == self.method
+            and re.search(self.path, request.path_qs.partition("?")[0]) is not None
+            and self.user_agent in agent
+        )
 
 
 class FaultProxy:
     """Started and stopped; `faults` may be changed at any time."""
 
-    def __init__(self, server: ControlPlane, folder: Path) -> None:
+    def __init__(self, server: ControlPlane, kubeconfig: Path) -> None:
+        """`kubeconfig` is that of a ServiceAccount; the proxy's own lies beside it."""
         self._server = server
         self.faults: list[Fault] = []
         self.seen: list[tuple[float, str, str]] = []
@@ -57,22 +68,14 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
         self._thread.start()
         assert started.wait(10)
-        self.kubeconfig = folder / "proxy.kubeconfig"
-        self.kubeconfig.write_text(json.dumps(self._kubeconfig()))
+        document = json.loads(kubeconfig.read_text())
+        document["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self._port.result()}"}
+        self.kubeconfig = kubeconfig.with_suffix(".proxy")
+        self.kubeconfig.write_text(json.dumps(document))
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(10)
-
-    def _kubeconfig(self) -> dict[str, object]:
-        return {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self._port.result()}"}}],
-            "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
 
     def _run(self, started: threading.Event) -> None:
         # A runner ends the requests that are still being forwarded before it closes the loop.
@@ -80,9 +83,7 @@ class FaultProxy:
             runner.run(self._serve(started))
 
     async def _serve(self, started: threading.Event) -> None:
-        pair = self._server._admin
         tls = ssl.create_default_context(cafile=str(self._server.server.authority))
-        tls.load_cert_chain(pair.certificate, pair.key)
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(ssl=tls, limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
@@ -102,7 +103,7 @@ class FaultProxy:
 
     async def _forward(self, request: web.Request, session: aiohttp.ClientSession) -> web.StreamResponse:
         fault = next((fault for fault in self.faults if fault.takes(request)), None)
-        if any(request.method == f.method and re.search(f.path, request.path) for f in self.faults):
+        if any(fault.matches(request) for fault in self.faults):
             self.seen.append((self._loop.time(), request.method, request.path))
         if fault is not None:
             fault.times -= 1

@@ -1,7 +1,9 @@
 """Operators as processes that tests start, kill, pause and watch; and looking at the cluster until something is so."""
 
+import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from kube_support.rights import grant
 
 from quire_cluster.client import ApiClient
 from quire_cluster.control_plane import ControlPlane
@@ -71,6 +75,28 @@ class OperatorProcess:
         text = self.log.read_text() if self.log.exists() else ""
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
+    def said(self, text: str) -> bool:
+        """Whether a line of its log has this in its message."""
+        return any(text in str(line.get("message", "")) for line in self.lines())
+
+    def port(self) -> int:
+        """Where it serves /healthz; waits until it does."""
+        return int(until(lambda: self._served() or 0))
+
+    def _served(self) -> str | None:
+        found = (re.search(r"on port (\d+)", str(line.get("message", ""))) for line in self.lines())
+        return next((match[1] for match in found if match), None)
+
+    def health(self) -> tuple[int, str]:
+        """What /healthz answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=10)
+        try:
+            connection.request("GET", "/healthz")
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
     def writes(self) -> list[str]:
         """The writes it was about to make, in order."""
         return [f"{line['verb']} {line['kind']}" for line in self.lines() if "write" in line]
@@ -93,13 +119,33 @@ class Operators:
         identity: str | None = None,
         before_write: int | None = None,
         then: signal.Signals = signal.SIGKILL,
+        armed_by: Path | None = None,
+        clock_skew_seconds: float = 0.0,
+        tick_seconds: float | None = None,
+        service_account: Path | None = None,
+        environment: dict[str, str] | None = None,
     ) -> OperatorProcess:
-        """One with these flags, on a free port; it sends itself the signal `then` before its n-th write."""
+        """One with these flags, on a free port.
+
+        It sends itself the signal `then` before its n-th write; with `armed_by`, before the n-th after that file is
+        there. Its clock goes wrong by `clock_skew_seconds`, its autoscaler ticks each `tick_seconds`. In the folder
+        `service_account` is what a pod's would have.
+        """
         self._started += 1
         identity = identity or f"operator-{self._started}"
         log = self._folder / f"{self._started}-{identity}.log"
         flags = [*argv, "--identity", identity, "--host", "127.0.0.1", "--port", "0"]
-        order = {"argv": flags, "log": str(log), "before_write": before_write, "signal": then}
+        order = {
+            "argv": flags,
+            "log": str(log),
+            "before_write": before_write,
+            "signal": then,
+            "armed_by": None if armed_by is None else str(armed_by),
+            "clock_skew_seconds": clock_skew_seconds,
+            "tick_seconds": tick_seconds,
+            "service_account": None if service_account is None else str(service_account),
+            "environment": environment or {},
+        }
         assert self._zygote.stdin is not None and self._zygote.stdout is not None
         self._zygote.stdin.write(json.dumps(order) + "\n")
         self._zygote.stdin.flush()
@@ -116,10 +162,18 @@ class Namespace:
     def __init__(self, server: ControlPlane, name: str) -> None:
         self.server, self.name = server, name
         self._client: ApiClient = server.client()
+        self._granted: Path | None = None
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The operator's, with the rights that the chart gives it in this namespace."""
+        if self._granted is None:
+            self._granted = grant(self.server, self.name)
+        return self._granted
 
     def flags(self, kubeconfig: Path | None = None) -> tuple[str, ...]:
         """For an operator that acts here alone."""
-        config = str(kubeconfig or self.server.admin_kubeconfig)
+        config = str(kubeconfig or self.kubeconfig)
         return ("--kubeconfig", config, "--namespace", self.name, "--watch-namespace", self.name)
 
     def path(self, kind: str, name: str = "") -> str:

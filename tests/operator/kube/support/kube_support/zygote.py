@@ -1,43 +1,83 @@
 """Starts operators quickly: one process imports everything once, and forks a child for each line on its standard input.
 
-A line is JSON: {"argv": […], "log": "file", "before_write": n or null, "signal": 9}. The answer is a line with the
-child's id. The child is the operator's own `app.run`. With `before_write` it sends itself that signal when it is about
-to make its n-th write. When the input ends, all children are killed.
+A line is JSON, as `Operators.start` writes it; the answer is a line with the child's id. The child is the operator's
+own `app.run`. With `before_write` it sends itself a signal before its n-th write. When the input ends,
+all children are killed.
 """
 
 import asyncio
+import datetime
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from kubernetes.aio.config import incluster_config
+
+from quire_operator import app
 from quire_operator.__main__ import set_up_logging
-from quire_operator.app import run
+from quire_operator.adapters import kube_connection
 from quire_operator.settings import parse_settings
 
 
-def fail_point(chosen: int | None, number: int) -> Callable[[str, str], None]:
+def fail_point(order: dict[str, Any]) -> Callable[[str, str], None]:
     made = 0
+    armed_by = None if order["armed_by"] is None else Path(order["armed_by"])
 
     def before_write(verb: str, kind: str) -> None:
         nonlocal made
-        made += 1
-        print(json.dumps({"write": made, "verb": verb, "kind": kind}), file=sys.stderr, flush=True)
-        if made == chosen:
-            os.kill(os.getpid(), number)
+        armed = armed_by is None or armed_by.exists()
+        made += armed
+        line = {"write": made, "verb": verb, "kind": kind, "armed": armed}
+        print(json.dumps(line), file=sys.stderr, flush=True)
+        if armed and made == order["before_write"]:
+            os.kill(os.getpid(), order["signal"])
 
     return before_write
+
+
+def skew(seconds: float) -> None:
+    """The clock of this process is wrong, wherever quire, kopf or the client library look at it."""
+    real = time.time
+
+    class Skewed(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Skewed":
+            return cls.fromtimestamp(real() + seconds, tz)
+
+    time.time = lambda: real() + seconds
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("quire_operator", "kopf", "kubernetes"):
+            for attribute, value in list(vars(module).items()):
+                if value is datetime.datetime:
+                    setattr(module, attribute, Skewed)
+
+
+def be_in_a_pod(folder: Path) -> None:
+    """The folder is what the kubelet mounts."""
+    incluster_config.SERVICE_TOKEN_FILENAME = str(folder / "token")
+    incluster_config.SERVICE_CERT_FILENAME = str(folder / "ca.crt")
+    kube_connection._ACCOUNT_FOLDER = folder
 
 
 def be_operator(order: dict[str, Any]) -> None:
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ.update(order["environment"])
+    if order["clock_skew_seconds"]:
+        skew(order["clock_skew_seconds"])
+    if order["tick_seconds"] is not None:
+        app.TICK_SECONDS = order["tick_seconds"]
+    if order["service_account"] is not None:
+        be_in_a_pod(Path(order["service_account"]))
     settings = parse_settings(order["argv"], {})
     set_up_logging(settings.log_level)
-    asyncio.run(run(settings, before_write=fail_point(order["before_write"], order["signal"])))
+    asyncio.run(app.run(settings, before_write=fail_point(order)))
 
 
 def main() -> None:
