@@ -4,15 +4,17 @@ from pathlib import Path
 
 import msgspec
 import yaml
+from aiohttp.test_utils import make_mocked_request
 
+from quire_gateway.app import OPEN_PATHS, Site
 from quire_gateway.config import FileSource, parse_config
+from quire_gateway.endpoints import Endpoint
 from quire_gateway.endpoints import kubernetes as discovery
 from quire_gateway.endpoints.kubernetes import Key, KubeObject, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
-from quire_operator.adapters import scrape
 from quire_operator.domain import desired, engine_contract, engine_metrics, names
-from quire_operator.domain.gateway_contract import local_gateway_args
+from quire_operator.domain.gateway_contract import REQUESTS_PATH, local_gateway_args, read_requests
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.spec import Invalid, Spec
 
@@ -41,13 +43,21 @@ def test_services_that_the_operator_renders_are_one_model():
     assert found == {spec.model.served_name: ()}
 
 
-def test_held_requests_are_called_the_same():
+async def test_requests_of_a_gateway_are_read_as_they_were_meant():
     fleet = Fleet()
-    fleet.publish({"chat": ()}, now=0)
+    endpoint = Endpoint(id="a-0", url="http://127.0.0.1:1", ready=True, serving=True, terminating=False)
+    fleet.publish({"asleep": (), "busy": (endpoint,), "idle": ()}, now=0)
     metrics = Metrics(fleet)
-    metrics.held["chat"] = 3
-    found = scrape.points(metrics.render().decode(), {scrape.HELD_REQUESTS})
-    assert [(point.labels, point.value) for point in found] == [({"model": "chat"}, 3.0)]
+    metrics.held["asleep"] = 3
+    site = Site(fleet=fleet, metrics=metrics)
+    with fleet.pools["busy"].backends["a-0"].request():
+        answer = await site.requests(make_mocked_request("GET", REQUESTS_PATH))
+    read = read_requests(answer.body)
+    assert (read.held, read.in_flight, read.is_complete) == ({"asleep": 3}, {"busy": 1}, True)
+
+
+def test_gateway_asks_for_no_key_where_the_operator_brings_none():
+    assert REQUESTS_PATH in OPEN_PATHS
 
 
 def test_operator_and_gateway_read_the_same_engine_metrics():

@@ -90,3 +90,27 @@ async def test_replica_that_is_down_says_why_when_time_is_up(start_gateway, repl
 
     assert status == 503
     assert "the last one asked: can't be reached" in body["error"]["message"]
+
+
+async def test_requests_that_wait_and_run_are_told_to_whoever_asks(gateway, replicas):
+    """What the autoscaler asks twice a second: small, whatever the number of models."""
+    busy, go_on = await replicas("busy-0"), asyncio.Event()
+
+    async def stall(request):
+        await go_on.wait()
+        return await busy.say_name(request)
+
+    busy.behaviour = stall
+    await gateway.push(chat=[], busy=[busy.endpoint()], idle=[])
+    calls = [asyncio.create_task(gateway.complete(model)) for model in ("chat", "chat", "busy")]
+    await until_held(gateway, 2)
+    await busy.arrived.wait()
+
+    async with gateway.client.get(f"{gateway.url}/requests") as response:
+        body = await response.json()
+
+    assert body == {"models": {"chat": {"held": 2, "inFlight": 0}, "busy": {"held": 0, "inFlight": 1}}}
+    go_on.set()
+    assert (await calls[2])[0] == 200
+    for call in calls[:2]:
+        call.cancel()

@@ -20,7 +20,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No dots: a path that climbs out of /v1 must not reach a replica's other routes.
 _PROXIED = "/v1/{path:[A-Za-z0-9_/-]+}"
 
-_OPEN = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics", "/requests"})
 """Paths that need no key: whoever probes and scrapes has none."""
 
 _log = logging.getLogger(__name__)
@@ -55,6 +55,10 @@ class Site:
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": _METRICS_TYPE})
 
+    async def requests(self, request: web.Request) -> web.Response:
+        """How many requests wait and run, of each model that has any: what an autoscaler asks every moment."""
+        return _json({"models": self._metrics.current_requests()})
+
     async def nothing(self, request: web.Request) -> web.Response:
         raise NotFound(f"there is no {request.method} {request.path[:200]} here; the API is under /v1/")
 
@@ -84,6 +88,7 @@ def build_app(
     app.router.add_get("/readyz", site.ready)
     app.router.add_get("/health", site.ready)
     app.router.add_get("/metrics", site.metrics)
+    app.router.add_get("/requests", site.requests)
     app.router.add_route("*", "/{path:.*}", site.nothing)
     return app
 
@@ -120,7 +125,7 @@ def _key_asked(keys: KeyFile) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in _OPEN:
+        if request.path not in OPEN_PATHS:
             keys.check(request.headers.get("Authorization", ""))
         return await handler(request)
 

@@ -24,6 +24,7 @@ class Metrics:
 
     def __init__(self, fleet: Fleet) -> None:
         self.registry = CollectorRegistry()
+        self._fleet = fleet
         self.held: dict[str, int] = {}
         self.requests = self._counter("requests", "Answers, by the status they began with.", "model", "backend", "code")
         self.errors = self._counter(
@@ -41,6 +42,15 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+    def current_requests(self) -> dict[str, dict[str, int]]:
+        """Held and in flight, of each model that has any."""
+        found: dict[str, dict[str, int]] = {}
+        for model, pool in self._fleet.pools.items():
+            held, in_flight = self.held.get(model, 0), sum(b.in_flight for b in pool.backends.values())
+            if held or in_flight:
+                found[model] = {"held": held, "inFlight": in_flight}
+        return found
 
     def forget(self, backend: Backend) -> None:
         """Drop the series of a replica that left."""

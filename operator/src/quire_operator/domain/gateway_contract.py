@@ -1,8 +1,59 @@
 """What the operator's distribution and the gateway have agreed on. Held to the real gateway by tests/contract."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
 GATEWAY_COMMAND = "quire-gateway"
 LIVE_PATH = "/livez"
 """200 while it runs, whether it knows a replica or not."""
+REQUESTS_PATH = "/requests"
+"""How many requests it has of each model; needs no key."""
+
+
+class _Counts(msgspec.Struct, frozen=True, rename="camel"):
+    held: int = 0
+    in_flight: int = 0
+
+
+class _Page(msgspec.Struct, frozen=True):
+    models: dict[str, _Counts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRequests:
+    """The requests that gateways have, by served model name; a model without any is absent."""
+
+    held: Mapping[str, int]
+    """They wait because no replica can take them."""
+    in_flight: Mapping[str, int]
+    """A replica works on them."""
+    is_complete: bool = True
+    """All gateways are counted: what is absent is none."""
+
+
+def read_requests(body: bytes) -> GatewayRequests:
+    """One gateway's answer. Raises ``ValueError``."""
+    models = msgspec.json.decode(body, type=_Page).models
+    return GatewayRequests(
+        held={model: counts.held for model, counts in models.items() if counts.held > 0},
+        in_flight={model: counts.in_flight for model, counts in models.items() if counts.in_flight > 0},
+    )
+
+
+def summed(answers: Sequence[GatewayRequests | None]) -> GatewayRequests | None:
+    """All gateways together; None stands for one that did not answer, and is the sum where none did."""
+    known = [answer for answer in answers if answer is not None]
+    if not known:
+        return None
+    held: dict[str, int] = {}
+    in_flight: dict[str, int] = {}
+    for answer in known:
+        for total, part in ((held, answer.held), (in_flight, answer.in_flight)):
+            for model, count in part.items():
+                total[model] = total.get(model, 0) + count
+    return GatewayRequests(held=held, in_flight=in_flight, is_complete=len(known) == len(answers))
 
 
 def local_gateway_args(*, host: str, port: int, endpoints_file: str, drain_timeout_seconds: float) -> list[str]:
