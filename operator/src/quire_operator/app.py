@@ -11,8 +11,11 @@ import random
 import signal
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from quire_operator.adapters.gateway_pods import GatewayPods
+from quire_operator.adapters.gateways import Gateways
 from quire_operator.adapters.kube import KubeCluster
 from quire_operator.adapters.kube_connection import (
     Checkpoint,
@@ -27,16 +30,20 @@ from quire_operator.adapters.metrics_sources import MetricsSources
 from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
 from quire_operator.admission import Reviewer
-from quire_operator.autoscale import TICK_SECONDS, Autoscaler
+from quire_operator.autoscale import Autoscaler
+from quire_operator.domain.autoscaler import Decision
 from quire_operator.domain.observed import Key
+from quire_operator.domain.surroundings import Surroundings
 from quire_operator.errors import ClusterProblem
 from quire_operator.gate import Gate
 from quire_operator.handlers import CHILD_KINDS, Inbox, Login, Webhook, watch
 from quire_operator.leader import Elector
+from quire_operator.optional_kinds import OptionalKinds
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile import Reconciler, retry_after
 from quire_operator.resource_metrics import ResourceMetrics
 from quire_operator.scaling import ClusterScaling
+from quire_operator.scaling_loop import keep_scaling
 from quire_operator.settings import Settings
 from quire_operator.store import Store
 from quire_operator.sweep import sweep
@@ -111,6 +118,7 @@ class Operator:
             random=random.random,
             limit=settings.workers,
         )
+        self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
         self._reconciler = Reconciler(
             cluster=self._cluster,
             store=self._store,
@@ -118,6 +126,13 @@ class Operator:
             images=settings.images,
             enqueue=self._workers.add,
             cluster_domain=settings.cluster_domain,
+            around=self._around,
+        )
+        self._gateways = GatewayPods(
+            lambda path, query: connection.read(path, query=query),
+            namespace=self._namespace,
+            selector=settings.gateways.selector,
+            urls=settings.gateways.urls,
         )
         self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
         self._elector = Elector(
@@ -223,12 +238,14 @@ class Operator:
 
     async def _lead(self) -> None:
         self._reconciler.forget()
+        await self._optional_kinds.look()
         await self._sweep()
         for key in self._store.live_keys():
             self._workers.add(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
             group.create_task(self._resync())
+            group.create_task(self._discover())
             group.create_task(self._autoscale())
 
     async def _resync(self) -> None:
@@ -246,6 +263,14 @@ class Operator:
                 self._relisted.clear()
                 await self._sweep()
 
+    async def _discover(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.children.discovery_seconds * random.uniform(0.9, 1.1))
+            await self._optional_kinds.look()
+
+    def _around(self) -> Surroundings:
+        return replace(self._settings.children.around, served_kinds=self._optional_kinds.served)
+
     async def _sweep(self) -> None:
         while True:
             try:
@@ -256,29 +281,30 @@ class Operator:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _autoscale(self) -> None:
-        options = self._settings.prometheus
-        prometheus = None if options is None else Prometheus(options, clock=self._clock)
-        sources = MetricsSources(pods=Scraper(clock=self._clock), prometheus=prometheus)
+        options, told = self._settings.prometheus, self._telemetry.scaling
+        prometheus = None if options is None else Prometheus(options, clock=self._clock, failed=told.prometheus_failed)
+        scraper, gateways = Scraper(clock=self._clock, failed=told.scrape_failed), Gateways(self._gateways.addresses)
+        sources = MetricsSources(pods=scraper, prometheus=prometheus, gateways=gateways)
         self._scaling = scaling = ClusterScaling(
             store=self._store,
             reconciler=self._reconciler,
             prometheus_problem=None if prometheus is None else lambda: prometheus.problem,
         )
         autoscaler = Autoscaler(metrics=sources, target=scaling, clock=self._clock)
+        told.show(
+            lambda: scaling.latest,
+            last_answer=None if prometheus is None else lambda: prometheus.last_answer,
+            gateways=lambda: None if gateways.asked is None else (gateways.asked, gateways.answered),
+        )
         try:
-            while True:
-                await asyncio.sleep(TICK_SECONDS)
-                try:
-                    decisions = await autoscaler.tick(scaling.subjects())
-                except Exception:  # one LLMDeployment's odd figures must not stop the others' scaling for good
-                    logger.exception("the autoscaler's tick failed")
-                    continue
-                scaling.note(decisions)
-                for decision in decisions.values():
-                    self._telemetry.decisions.labels(reason=decision.reason.value).inc()
+            await keep_scaling(autoscaler, scaling, decided=self._count_decision, ticked=told.ticks.observe)
         finally:
             self._scaling = None
+            told.hide()
             await sources.aclose()
+
+    def _count_decision(self, decision: Decision) -> None:
+        self._telemetry.decisions.labels(reason=decision.reason.value).inc()
 
     async def _reconcile(self, key: Key) -> float | None:
         with self._telemetry.reconciles.time():

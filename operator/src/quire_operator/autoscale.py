@@ -1,6 +1,7 @@
 """One tick of the autoscaler over all LLMDeployments: metrics → observe → decide → persist → scale.
 
-Called every ``TICK_SECONDS`` by whoever owns the loop (the operator's process, ``quire up``); decides nothing itself.
+Called every ``TICK_SECONDS`` by whoever owns the loop (``scaling_loop``); between ticks ``wake`` looks only whether a
+request waits for a model that has no replica. Decides nothing itself.
 """
 
 import asyncio
@@ -9,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire_operator.domain.autoscaler import Decision, Policy, decide
+from quire_operator.domain.gateway_contract import GatewayRequests
 from quire_operator.domain.history import History, ScalingRecord
-from quire_operator.domain.observation import Observation, ReplicaObservation, ReplicaSample
+from quire_operator.domain.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 from quire_operator.ports import Clock, Metrics, ReplicaAddress, ScaleTarget, ScalingNotDone
 
 TICK_SECONDS = 15.0
@@ -24,7 +26,7 @@ class Subject:
 
     key: str
     model: str
-    """The served name, by which the gateways count held requests."""
+    """The served name, by which the gateways count requests."""
     policy: Policy
     replicas: tuple[ReplicaAddress, ...]
     target: int | None
@@ -32,6 +34,12 @@ class Subject:
     rolling_out: bool = False
     record: ScalingRecord | None = None
     """What was persisted; read only at this process's first tick for this key."""
+
+    @property
+    def hangs_on_gateways(self) -> bool:
+        """Whether it matters what the gateways hold: it may go to zero, or nobody else could know what is asked."""
+        may_sleep = self.policy.autoscaling.min_replicas == 0
+        return may_sleep or not any(replica.phase is ReplicaPhase.READY for replica in self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +54,45 @@ class Autoscaler:
     def __init__(self, *, metrics: Metrics, target: ScaleTarget, clock: Clock) -> None:
         self._metrics, self._target, self._clock = metrics, target, clock
         self._memory: dict[str, _Memory] = {}
+        self._acting: set[str] = set()
+        """Keys whose decision is being carried out: nobody else decides for them meanwhile."""
 
     async def tick(self, subjects: Sequence[Subject]) -> dict[str, Decision]:
         """Decide for every subject, persist what changed, then scale; by key. Forgets keys that are not among them."""
-        samples, held = await asyncio.gather(
+        samples, gateway = await asyncio.gather(
             self._metrics.samples([replica for subject in subjects for replica in subject.replicas]),
-            self._metrics.held_requests(),
+            self._gateway_requests(subjects),
         )
-        now = self._clock.now()
         self._memory = {s.key: self._memory.get(s.key) or _remembered(s) for s in subjects}
-        decisions = {
-            s.key: decide(s.policy, observe(s, samples, held), self._memory[s.key].history, now) for s in subjects
-        }
+        return await self._decide(subjects, samples, gateway)
+
+    async def wake(self, subjects: Sequence[Subject]) -> dict[str, Decision]:
+        """Decide for those among these, which have no replica, that somebody waits for."""
+        gateway = await self._metrics.gateway_requests()
+        if gateway is None:
+            return {}
+        waited_for = [s for s in subjects if gateway.held.get(s.model, 0) > 0]
+        for subject in waited_for:
+            self._memory.setdefault(subject.key, _remembered(subject))
+        return await self._decide(waited_for, {}, gateway)
+
+    async def _gateway_requests(self, subjects: Sequence[Subject]) -> GatewayRequests | None:
+        wanted = any(subject.hangs_on_gateways for subject in subjects)
+        return await self._metrics.gateway_requests() if wanted else None
+
+    async def _decide(
+        self, subjects: Sequence[Subject], samples: Mapping[str, ReplicaSample], gateway: GatewayRequests | None
+    ) -> dict[str, Decision]:
+        now = self._clock.now()
+        decisions: dict[str, Decision] = {}
+        for subject in subjects:
+            if subject.key in self._acting:
+                continue
+            try:
+                observation = observe(subject, samples, gateway)
+                decisions[subject.key] = decide(subject.policy, observation, self._memory[subject.key].history, now)
+            except Exception:  # our bug; it must not stop the others' scaling
+                _log.exception("%s: no decision", subject.key)
         await asyncio.gather(*(self._carry_out(key, decision) for key, decision in decisions.items()))
         return decisions
 
@@ -65,6 +100,7 @@ class Autoscaler:
         """Persist, then act. What could not be done is not remembered as done, so the next tick decides it anew."""
         before = self._memory[key]
         persisted = before.persisted
+        self._acting.add(key)
         try:
             if decision.record != persisted:
                 await self._target.persist(key, decision.record)
@@ -78,17 +114,21 @@ class Autoscaler:
             self._memory[key] = _Memory(history=undone, persisted=persisted)
         else:
             self._memory[key] = _Memory(history=decision.history, persisted=persisted)
+        finally:
+            self._acting.discard(key)
 
 
-def observe(subject: Subject, samples: Mapping[str, ReplicaSample], held: Mapping[str, int] | None) -> Observation:
+def observe(subject: Subject, samples: Mapping[str, ReplicaSample], gateway: GatewayRequests | None) -> Observation:
     """What is known of one LLMDeployment at this tick."""
+    asked = gateway if subject.hangs_on_gateways else None
     return Observation(
         replicas=tuple(
             ReplicaObservation(name=replica.name, phase=replica.phase, sample=samples.get(replica.name))
             for replica in subject.replicas
         ),
         target=subject.target,
-        held_requests=None if held is None else held.get(subject.model, 0),
+        held_requests=None if asked is None else asked.held.get(subject.model, 0),
+        in_flight_requests=None if asked is None or not asked.is_complete else asked.in_flight.get(subject.model, 0),
         rolling_out=subject.rolling_out,
     )
 

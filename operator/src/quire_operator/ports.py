@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from quire_operator.domain.desired import Manifest
+from quire_operator.domain.gateway_contract import GatewayRequests
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
 from quire_operator.domain.observed import Child, Key, Pod, Ref, Resource
@@ -42,11 +43,8 @@ class Metrics(Protocol):
         """The newest sample of each replica by name, for all LLMDeployments in one call."""
         ...
 
-    async def held_requests(self) -> Mapping[str, int] | None:
-        """Requests held by the gateways because no replica of their model is ready, by served model name.
-
-        A model that no gateway names holds none. None when no gateway answered at all.
-        """
+    async def gateway_requests(self) -> GatewayRequests | None:
+        """What requests the gateways have; None when none of them answered, or none is known."""
         ...
 
 
@@ -125,6 +123,10 @@ class Cluster(Protocol):
 
     Only the writes pass the write gate. Each returns the object as the server has it then.
     """
+
+    async def served_kinds(self) -> frozenset[str]:
+        """Which of the optional kinds the API server has."""
+        ...
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         """The object of this name, whosever it is; None if there is none."""

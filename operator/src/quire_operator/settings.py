@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from quire_operator import __version__
+from quire_operator.child_settings import ChildSettings, add_child_flags, read_child_settings
 from quire_operator.domain.names import is_http_url, object_name_problem
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.prometheus_series import PrometheusOptions, ReplicaLabels
@@ -48,6 +49,15 @@ class WebhookOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayOptions:
+    """Where the gateways are."""
+
+    selector: str | None
+    """Labels of their pods, in the operator's namespace."""
+    urls: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     kubeconfig: str | None
     """None: the pod's own service account."""
@@ -63,10 +73,12 @@ class Settings:
     port: int
     workers: int
     resync_seconds: float
+    gateways: GatewayOptions
     prometheus: PrometheusOptions | None
     """None: replicas are asked for their metrics themselves."""
     webhook: WebhookOptions | None
     """None: LLMDeployments are judged when they are reconciled only."""
+    children: ChildSettings
     cluster_domain: str
     log_level: str
 
@@ -102,8 +114,13 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         port=reader.read("port", _between(0, 65535), 8080, "a port, 0 to 65535"),
         workers=reader.read("workers", _between(1, 1024), 32, "a number from 1 to 1024"),
         resync_seconds=reader.read("resync", _duration(10.0), 600.0, 'a duration of at least 10s, such as "10m"'),
+        gateways=GatewayOptions(
+            selector=reader.read("gateway_selector", _selector, None, "a label selector such as app=gateway"),
+            urls=reader.read("gateway_url", _urls, (), "http or https URLs"),
+        ),
         prometheus=_prometheus(reader),
         webhook=_webhook(reader),
+        children=read_child_settings(reader),
         cluster_domain=reader.read("cluster_domain", _name, "cluster.local", "a DNS domain"),
         log_level=reader.read("log_level", _level, "info", f"one of {', '.join(_LEVELS)}"),
     )
@@ -163,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     pods.add_argument("--operator-image", metavar="IMAGE", help="downloads models: has the quire command")
     pods.add_argument("--hub-endpoint", metavar="URL", help="a mirror of the model hub (default the hub itself)")
+    add_child_flags(parser)
     election = parser.add_argument_group("several operators")
     election.add_argument("--lease-name", metavar="NAME", help="they share this Lease (default quire-operator)")
     election.add_argument("--identity", metavar="TEXT", help="unique among them (default host name and a random id)")
@@ -187,6 +205,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     webhook.add_argument("--webhook-key", metavar="FILE", help="the certificate's private key")
     webhook.add_argument("--webhook-port", metavar="N", help="port of the webhook (default 9443)")
+    gateways = parser.add_argument_group(
+        "the gateways, for minReplicas: 0 (they hold the first requests; without them nothing goes to zero)"
+    )
+    gateways.add_argument(
+        "--gateway-selector", metavar="LABELS", help="their pods, by labels, in --namespace (default none)"
+    )
+    gateways.add_argument(
+        "--gateway-url", metavar="URL", nargs="+", action="extend", help="or the address of each, outside the cluster"
+    )
     serving = parser.add_argument_group("serving /healthz, /readyz and /metrics")
     serving.add_argument("--host", metavar="ADDRESS", help="address to listen on (default 0.0.0.0)")
     serving.add_argument("--port", metavar="N", help="port to listen on; 0 takes a free one (default 8080)")
@@ -243,6 +270,17 @@ def _image(text: str) -> str:
 
 def _url(text: str) -> str:
     if not is_http_url(text):
+        raise ValueError
+    return text
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    return tuple(_url(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _selector(text: str) -> str:
+    # The API server judges it whole; this is against a value that was meant for another flag.
+    if not re.fullmatch(r"[A-Za-z0-9][\w./-]*(=[\w.-]*)?(,[A-Za-z0-9][\w./-]*(=[\w.-]*)?)*", text):
         raise ValueError
     return text
 

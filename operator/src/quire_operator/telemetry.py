@@ -12,6 +12,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from quire_operator.domain.ticks import Log
+from quire_operator.scaling_telemetry import ScalingTelemetry
 
 _BLIND_SECONDS = 30.0
 _STARTING_SECONDS = 60.0
@@ -43,6 +44,7 @@ class Telemetry:
         self.watch_lag = Gauge(
             "quire_operator_watch_lag_seconds", "How far the watches are behind our own calls.", registry=self.registry
         )
+        self.scaling = ScalingTelemetry(self.registry)
         self.leading = Gauge("quire_operator_leading", "1 while this process may write.", registry=self.registry)
 
     def written(self, verb: str, kind: str) -> None:

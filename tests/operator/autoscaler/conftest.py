@@ -52,12 +52,23 @@ class Story:
         self.decisions: list[Decision] = []
 
     def tick(
-        self, *replicas: Replica, after: float = 15.0, held: int | None = None, rolling_out: bool = False
+        self,
+        *replicas: Replica,
+        after: float = 15.0,
+        held: int | None = None,
+        in_flight: int | None = None,
+        rolling_out: bool = False,
     ) -> Decision:
         """Look once, and do as was decided."""
         self.time += after
         seen = tuple(replica.observed(self.time) for replica in replicas)
-        observation = Observation(replicas=seen, target=self.target, held_requests=held, rolling_out=rolling_out)
+        observation = Observation(
+            replicas=seen,
+            target=self.target,
+            held_requests=held,
+            in_flight_requests=in_flight,
+            rolling_out=rolling_out,
+        )
         decision = decide(self.policy, observation, self.history, self.time)
         self.history = decision.history
         if decision.enforced:
@@ -65,8 +76,8 @@ class Story:
         self.decisions.append(decision)
         return decision
 
-    def ticks(self, count: int, *replicas: Replica, after: float = 15.0) -> list[Decision]:
-        return [self.tick(*replicas, after=after) for _ in range(count)]
+    def ticks(self, count: int, *replicas: Replica, **looks: object) -> list[Decision]:
+        return [self.tick(*replicas, **looks) for _ in range(count)]
 
     def restart(self) -> None:
         """The operator starts anew with what was persisted."""

@@ -156,23 +156,3 @@ async def test_only_replicas_that_can_answer_are_asked():
     )
     assert sorted(asked) == ["draining", "ready"]
     await subject.aclose()
-
-
-async def test_held_requests_are_summed_over_gateways():
-    pages = {
-        "one": 'quire_gateway_held_requests{model="chat"} 2\nquire_gateway_held_requests{model="org/big"} 0\n',
-        "two": 'quire_gateway_held_requests{model="chat"} 3\nquire_gateway_held_requests{model="org/big"} 1\n',
-    }
-
-    def answer(request):
-        page = pages.get(request.url.host)
-        return httpx.Response(500) if page is None else httpx.Response(200, text=page)
-
-    gateways = ["http://one/metrics", "http://two/metrics", "http://three/metrics"]
-    subject = scraper(answer, gateways=lambda: gateways)
-    assert await subject.held_requests() == {"chat": 5, "org/big": 1}
-    gateways[:] = ["http://three/metrics"]
-    assert await subject.held_requests() is None
-    gateways.clear()
-    assert await subject.held_requests() is None
-    await subject.aclose()

@@ -1,8 +1,12 @@
 """One tick over all LLMDeployments: asked together, persisted before acting, tried again where it failed."""
 
+import asyncio
+
 import pytest
 
 from quire_operator.autoscale import Autoscaler, Subject
+from quire_operator.domain.autoscaler import decide
+from quire_operator.domain.gateway_contract import GatewayRequests
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaPhase
 from quire_operator.domain.scaling_reasons import Reason
@@ -25,7 +29,10 @@ class ToldMetrics:
         self.clock, self.kit = clock, kit
         self.figures: dict[str, dict[str, float]] = {}
         self.held: dict[str, int] | None = {}
+        self.in_flight: dict[str, int] = {}
+        self.complete = True
         self.asked: list[list[str]] = []
+        self.gateways_asked = 0
 
     async def samples(self, replicas):
         self.asked.append([replica.name for replica in replicas])
@@ -34,8 +41,11 @@ class ToldMetrics:
         }
         return {name: observation.sample for name, observation in told.items()}
 
-    async def held_requests(self):
-        return self.held
+    async def gateway_requests(self):
+        self.gateways_asked += 1
+        if self.held is None:
+            return None
+        return GatewayRequests(held=self.held, in_flight=self.in_flight, is_complete=self.complete)
 
 
 class Ledger:
@@ -182,3 +192,75 @@ async def test_deployment_that_left_is_forgotten(bench):
     decision = (await bench.tick(bench.subject("ns/chat", "ns/chat-0")))["ns/chat"]
     # A new one of that name begins without memory.
     assert len(decision.history.needs) == 1
+
+
+# --- between ticks ---
+
+
+def asleep(bench, key: str = "ns/chat") -> Subject:
+    subject = bench.subject(key, min_replicas=0)
+    return Subject(key=key, model=subject.model, policy=subject.policy, replicas=(), target=0)
+
+
+async def test_first_request_is_answered_between_ticks(bench):
+    await bench.tick(asleep(bench, "ns/a"), asleep(bench, "ns/b"))
+    bench.ledger.calls.clear()
+    bench.metrics.held = {"a": 1}
+    bench.clock.time += 1
+    decisions = await bench.autoscaler.wake([asleep(bench, "ns/a"), asleep(bench, "ns/b")])
+    assert {key: d.desired for key, d in decisions.items()} == {"ns/a": 1}
+    assert bench.ledger.calls == [("persist", "ns/a", 1), ("scale", "ns/a", 1, ())]
+
+
+async def test_wake_writes_nothing_while_nobody_waits_or_no_gateway_answers(bench):
+    for held in ({}, None):
+        bench.metrics.held = held
+        assert await bench.autoscaler.wake([asleep(bench)]) == {}
+    assert bench.ledger.calls == []
+
+
+async def test_one_whose_decision_is_being_carried_out_is_left_alone(bench):
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Ledger):
+        async def persist(self, key, record):
+            started.set()
+            await go_on.wait()
+            await super().persist(key, record)
+
+    ledger = Slow()
+    autoscaler = Autoscaler(metrics=bench.metrics, target=ledger, clock=bench.clock)
+    bench.metrics.held = {"chat": 1}
+    first = asyncio.create_task(autoscaler.wake([asleep(bench)]))
+    await started.wait()
+    assert await autoscaler.wake([asleep(bench)]) == {}
+    assert await autoscaler.tick([asleep(bench)]) == {}
+    go_on.set()
+    await first
+    assert ledger.calls == [("persist", "ns/chat", 1), ("scale", "ns/chat", 1, ())]
+
+
+async def test_gateways_are_asked_only_for_whoever_hangs_on_them(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 1.0}
+    bench.metrics.held, bench.metrics.in_flight = {"chat": 0}, {"chat": 1}
+    decision = (await bench.tick(bench.subject()))["ns/chat"]
+    assert (bench.metrics.gateways_asked, "heldRequests" in decision.inputs) == (0, False)
+    decision = (await bench.tick(bench.subject(min_replicas=0)))["ns/chat"]
+    assert (bench.metrics.gateways_asked, decision.inputs["inFlightRequests"]) == (1, 1)
+    bench.metrics.complete = False
+    decision = (await bench.tick(bench.subject(min_replicas=0)))["ns/chat"]
+    assert "inFlightRequests" not in decision.inputs
+
+
+async def test_decision_that_fails_does_not_stop_the_others(bench, monkeypatch, caplog):
+    def broken(policy, observation, history, now):
+        if observation.target == 7:
+            raise ZeroDivisionError
+        return decide(policy, observation, history, now)
+
+    monkeypatch.setattr("quire_operator.autoscale.decide", broken)
+    bench.targets = {"ns/a": 7}
+    bench.metrics.figures["ns/b-0"] = {"running": 10.0, "waiting": 5.0}
+    decisions = await bench.tick(bench.subject("ns/a"), bench.subject("ns/b"))
+    assert {key: d.desired for key, d in decisions.items()} == {"ns/b": 2}
+    assert "ns/a: no decision" in caplog.text

@@ -89,36 +89,6 @@ def test_recommendation_changes_nothing_and_is_told_once(kit):
     assert story.history.moves == ()
 
 
-# --- zero ---
-
-
-def test_held_requests_wake_a_model_at_zero(kit):
-    story = kit.story(current=0, min_replicas=0)
-    assert story.tick(held=0).desired == 0
-    decision = story.tick(held=1, after=1.0)
-    assert (decision.desired, decision.reason) == (1, Reason.HELD)
-    assert decision.message == "0 → 1: HeldRequests needs 0.12 replicas (1 requests held by the gateway)"
-
-
-def test_nothing_is_decided_at_zero_when_no_gateway_answers(kit):
-    decision = kit.story(current=0, min_replicas=0).tick(held=None)
-    assert (decision.desired, decision.reason) == (0, Reason.METRICS_STALE)
-
-
-def test_idle_for_the_whole_window_goes_to_zero(kit):
-    story = kit.story(current=1, min_replicas=0)
-    story.ticks(20, kit.ready("a"))
-    assert story.target == 1
-    story.ticks(2, kit.ready("a"))
-    assert story.target == 0
-
-
-def test_never_to_zero_while_one_request_streams(kit):
-    story = kit.story(current=1, min_replicas=0, max_sequences=1000)
-    story.ticks(60, kit.ready("a", running=1))
-    assert story.target == 1
-
-
 # --- memory ---
 
 

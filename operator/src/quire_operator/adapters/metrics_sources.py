@@ -1,21 +1,22 @@
-"""Each replica's metrics from where its LLMDeployment wants them: the replica itself, or Prometheus.
+"""Each replica's metrics from where its LLMDeployment wants them: the replica itself, or Prometheus; and the gateways'.
 
-Implements ``ports.Metrics`` by those who do. The gateways are always asked directly: a request that waits for the first
-replica can't wait for a scrape.
+Implements ``ports.Metrics`` by those who do.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from quire_operator.adapters.gateways import Gateways
 from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
+from quire_operator.domain.gateway_contract import GatewayRequests
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.ports import ReplicaAddress
 
 
 class MetricsSources:
-    def __init__(self, *, pods: Scraper, prometheus: Prometheus | None) -> None:
-        self._pods, self._prometheus = pods, prometheus
+    def __init__(self, *, pods: Scraper, prometheus: Prometheus | None, gateways: Gateways | None = None) -> None:
+        self._pods, self._prometheus, self._gateways = pods, prometheus, gateways
 
     @property
     def has_prometheus(self) -> bool:
@@ -28,6 +29,8 @@ class MetricsSources:
 
     async def aclose(self) -> None:
         await self._pods.aclose()
+        if self._gateways is not None:
+            await self._gateways.aclose()
         if self._prometheus is not None:
             await self._prometheus.aclose()
 
@@ -43,6 +46,6 @@ class MetricsSources:
     async def _query(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
         return {} if self._prometheus is None else await self._prometheus.samples(replicas)
 
-    async def held_requests(self) -> Mapping[str, int] | None:
+    async def gateway_requests(self) -> GatewayRequests | None:
         """See ``ports.Metrics``."""
-        return await self._pods.held_requests()
+        return None if self._gateways is None else await self._gateways.requests()

@@ -8,7 +8,7 @@ why: what that means is the autoscaler's to say, and never that nothing runs.
 import asyncio
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,18 +49,32 @@ class _Reply(NamedTuple):
 
 
 class _NoAnswer(Exception):
-    """Why there is none, in a sentence."""
+    """Why there is none: in a sentence, and in a word."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Prometheus:
-    def __init__(self, options: PrometheusOptions, *, clock: Clock, client: httpx.AsyncClient | None = None) -> None:
-        self._options, self._clock = options, clock
+    def __init__(
+        self,
+        options: PrometheusOptions,
+        *,
+        clock: Clock,
+        client: httpx.AsyncClient | None = None,
+        failed: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """``failed`` is told, in a word, why a tick had no answer."""
+        self._options, self._clock, self._failed = options, clock, failed
         self._client = client or httpx.AsyncClient(
             timeout=_TIMEOUT_SECONDS, verify=_trusted(options.ca_file), trust_env=False
         )
         self._queries = figures_query(options.labels), times_query(options.labels)
         self.problem: str | None = None
         """Why the last tick had no answer; None when it had one."""
+        self.last_answer = 0.0
+        """When the last one came; 0 before that."""
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -75,9 +89,11 @@ class Prometheus:
                 # A thousand LLMDeployments are 20 MB: the loop has other things to do meanwhile.
                 found = await asyncio.to_thread(self._understand, *answers)
         except (_NoAnswer, httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
+            self._failed(_reason(error))
             self._note(str(error) or type(error).__name__)
             return {}
         self._note(None)
+        self.last_answer = self._clock.now()
         named = {replica.name: found.get(replica.name) or found.get(_instance(replica)) for replica in replicas}
         return {name: sample for name, sample in named.items() if sample is not None}
 
@@ -94,7 +110,7 @@ class Prometheus:
             async for chunk in response.aiter_bytes():
                 body += chunk
                 if len(body) > _MAX_BYTES:
-                    raise _NoAnswer(f"it answers with more than {_MAX_BYTES >> 20} MiB")
+                    raise _NoAnswer(f"it answers with more than {_MAX_BYTES >> 20} MiB", reason="bad_answer")
         return _Reply(response.status_code, bytes(body))
 
     def _note(self, problem: str | None) -> None:
@@ -115,8 +131,27 @@ def _token(file: Path) -> str:
     """Raises _NoAnswer, OSError."""
     token = file.read_bytes().strip()
     if not all(0x20 < byte < 0x7F for byte in token):
-        raise _NoAnswer(f"the token in {file} has characters that an HTTP header cannot carry")
+        raise _NoAnswer(f"the token in {file} has characters that an HTTP header cannot carry", reason="token")
     return token.decode("ascii")
+
+
+def _reason(error: Exception) -> str:
+    """In a word, for a metric."""
+    match error:
+        case _NoAnswer(reason=reason):
+            return reason
+        case TimeoutError() | httpx.TimeoutException():
+            return "timeout"
+        case httpx.HTTPError() | httpx.InvalidURL():
+            return "unreachable"
+        case _:
+            return "token"  # its file can't be read
+
+
+def _status_reason(status: int) -> str | None:
+    if status in (401, 403):
+        return "unauthorized"
+    return None if status == 200 else "http"
 
 
 def _instance(replica: ReplicaAddress) -> str:
@@ -134,9 +169,11 @@ def _read(reply: _Reply) -> list[Series]:
         answer = msgspec.json.decode(body, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         shown = body[:_SHOWN_CHARACTERS].decode(errors="replace").strip()
-        raise _NoAnswer(f"HTTP {status}, not an answer of its API ({error}): {shown}") from error
+        reason = _status_reason(status) or "bad_answer"
+        raise _NoAnswer(f"HTTP {status}, not an answer of its API ({error}): {shown}", reason=reason) from error
     if answer.status != "success" or answer.data is None:
-        raise _NoAnswer(f"HTTP {status}: {answer.error[:_SHOWN_CHARACTERS]}")
+        refused = "unauthorized" if status in (401, 403) else "query"
+        raise _NoAnswer(f"HTTP {status}: {answer.error[:_SHOWN_CHARACTERS]}", reason=refused)
     if answer.warnings:
         _log.warning("Prometheus warns: %s", "; ".join(answer.warnings)[:_SHOWN_CHARACTERS])
     return [Series(element.metric, element.value[0], _value(element.value[1])) for element in answer.data.result]

@@ -1,7 +1,8 @@
-"""Metrics straight from the replicas and the gateways: ``metricsSource: Pods``, and local mode.
+"""Metrics straight from the replicas: ``metricsSource: Pods``, and local mode.
 
-Implements ``ports.Metrics`` over HTTP. Every replica is asked at once, within one deadline; one that does not answer,
-or answers with something else than metrics, is simply absent: what that means is the autoscaler's to say.
+The half of ``ports.Metrics`` that reads replicas, over HTTP. Every replica is asked at once, within one deadline; one
+that does not answer, or answers with something else than metrics, is simply absent: what that means is the autoscaler's
+to say.
 """
 
 import asyncio
@@ -15,9 +16,6 @@ from quire_operator.domain.engine_metrics import NAMES, Point, sample_of
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
 from quire_operator.ports import Clock, ReplicaAddress
 
-HELD_REQUESTS = "quire_gateway_held_requests"
-"""The gateways' gauge, by ``model``."""
-
 _TIMEOUT_SECONDS = 3.0
 _AT_ONCE = 100
 _MAX_BYTES = 4 * 2**20
@@ -26,17 +24,16 @@ _log = logging.getLogger(__name__)
 
 
 class Scraper:
-    """Reads /metrics of replicas and gateways. ``gateways`` gives the gateways' addresses anew at each tick."""
+    """``failed`` is told why each replica that was asked gave none."""
 
     def __init__(
         self,
         *,
         clock: Clock,
         client: httpx.AsyncClient | None = None,
-        gateways: Callable[[], Sequence[str]] = tuple,
+        failed: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._clock = clock
-        self._gateways = gateways
+        self._clock, self._failed = clock, failed
         # Neither proxies nor credentials of the environment: replicas are neighbours.
         self._client = client or httpx.AsyncClient(
             timeout=_TIMEOUT_SECONDS,
@@ -52,29 +49,20 @@ class Scraper:
     async def samples(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
         """See ``ports.Metrics``. Draining replicas are asked too: their work teaches the rates."""
         asked = [r for r in replicas if r.metrics_url and r.phase in (ReplicaPhase.READY, ReplicaPhase.DRAINING)]
-        self._silent &= {str(replica.metrics_url) for replica in asked} | set(self._gateways())
+        self._silent &= {str(replica.metrics_url) for replica in asked}
         samples = await asyncio.gather(*(self._sample(replica) for replica in asked))
         return {replica.name: sample for replica, sample in zip(asked, samples, strict=True) if sample is not None}
-
-    async def held_requests(self) -> Mapping[str, int] | None:
-        """See ``ports.Metrics``: the sum over all gateways that answer."""
-        pages = await asyncio.gather(*(self._page(url) for url in self._gateways()))
-        answers = [page for page in pages if page is not None]
-        if not answers:
-            return None
-        held: dict[str, int] = {}
-        for page in answers:
-            for point in points(page, {HELD_REQUESTS}):
-                model = point.labels.get("model")
-                if model is not None and point.value > 0:
-                    held[model] = held.get(model, 0) + int(point.value)
-        return held
 
     async def _sample(self, replica: ReplicaAddress) -> ReplicaSample | None:
         if replica.metrics_url is None:
             return None
         page = await self._page(replica.metrics_url)
-        return None if page is None else sample_of(points(page, NAMES), time=self._clock.now())
+        if page is None:
+            return None
+        sample = sample_of(points(page, NAMES), time=self._clock.now())
+        if sample is None:
+            self._failed("bad_answer")
+        return sample
 
     async def _page(self, url: str) -> str | None:
         """What stands at ``url``, or None; whether it answers is logged when that changes."""
@@ -82,6 +70,7 @@ class Scraper:
             async with self._gate, asyncio.timeout(_TIMEOUT_SECONDS):
                 text = await self._read(url)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, UnicodeDecodeError) as error:
+            self._failed(_reason(error))
             if url not in self._silent:
                 self._silent.add(url)
                 _log.warning("no metrics from %s: %s", url, error or type(error).__name__)
@@ -100,6 +89,19 @@ class Scraper:
                 if len(body) > _MAX_BYTES:
                     raise httpx.DecodingError(f"over {_MAX_BYTES} bytes of metrics")
             return body.decode()
+
+
+def _reason(error: Exception) -> str:
+    """In a word, for a metric."""
+    match error:
+        case TimeoutError() | httpx.TimeoutException():
+            return "timeout"
+        case httpx.HTTPStatusError():
+            return "http"
+        case httpx.TransportError() | httpx.InvalidURL():
+            return "unreachable"
+        case _:
+            return "bad_answer"
 
 
 def points(page: str, names: Iterable[str]) -> list[Point]:

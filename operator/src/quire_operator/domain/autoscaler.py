@@ -56,6 +56,10 @@ class Decision:
     """On the way down: the replicas that lose least, as many as go."""
     enforced: bool
     """False in Recommend mode: decided and explained, not to be acted upon."""
+    bounds: tuple[int, int]
+    """Fewest and most replicas."""
+    oldest_sample: float | None
+    """When the oldest among the newest samples of the ready replicas was taken; None where there is none."""
     history: History
 
     @property
@@ -79,6 +83,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
         history, known, supply, threshold=rules.targets.time_to_first_token.threshold_seconds, now=now
     )
     rates = _rates(history, known)
+    enforced = rules.mode is AutoscalingMode.ENFORCE
     demanded = _demand(policy, supply, observation, history, rates, now)
     history = replace(history, needs=kept_needs((*history.needs, demanded.need), rules=rules, now=now))
     verdict = judge(
@@ -91,11 +96,12 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
             rolling_out=observation.rolling_out,
             is_first=is_first,
             held=observation.held_requests,
+            in_flight=observation.in_flight_requests,
+            recommended=None if enforced else history.record.desired_replicas,
             now=now,
         )
     )
     inputs = _inputs(supply, demanded, observation)
-    enforced = rules.mode is AutoscalingMode.ENFORCE
     return Decision(
         time=now,
         current=supply.current,
@@ -106,6 +112,8 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
         terms=demanded.terms,
         victims=supply.victims(supply.current - verdict.desired) if verdict.desired < supply.current else (),
         enforced=enforced,
+        bounds=(rules.min_replicas, rules.max_replicas),
+        oldest_sample=supply.oldest_sample,
         history=_concluded(history, verdict, supply.current, inputs, rates, enforced=enforced, rules=rules, now=now),
     )
 
@@ -157,9 +165,10 @@ def _concluded(
     now: float,
 ) -> History:
     """With the decision among what was decided, and, if it is carried out, among what was moved."""
-    record = replace(history.record.with_rates(rates, now), desired_replicas=verdict.desired)
-    moves = history.moves
-    if verdict.desired != current:
+    record, moves = history.record.with_rates(rates, now), history.moves
+    if verdict.desired == current:
+        record = replace(record, desired_replicas=current)
+    else:
         change = Change(
             time=now,
             from_replicas=current,
@@ -215,6 +224,11 @@ def _terms(
         terms.append(work)
     if observation.held_requests is not None:
         terms.append(demand.held_term(observation.held_requests, max_sequences=policy.max_sequences))
+    if supply.current > 0:
+        # At zero what is in flight is with a replica that drains, and asks for no other.
+        arrived = flows[-1].requests if flows else 0.0
+        active = demand.activity_term(arrived, observation.in_flight_requests or 0)
+        terms += [] if active is None else [active]
     return terms
 
 
@@ -234,5 +248,7 @@ def _inputs(supply: Supply, demanded: Demand, observation: Observation) -> dict[
     }
     if observation.held_requests is not None:
         inputs["heldRequests"] = observation.held_requests
+    if observation.in_flight_requests is not None:
+        inputs["inFlightRequests"] = observation.in_flight_requests
     inputs |= {f"need{term.reason.value}": term.need for term in demanded.terms}
     return {name: round(value, 3) for name, value in inputs.items()}

@@ -61,6 +61,10 @@ class View:
     """Who else sets the number of replicas."""
     metrics_problem: MetricsProblem | None
     """Why the autoscaler holds."""
+    aside: Blocker | None = None
+    """Why something that replicas serve without is not as desired."""
+    rival: str | None = None
+    """Why requests for the served name go to another LLMDeployment; None if they come to this one."""
     fought_over: str = ""
     """What others change again and again as often as it is set back."""
 
@@ -121,6 +125,8 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if view.blocker is not None or view.spec is None:
         blocker = view.blocker or Blocker(reason="InvalidSpec", message="")
         return no(blocker.reason, blocker.message)
+    if view.rival is not None:
+        return no("ServedNameConflict", view.rival)
     if deployment is None:
         return no("Creating", "its Deployment is not there yet")
     if deployment.replicas_asked == 0:
@@ -231,11 +237,15 @@ def _degraded(view: View, failure: Failure | None) -> ConditionState:
         reason, message = view.blocker.reason, view.blocker.message
     elif failure is not None:
         reason, message = failure.reason, failure.message
+    elif view.rival is not None:
+        reason, message = "ServedNameConflict", view.rival
+    elif view.aside is not None:
+        reason, message = view.aside.reason, view.aside.message
     elif view.fought_over:
         reason, message = "FieldsContested", view.fought_over
     elif view.additions:
         reason = "ForeignFields"
-        message = f"others added to the Deployment: {', '.join(map(str, view.additions))}"
+        message = f"others added {', '.join(map(str, view.additions))}"
     else:
         is_true, message = False, "nothing is known to be wrong"
     return ConditionState(type=DEGRADED, is_true=is_true, reason=reason, message=message)

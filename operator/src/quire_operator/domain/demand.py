@@ -17,6 +17,7 @@ TARGET_LOAD = 0.8
 """How full a replica may be by plan: what is left absorbs the next seconds."""
 SLO_SECONDS = 30.0
 _SLO_HOLD = 0.99
+_ACTIVE = 0.01
 _ENOUGH_SECONDS = 10.0
 """A mean over less than this says nothing about arrivals."""
 _ENOUGH_LATE = 2.0
@@ -130,6 +131,17 @@ def first_token_term(flows: Sequence[Flow], *, target: LatencyTarget, replicas: 
 def first_token_hold(replicas: int) -> float:
     """What late first tokens count as on the way down: nearly all replicas."""
     return _SLO_HOLD * replicas
+
+
+def activity_term(arrived: float, in_flight: int) -> Term | None:
+    """Next to nothing, but not nothing: whoever asks now and then keeps the last replica."""
+    if arrived <= 0 and in_flight <= 0:
+        return None
+    return Term(
+        reason=Reason.ACTIVITY,
+        need=_ACTIVE,
+        detail=f"{arrived:.0f} requests since the last look, {in_flight} in flight at the gateways",
+    )
 
 
 def held_term(held: int, *, max_sequences: int) -> Term:

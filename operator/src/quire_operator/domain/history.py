@@ -43,9 +43,10 @@ class ScalingRecord:
     rates_time: float = 0.0
 
     def with_change(self, change: Change) -> "ScalingRecord":
-        """Its decision becomes the last; the same decision taken again is not told twice."""
+        """Its decision becomes the last; one that is the same still, as nobody acted upon it, is not told twice."""
         last = self.changes[-1] if self.changes else None
         same = last is not None and (last.from_replicas, last.to_replicas) == (change.from_replicas, change.to_replicas)
+        same = same and self.desired_replicas == change.to_replicas
         changes = self.changes if same else (*self.changes, change)[-MAX_CHANGES:]
         return replace(self, desired_replicas=change.to_replicas, changes=changes)
 

@@ -41,6 +41,11 @@ def highest_need_down(needs: Sequence[Need], *, rules: ScaleDown, now: float) ->
     return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.down)
 
 
+def highest_need_up(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> Need:
+    """The most that was asked for within the window."""
+    return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.up)
+
+
 def is_watched(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> bool:
     """Demand is known for the whole window."""
     return bool(needs) and needs[0].time <= now - rules.window_seconds

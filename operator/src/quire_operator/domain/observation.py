@@ -80,6 +80,8 @@ class Observation:
     """How many replicas are asked for now; None where nobody asked yet: the replicas there are count instead."""
     held_requests: int | None = None
     """Requests that the gateways hold because no replica is ready; None when no gateway answered."""
+    in_flight_requests: int | None = None
+    """Requests that the gateways have at a replica now; None unless every gateway answered."""
     rolling_out: bool = False
 
 

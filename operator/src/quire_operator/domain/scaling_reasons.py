@@ -12,9 +12,11 @@ class Reason(StrEnum):
     KV_USAGE = "KVUsage"
     FIRST_TOKEN = "TimeToFirstToken"
     HELD = "HeldRequests"
+    ACTIVITY = "Activity"
     # What is decided without looking at demand.
     BOUNDS = "OutOfBounds"
     METRICS_STALE = "MetricsStale"
+    NO_GATEWAY = "GatewayUnavailable"
     # What keeps things as they are.
     STEADY = "Steady"
     STARTING = "Starting"

@@ -36,6 +36,8 @@ class Supply:
     """Asked for and not ready yet, whether they exist or not."""
     fresh: Mapping[str, ReplicaSample]
     """Samples of ready replicas, recent enough to decide by."""
+    oldest_sample: float | None
+    """When the oldest among the newest samples of the ready replicas was taken; None where there is none."""
 
     @property
     def missing(self) -> int:
@@ -85,6 +87,7 @@ def take_stock(observation: Observation, known: Mapping[str, ReplicaSample], now
         ready=len(ready),
         starting=max(len(replicas), current) - len(ready),
         fresh=fresh,
+        oldest_sample=min((known[name].time for name in ready if name in known), default=None),
     )
 
 

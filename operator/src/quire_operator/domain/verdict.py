@@ -11,6 +11,7 @@ from quire_operator.domain.history import Move, Need
 from quire_operator.domain.limits import (
     fewest_allowed,
     highest_need_down,
+    highest_need_up,
     is_watched,
     most_allowed,
     steady_need_up,
@@ -48,6 +49,11 @@ class Situation:
     is_first: bool
     """The first tick of this process: nothing is known of what was before."""
     held: int | None
+    """Requests that wait in the gateways; None when none of them answered."""
+    in_flight: int | None
+    """Requests that the gateways have at a replica; None unless all of them answered."""
+    recommended: int | None
+    """What was last recommended; None where decisions are carried out."""
     now: float
 
 
@@ -59,6 +65,14 @@ class Verdict:
 
 
 def judge(s: Situation) -> Verdict:
+    """What to do; or, where nothing is done, what to recommend."""
+    verdict = _judge(s)
+    if s.recommended is None or not max(s.supply.current, verdict.desired) < s.recommended <= s.rules.max_replicas:
+        return verdict
+    return _recommended(s, verdict, s.recommended)
+
+
+def _judge(s: Situation) -> Verdict:
     """Bounds first, for they are no matter of data; then nothing without data; then up at once, down with care."""
     current = s.supply.current
     bounded = max(s.rules.min_replicas, min(current, s.rules.max_replicas))
@@ -66,10 +80,9 @@ def judge(s: Situation) -> Verdict:
         bounds = f"minReplicas {s.rules.min_replicas} to maxReplicas {s.rules.max_replicas}"
         return _change(s, bounded, Reason.BOUNDS, f"{current} is outside {bounds}")
     if s.supply.is_stale:
-        fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas gave metrics"
-        return _hold(s, Reason.METRICS_STALE, f"{fresh} in the last {SAMPLE_SECONDS:.0f} s")
+        return _hold(s, Reason.METRICS_STALE, _missing(s))
     if current == 0 and s.held is None:
-        return _hold(s, Reason.METRICS_STALE, "no gateway says whether requests are held")
+        return _hold(s, Reason.NO_GATEWAY, _missing(s))
     if whole(s.demand.need.up) > current:
         return _upward(s)
     if current == s.rules.min_replicas or whole(s.demand.need.down) > current - 1:
@@ -81,11 +94,13 @@ def _upward(s: Situation) -> Verdict:
     current, limits = s.supply.current, s.rules.scale_up
     if current == s.rules.max_replicas:
         return _hold(s, Reason.AT_MAX, f"maxReplicas is {current}; {_needs(s)}")
-    wanted = whole(steady_need_up(s.needs, rules=limits, now=s.now))
+    # The first replica knows no window and no step: whoever asked waits for it.
+    first = 1 if current == 0 else 0
+    wanted = max(first, whole(steady_need_up(s.needs, rules=limits, now=s.now)))
     if wanted <= current:
         window = format_duration(limits.window_seconds)
         return _hold(s, Reason.SCALE_UP_WINDOW, f"not needed all through the last {window}; {_needs(s)}")
-    most = min(s.rules.max_replicas, most_allowed(current, s.moves, rules=limits, now=s.now))
+    most = min(s.rules.max_replicas, max(first, most_allowed(current, s.moves, rules=limits, now=s.now)))
     if most == current:
         period = format_duration(limits.period_seconds)
         return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows no more within {period}; {_needs(s)}")
@@ -108,8 +123,29 @@ def _downward(s: Situation) -> Verdict:
     if fewest == current:
         period = format_duration(limits.period_seconds)
         return _hold(s, Reason.SCALE_DOWN_LIMIT, f"scaleDown removes {limits.max_step} per {period}; {_needs(s)}")
+    least = max(fewest, whole(highest.down))
+    if least == 0 and s.in_flight is None:
+        # Nobody would hold the next request, and what streams now might be unseen.
+        if current == 1:
+            return _hold(s, Reason.NO_GATEWAY, f"the last one stays while not all gateways answer; {_needs(s)}")
+        least = 1
     why = f"at most {highest.down:.2f} replicas were needed in the last {window}; {_needs(s)}"
-    return _change(s, max(fewest, whole(highest.down)), Reason.DEMAND_FELL, why)
+    return _change(s, least, Reason.DEMAND_FELL, why)
+
+
+def _recommended(s: Situation, verdict: Verdict, before: int) -> Verdict:
+    """More was recommended before: that goes down with as much care as replicas do."""
+    current, limits = s.supply.current, s.rules.scale_down
+    if verdict.reason in (Reason.METRICS_STALE, Reason.NO_GATEWAY):
+        return Verdict(desired=before, reason=verdict.reason, message=f"{current} → {before} as before: {_missing(s)}")
+    if not is_watched(s.needs, rules=limits, now=s.now):
+        return _change(s, before, Reason.SCALE_DOWN_WINDOW, f"as recommended before; {_needs(s)}")
+    highest = highest_need_up(s.needs, rules=limits, now=s.now)
+    least = min(before, whole(highest.up))
+    if least <= max(current, verdict.desired):
+        return verdict
+    when = f"{highest.up:.2f} replicas were needed {format_duration(round(s.now - highest.time))} ago"
+    return _change(s, least, Reason.SCALE_DOWN_WINDOW, f"{when}, within {format_duration(limits.window_seconds)}")
 
 
 def _obstacle_down(s: Situation) -> tuple[Reason, str] | None:
@@ -132,6 +168,14 @@ def _change(s: Situation, desired: int, reason: Reason, why: str) -> Verdict:
 
 def _hold(s: Situation, reason: Reason, why: str) -> Verdict:
     return Verdict(desired=s.supply.current, reason=reason, message=f"stays at {s.supply.current}: {why}")
+
+
+def _missing(s: Situation) -> str:
+    """Which figures there are none of."""
+    if s.supply.is_stale:
+        fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas gave metrics"
+        return f"{fresh} in the last {SAMPLE_SECONDS:.0f} s"
+    return "no gateway says whether requests are held"
 
 
 def _needs(s: Situation) -> str:

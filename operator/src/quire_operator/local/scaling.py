@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from quire_operator.adapters.processes import LocalCluster
 from quire_operator.autoscale import Autoscaler, Subject
-from quire_operator.domain.autoscaler import Policy
+from quire_operator.domain.autoscaler import Decision, Policy
 from quire_operator.domain.history import ScalingRecord
-from quire_operator.domain.spec import MetricsSource, Spec
+from quire_operator.domain.spec import AutoscalingMode, MetricsSource, Spec
 from quire_operator.domain.ticks import Log, Tick, noted, tick_of
 from quire_operator.ports import Metrics
+from quire_operator.scaling_loop import keep_scaling
 
 _LOG_LIMIT = 60
 """Stretches of like decisions that are told of."""
@@ -25,7 +26,7 @@ class WallClock:
 
 
 class LocalScaling:
-    """Implements ``ports.ScaleTarget`` and runs the loop."""
+    """Implements ``ports.ScaleTarget`` and ``scaling_loop.Fleet``, and runs the loop."""
 
     def __init__(
         self,
@@ -47,17 +48,28 @@ class LocalScaling:
 
     async def run(self) -> None:
         """Tick for ever."""
-        while self._policies:
-            await asyncio.sleep(self._tick_seconds)
-            await self.tick()
+        if self._policies:
+            await keep_scaling(self._autoscaler, self, tick_seconds=self._tick_seconds)
         await asyncio.Event().wait()
 
-    async def tick(self) -> None:
-        decisions = await self._autoscaler.tick([self._subject(spec, policy) for spec, policy in self._policies])
+    def subjects(self) -> list[Subject]:
+        return [self._subject(spec, policy) for spec, policy in self._policies]
+
+    def sleeping(self) -> list[Subject]:
+        return [
+            subject
+            for subject in self.subjects()
+            if subject.target == 0 and subject.policy.autoscaling.mode is AutoscalingMode.ENFORCE
+        ]
+
+    def note(self, decisions: Mapping[str, Decision]) -> None:
         for spec, policy in self._policies:
+            decision = decisions.get(spec.name)
+            if decision is None:
+                continue
             by_prometheus = self._by_prometheus(policy)
             tick = tick_of(
-                decisions[spec.name],
+                decision,
                 source=MetricsSource.PROMETHEUS if by_prometheus else MetricsSource.PODS,
                 problem=self._prometheus_problem() if by_prometheus else None,
             )

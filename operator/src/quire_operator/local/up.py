@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
+from quire_operator.adapters.gateways import Gateways
 from quire_operator.adapters.local_machine import Machine, this_machine
 from quire_operator.adapters.local_process import own_identity
 from quire_operator.adapters.local_state import RunFolder, run_folder, state_home
@@ -25,7 +26,7 @@ from quire_operator.adapters.processes import LocalCluster, LocalDeployment
 from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
 from quire_operator.autoscale import TICK_SECONDS
-from quire_operator.domain.engine_contract import CONFIG_ERROR_EXIT_CODE, METRICS_PATH, engine_args, kill_grace_seconds
+from quire_operator.domain.engine_contract import CONFIG_ERROR_EXIT_CODE, engine_args, kill_grace_seconds
 from quire_operator.domain.gateway_contract import LIVE_PATH, local_gateway_args
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.prometheus_series import PrometheusOptions
@@ -95,12 +96,15 @@ class Up:
                 return
             sized = preparing.result()
             http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
-            scraper = Scraper(clock=WallClock(), gateways=lambda: [self._address + METRICS_PATH])
-            metrics = MetricsSources(pods=scraper, prometheus=self._prometheus())
+            scraper, gateways = Scraper(clock=WallClock()), Gateways(self._gateway_address)
+            metrics = MetricsSources(pods=scraper, prometheus=self._prometheus(), gateways=gateways)
             stack.push_async_callback(metrics.aclose)
             run = _Run(options, specs, folder=folder, http=http, scraper=scraper, metrics=metrics, view=self._view)
             stack.push_async_callback(run.end_at_once)
             await run.serve(sized, stop=self._asked_to_stop, kill=self._asked_to_kill)
+
+    async def _gateway_address(self) -> Sequence[str]:
+        return (self._address,)
 
     def _prometheus(self) -> Prometheus | None:
         url = self._options.prometheus_url

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quire_operator.domain.fields import Fields, later_version
+from quire_operator.domain.fields import Fields
 
 
 class AutoscalingMode(StrEnum):
@@ -57,6 +57,7 @@ class ScaleDown:
 class Autoscaling:
     mode: AutoscalingMode
     min_replicas: int
+    """0: to none while nobody asks; the gateways hold the first requests."""
     max_replicas: int
     metrics_source: MetricsSource | None
     """None: Prometheus where the operator has one set, else the pods themselves."""
@@ -67,13 +68,13 @@ class Autoscaling:
 
 def read_autoscaling(fields: Fields) -> Autoscaling:
     minimum = fields.integer("minReplicas", default=1)
-    if minimum == 0:
-        fields.problem("minReplicas", later_version("scaling to zero", "must be >= 1"))
     if not fields.has("maxReplicas"):
         fields.problem("maxReplicas", "is required")
-    maximum = fields.integer("maxReplicas", default=minimum)
+    maximum = fields.integer("maxReplicas", default=max(1, minimum))
     if maximum < minimum:
         fields.problem("maxReplicas", f"must be >= minReplicas ({minimum}), got {maximum}")
+    elif maximum == 0:
+        fields.problem("maxReplicas", "must be >= 1, got 0")
     source = fields.choice("metricsSource", MetricsSource, default=MetricsSource.PODS)
     autoscaling = Autoscaling(
         mode=fields.choice("mode", AutoscalingMode, default=AutoscalingMode.ENFORCE),
