@@ -205,6 +205,7 @@ class Engine:
 
     def _schedule(self, sequence: Sequence, count: int) -> None:
         self.kv.grow(sequence, sequence.computed + count)
+        self.kv.publish(sequence, sequence.computed + count)
         self._stall_bound.add(sequence.computed, count)
         self._chunks.append((sequence, count))
 
@@ -286,7 +287,6 @@ class Engine:
                 self._finish(sequence, end)
         for sequence, count in self._chunks:
             sequence.computed += count
-            self.kv.publish(sequence)
             if sequence.computed == sequence.known:
                 self._draw(sequence, end)
         self._chunks = []

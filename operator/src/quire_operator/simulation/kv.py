@@ -80,13 +80,13 @@ class KVCache:
             _, size = self._cached.popitem(last=False)
             self._num_cached -= size
 
-    def publish(self, sequence: Sequence) -> None:
-        """Let others find what it computed of its prompt. A block that another published first stays its own, and so
-        do those behind it."""
+    def publish(self, sequence: Sequence, end: int) -> None:
+        """Let others find the blocks of its prompt up to ``end``, which the step that begins computes: it computes them
+        before they are looked at. One that another published first stays its own, and so do those behind it."""
         prefix, place = sequence.prefix, sequence.shared
         if not self._prefix_caching or place == len(prefix):
             return
-        while place < len(prefix) and (place + 1) * self._prefix_tokens <= sequence.computed:
+        while place < len(prefix) and (place + 1) * self._prefix_tokens <= end:
             block = prefix[place]
             if block in self._held or block in self._cached:
                 break

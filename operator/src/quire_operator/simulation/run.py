@@ -133,6 +133,6 @@ class Run:
 def replica_seconds(holding: Sequence[HoldingStep], start: float, end: float) -> float:
     """The integral of replicas over time."""
     total = 0.0
-    for step, until in zip(holding, [*(s.time for s in holding[1:]), end], strict=True):
+    for step, until in zip(holding, [*(s.time for s in holding[1:]), end], strict=False):
         total += step.replicas * max(0.0, min(until, end) - max(step.time, start))
     return total
