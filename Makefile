@@ -16,7 +16,7 @@ ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test lint bench soak generate cluster-binaries engine-flags lock clean
+.PHONY: help setup setup-dev up test lint bench soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -90,6 +90,12 @@ charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefi
 docs/crd.md: crds/llmdeployments.yaml crds/document.py
 	@test -x $(BIN)/python || $(MAKE) setup
 	@$(BIN)/python crds/document.py > $@.new && mv $@.new $@
+
+chart-docs: $(VENV)/.dev ## Make the chart's table of values and its schema's descriptions from values.yaml
+	@$(BIN)/python charts/document.py
+
+chart-snapshots: $(VENV)/.dev ## Render the chart into the snapshots that the tests compare it with
+	@$(BIN)/python tests/charts/support/chart_support/snapshots.py
 
 cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, helm and kwok for the tests (first time: about 10 minutes)
 	@$(BIN)/python tests/cluster/cluster.py binaries

@@ -1,14 +1,16 @@
 """What the chart makes of its values, before any cluster sees it."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import yaml
+from chart_support.documents import container, find, of_kind
+from chart_support.snapshots import FOLDER, SNAPSHOTS, rendered
+from chart_support.values import DIGEST, EVERYTHING, VARIANTS
 
-from quire_cluster.errors import HelmFailed
 from quire_cluster.helm import Helm
 from quire_gateway.config import KubernetesSource, parse_config
 from quire_operator.domain.prometheus_series import ReplicaLabels
@@ -17,75 +19,30 @@ from quire_operator.settings import parse_settings
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "quire"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
-DIGEST = "sha256:" + "0123456789abcdef" * 4
 
-EVERYTHING: dict[str, Any] = {
-    "fullnameOverride": "inference",
-    "watchNamespaces": ["team-a", "team-b"],
-    "images": {
-        "registry": "registry.example:5000/team/",
-        "tag": "1.2.3",
-        "pullPolicy": "Always",
-        "pullSecrets": ["pull"],
-        "engine": {"digest": DIGEST},
-        "gateway": {"repository": "edge/gateway", "tag": "main"},
-    },
-    "operator": {
-        "replicas": 3,
-        "logLevel": "debug",
-        "workers": 8,
-        "resync": "90s",
-        "clusterDomain": "corp.internal",
-        "hubEndpoint": "https://hub.example/mirror",
-        "prometheus": {"url": "https://prometheus.example:9090/tenant", "podLabel": "kubernetes_pod_name"},
-        "serviceAccount": {"annotations": {"example.com/role": "operator"}},
-        "podAnnotations": {"example.com/team": "ml"},
-        "podLabels": {"team": "ml"},
-        "priorityClassName": "system-cluster-critical",
-        "nodeSelector": {"pool": "system"},
-        "tolerations": [{"key": "system", "operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
-    },
-    "gateway": {
-        "replicas": None,
-        "logLevel": "warning",
-        "holdLimit": 5,
-        "holdTimeoutSeconds": 1.5,
-        "maxBodyBytes": 2147483648,
-        "drainTimeoutSeconds": 30,
-        "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"example.com/internal": "true"}},
-        "priorityClassName": "high",
-        "nodeSelector": {"pool": "edge"},
-    },
-}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "everything": EVERYTHING,
-    "one namespace": {"watchNamespaces": ["llm"]},
-    "operator only": {"gateway": {"create": False}},
-    "least": {
-        "crds": {"create": False},
-        "rbac": {"create": False, "aggregatedRoles": False},
-        "operator": {"podDisruptionBudget": {"create": False}},
-        "gateway": {"podDisruptionBudget": {"create": False}},
-    },
-}
 variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
 
 
-def find(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
-    (found,) = [d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name]
-    return found
+Mounted = Callable[[list[str]], list[str]]
 
 
-def of_kind(documents: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
-    return [document for document in documents if document["kind"] in kinds]
+@pytest.fixture
+def mounted(tmp_path: Path) -> Mounted:
+    """Arguments as they are, with files where they name some that a pod would have mounted."""
+    authority = trustme.CA()
+    leaf = authority.issue_cert("gateway.example")
 
+    def place(argument: str) -> str:
+        flag, _, value = argument.partition("=")
+        if not value.startswith("/etc/quire/"):
+            return argument
+        file = tmp_path / value.removeprefix("/etc/quire/")
+        file.parent.mkdir(exist_ok=True)
+        pem = leaf.private_key_pem if file.name == "tls.key" else leaf.cert_chain_pems[0]
+        file.write_bytes(authority.cert_pem.bytes() if file.name == "ca.crt" else pem.bytes())
+        return f"{flag}={file}"
 
-def container(documents: list[dict[str, Any]], deployment: str) -> dict[str, Any]:
-    (only,) = find(documents, "Deployment", deployment)["spec"]["template"]["spec"]["containers"]
-    result: dict[str, Any] = only
-    return result
+    return lambda arguments: [place(argument) for argument in arguments]
 
 
 @variants
@@ -101,7 +58,12 @@ def test_every_object_says_whose_it_is(helm: Helm, values: dict[str, Any]) -> No
         if document["kind"] != "CustomResourceDefinition":
             labels = document["metadata"]["labels"]
             assert labels["app.kubernetes.io/instance"] == "quire"
-            assert labels["app.kubernetes.io/component"] in {"operator", "gateway", "roles"}
+            assert labels["app.kubernetes.io/component"] in {"operator", "gateway", "roles", "monitoring"}
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_objects_are_those_of_the_snapshot(helm: Helm, name: str) -> None:
+    assert rendered(helm, name) == (FOLDER / f"{name}.yaml").read_text(), "look at what changed: make chart-snapshots"
 
 
 def test_the_charts_crd_is_the_one_in_crds(helm: Helm) -> None:
@@ -116,10 +78,10 @@ def test_the_crd_can_be_left_to_others(helm: Helm) -> None:
 
 
 @variants
-def test_the_operator_understands_what_it_is_told(helm: Helm, values: dict[str, Any]) -> None:
+def test_the_operator_understands_what_it_is_told(helm: Helm, mounted: Mounted, values: dict[str, Any]) -> None:
     name = f"{values.get('fullnameOverride', 'quire')}-operator"
     told = container(helm.template(values), name)
-    settings = parse_settings(told["args"], {})
+    settings = parse_settings(mounted(told["args"]), {})
     expected = DEFAULTS["operator"] | values.get("operator", {})
     assert settings.watch_namespaces == tuple(values.get("watchNamespaces", ()))
     assert settings.namespace == "llm"
@@ -156,9 +118,9 @@ def test_what_opens_prometheus_is_mounted_where_the_operator_looks(helm: Helm) -
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"watchNamespaces": ["llm"]}])
-def test_the_gateway_understands_what_it_is_told(helm: Helm, values: dict[str, Any]) -> None:
+def test_the_gateway_understands_what_it_is_told(helm: Helm, mounted: Mounted, values: dict[str, Any]) -> None:
     told = container(helm.template(values), f"{values.get('fullnameOverride', 'quire')}-gateway")
-    config = parse_config(told["args"], {})
+    config = parse_config(mounted(told["args"]), {})
     expected = DEFAULTS["gateway"] | values.get("gateway", {})
     assert config.source == KubernetesSource(namespaces=tuple(values.get("watchNamespaces", ())), kubeconfig=None)
     assert config.port == told["ports"][0]["containerPort"]
@@ -190,11 +152,6 @@ def test_a_gateway_may_finish_its_drain_before_it_is_killed(helm: Helm) -> None:
 )
 def test_an_image_is_named_once_and_for_all(helm: Helm, images: dict[str, Any], expected: str) -> None:
     assert container(helm.template({"images": images}), "quire-operator")["image"] == expected
-
-
-def test_null_leaves_the_gateways_replicas_to_an_autoscaler(helm: Helm) -> None:
-    assert find(helm.template(), "Deployment", "quire-gateway")["spec"]["replicas"] == 2
-    assert "replicas" not in find(helm.template({"gateway": {"replicas": None}}), "Deployment", "quire-gateway")["spec"]
 
 
 @pytest.mark.parametrize("release", ["quire", "my-quire", "chat", "r" * 53])
@@ -251,51 +208,5 @@ def test_each_selector_finds_its_own_pods_alone(helm: Helm, values: dict[str, An
     for document in of_kind(documents, "Deployment", "Service", "PodDisruptionBudget"):
         selector = document["spec"]["selector"]
         wanted = selector.get("matchLabels", selector).items()
-        assert [name for name, labels in pods.items() if wanted <= labels.items()] == [document["metadata"]["name"]]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"operator": {"replica": 2}}, "at '/operator': additional properties 'replica' not allowed"),
-        ({"replicas": 2}, "additional properties 'replicas' not allowed"),
-        ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),
-        ({"watchNamespaces": "llm"}, "at '/watchNamespaces': got string, want array"),
-        ({"watchNamespaces": ["Team A"]}, "at '/watchNamespaces/0': 'Team A' does not match pattern"),
-        ({"operator": {"resync": "ten minutes"}}, "at '/operator/resync'"),
-        ({"operator": {"logLevel": "verbose"}}, "at '/operator/logLevel': value must be one of"),
-        ({"gateway": {"service": {"port": 0}}}, "at '/gateway/service/port': minimum: got 0, want 1"),
-        ({"images": {"operator": {"digest": "latest"}}}, "at '/images/operator/digest'"),
-        ({"images": {"registry": "https://registry.example"}}, "at '/images/registry'"),
-        ({"gateway": {"podLabels": {"team": 3}}}, "at '/gateway/podLabels/team': got number, want string"),
-    ],
-)
-def test_a_wrong_value_is_refused_by_its_path(helm: Helm, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(HelmFailed) as refused:
-        helm.template(values)
-    assert message in str(refused.value)
-
-
-def keys(tree: object, path: str = "") -> set[str]:
-    if not isinstance(tree, Mapping) or not tree:
-        return {path}
-    return {path, *(key for name, child in tree.items() for key in keys(child, f"{path}/{name}"))}
-
-
-def schema_keys(schema: Mapping[str, Any], definitions: Mapping[str, Any], path: str = "") -> set[str]:
-    if "$ref" in schema:
-        schema = definitions[schema["$ref"].removeprefix("#/$defs/")]
-    children = schema.get("properties", {}).items()
-    return {path, *(key for name, child in children for key in schema_keys(child, definitions, f"{path}/{name}"))}
-
-
-def test_the_schema_knows_the_values_that_there_are() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    known = schema_keys(schema, schema["$defs"])
-    undefined = {"/global", *(f"/{who}/resources/{what}" for who in ("operator", "gateway") for what in ("claims",))}
-    assert known - undefined == {key for key in keys(DEFAULTS) if "/requests/" not in key and "/limits/" not in key}
-
-
-def test_notes_tell_how_to_reach_what_was_installed(helm: Helm) -> None:
-    told = helm.on_chart("install", "quire", "--namespace=llm", "--dry-run=client", "--hide-secret", values={})
-    assert "kubectl -n llm port-forward service/quire-gateway 8000:80" in told
+        expected = document["metadata"]["name"].replace("-webhook", "-operator")  # a Service of the operator's
+        assert [name for name, labels in pods.items() if wanted <= labels.items()] == [expected]
