@@ -1,10 +1,13 @@
 """The gateway finds what the operator makes, and the autoscaler reads what the gateway says."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
 from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire_gateway.app import OPEN_PATHS, Site
 from quire_gateway.config import FileSource, parse_config
@@ -13,10 +16,12 @@ from quire_gateway.endpoints import kubernetes as discovery
 from quire_gateway.endpoints.kubernetes import Key, KubeObject, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
-from quire_operator.domain import desired, engine_contract, engine_metrics, names
+from quire_operator.domain import desired, engine_contract, engine_metrics, names, observed, served_names
 from quire_operator.domain.gateway_contract import REQUESTS_PATH, local_gateway_args, read_requests
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.spec import Invalid, Spec
+from quire_operator.rivals import Rivals
+from quire_operator.store import Store
 
 IMAGES = Images(engine="engine", operator="operator")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
@@ -25,6 +30,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 def test_labels_annotations_and_ports_are_called_the_same():
     assert discovery.LABEL == names.LABEL_DEPLOYMENT
     assert discovery.SERVED_NAME == names.ANNOTATION_SERVED_NAME
+    assert discovery.SENIORITY == names.ANNOTATION_SENIORITY
     assert discovery.PORT_NAME == engine_contract.HTTP_PORT_NAME
 
 
@@ -54,6 +60,57 @@ async def test_requests_of_a_gateway_are_read_as_they_were_meant():
         answer = await site.requests(make_mocked_request("GET", REQUESTS_PATH))
     read = read_requests(answer.body)
     assert (read.held, read.in_flight, read.is_complete) == ({"asleep": 3}, {"busy": 1}, True)
+
+
+def service(namespace: str, name: str, served: str, seniority: str | None, made: str) -> dict[str, Any]:
+    annotations = {names.ANNOTATION_SERVED_NAME: served}
+    if seniority is not None:
+        annotations[names.ANNOTATION_SENIORITY] = seniority
+    metadata = {
+        "namespace": namespace,
+        "name": name,
+        "creationTimestamp": made,
+        "labels": {names.LABEL_DEPLOYMENT: name},
+        "annotations": annotations,
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
+
+
+TIMES = st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", "2026-02-01T00:00:00Z"])
+SERVICES = st.lists(
+    st.builds(
+        service,
+        st.sampled_from(["prod", "team", "a"]),
+        st.sampled_from(["chat", "talk"]),
+        st.sampled_from(["m", "n"]),
+        st.none() | st.builds(served_names.seniority, TIMES, st.sampled_from(["u1", "u2"])),
+        TIMES,
+    ),
+    unique_by=lambda body: (body["metadata"]["namespace"], body["metadata"]["name"]),
+    max_size=6,
+)
+
+
+@given(SERVICES)
+def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str, Any]]) -> None:
+    """What the operator finds no conflict in, and where the gateway sends requests."""
+    store, services, slices = Store(), {}, []
+    for body in bodies:
+        key = observed.key_of_child(body)
+        assert key is not None
+        store.put_child(key, observed.trim_child(body, kind="Service"))
+        services[Key(key.namespace, key.name)] = msgspec.convert(body, KubeObject)
+        endpoints = {
+            "metadata": {"namespace": key.namespace, "labels": {"kubernetes.io/service-name": key.name}},
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": 8000}],
+            "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": {"name": key.name}}],
+        }
+        slices.append(msgspec.convert(endpoints, KubeObject))
+    rivals = Rivals(store, lambda key: None)
+    claims = {str(key): store.claim(key) for key in store.all_keys() if rivals.conflict(key) is None}
+    routed = {endpoint.id: model for model, found in snapshot_of(services, slices).items() for endpoint in found}
+    assert {key: claim and claim.served_name for key, claim in claims.items()} == routed
 
 
 def test_gateway_asks_for_no_key_where_the_operator_brings_none():

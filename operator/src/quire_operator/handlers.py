@@ -25,6 +25,7 @@ CHILD_KINDS: Mapping[str, tuple[str, str, str]] = {
     "ServiceAccount": ("", "v1", "serviceaccounts"),
     "PersistentVolumeClaim": ("", "v1", "persistentvolumeclaims"),
     "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
 }
 _PODS = ("", "v1", "pods")
 _LEASES = ("coordination.k8s.io", "v1", "leases")
@@ -216,6 +217,32 @@ class _Backoffs:
             yield 5.0
 
 
+class _NoEssence(kopf.DiffBaseStorage):
+    """kopf compares each object with what it was; we do not ask, and its copies were a sixth of the operator's work."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None: ...
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Event handlers have none."""
+
+    def fetch(self, *, key: str, body: kopf.Body) -> None:
+        return None
+
+    def store(self, *, key: str, record: Any, body: kopf.Body, patch: kopf.Patch) -> None: ...
+    def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None: ...
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None: ...
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+
 def operator_settings(*, namespace: str, lease_name: str) -> kopf.OperatorSettings:
     """kopf as a mere messenger. ``namespace`` is the Lease's."""
     settings = kopf.OperatorSettings()
@@ -232,6 +259,8 @@ def operator_settings(*, namespace: str, lease_name: str) -> kopf.OperatorSettin
     settings.networking.error_backoffs = _Backoffs()
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 5.0
+    settings.persistence.diffbase_storage = _NoEssence()
+    settings.persistence.progress_storage = _NoProgress()
     settings.posting.enabled = False
     settings.posting.loggers = False
     settings.peering.standalone = True

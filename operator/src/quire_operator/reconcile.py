@@ -17,11 +17,14 @@ from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Resource
 from quire_operator.domain.ownership import ForeignField
 from quire_operator.domain.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update, plan
+from quire_operator.domain.plan import Conflict as Conflicting
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.repairs import STATUS, RepairLog
+from quire_operator.domain.rival_scalers import REPLICAS, Contest, following_replicas
 from quire_operator.domain.scaling_status import scaling_record, scaling_sections
 from quire_operator.domain.spec import AutoscalingMode, Invalid, Spec
 from quire_operator.domain.status import Event, events, status
+from quire_operator.domain.surroundings import ASIDE_KINDS, OPTIONAL_KINDS, Surroundings
 from quire_operator.domain.target import Target, target
 from quire_operator.domain.victims import deletion_costs
 from quire_operator.ports import (
@@ -37,6 +40,7 @@ from quire_operator.ports import (
     ScalingNotDone,
     Throttled,
 )
+from quire_operator.rivals import Rivals
 from quire_operator.store import Store
 
 logger = logging.getLogger(__name__)
@@ -44,10 +48,9 @@ logger = logging.getLogger(__name__)
 CONFLICT_SECONDS = 30.0
 """How often a name that is taken is looked at: the object that has it is not watched."""
 _PASSING_SECONDS = 2.0
-_QUOTA_SECONDS, _FORBIDDEN_SECONDS, _GONE_SECONDS = 30.0, 60.0, 5.0
+_QUOTA_SECONDS, _FORBIDDEN_SECONDS, _GONE_SECONDS, _KIND_GONE_SECONDS = 30.0, 60.0, 5.0, 30.0
 _THROTTLED_SECONDS, _NOT_LEADING_SECONDS = 1.0, 1.0
 _PERSIST_SECONDS = 10.0
-_CONTESTED_SECONDS = 600.0
 
 
 def retry_after(error: Exception) -> float | None:
@@ -78,19 +81,6 @@ class _Persist:
             self.done.set_result(None) if error is None else self.done.set_exception(error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Contest:
-    """Somebody else set the number of replicas; ``times`` until ``until``."""
-
-    manager: str
-    times: int
-    until: float
-
-    def is_on(self, now: float) -> bool:
-        """Once is a hand; again is a machine that will not stop."""
-        return self.times > 1 and now < self.until
-
-
 @dataclass(slots=True)
 class _Memory:
     """What this process knows of one LLMDeployment beside the store; all of it can be lost."""
@@ -103,7 +93,7 @@ class _Memory:
     victims: tuple[str, ...] = ()
     persist: _Persist | None = None
     metrics_problem: MetricsProblem | None = None
-    contest: _Contest | None = None
+    contest: Contest | None = None
     repairs: RepairLog = field(default_factory=RepairLog)
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """What was written last, and what the server made of it."""
@@ -119,6 +109,8 @@ class _Outcome:
     """What one pass came to."""
 
     blocker: Blocker | None = None
+    aside: Blocker | None = None
+    """The same of what replicas serve without."""
     target: int | None = None
     additions: tuple[ForeignField, ...] = ()
     again_seconds: float | None = None
@@ -136,9 +128,11 @@ class Reconciler:
         images: Images,
         enqueue: Callable[[Key], None],
         cluster_domain: str = "cluster.local",
+        around: Callable[[], Surroundings] = Surroundings,
     ) -> None:
         self._cluster, self._store, self._clock = cluster, store, clock
         self._images, self._enqueue, self._cluster_domain = images, enqueue, cluster_domain
+        self._around, self._rivals = around, Rivals(store, enqueue)
         self._memory: dict[Key, _Memory] = {}
 
     def forget(self) -> None:
@@ -174,6 +168,7 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
+        self._rivals.look(key)
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
             gone = self._memory.pop(key, None)  # the garbage collector does the rest
@@ -194,30 +189,40 @@ class Reconciler:
             outcome = _Outcome(blocker=Blocker.invalid(all_problems(spec, self._images)))
             return await self._report(resource, memory, None, outcome)
         outcome = await self._converge(resource, memory, spec)
+        self._rivals.look(resource.key)
         wait = await self._report(self._latest(resource), memory, spec, outcome)
         return _soonest(outcome.again_seconds, wait)
 
     async def _converge(self, resource: Resource, memory: _Memory, spec: Spec) -> _Outcome:
-        key = resource.key
-        children = await self._children(key, spec)
+        key, around = resource.key, self._around()
+        children = await self._children(key, spec, around)
         goal = _goal(resource, memory, spec, children)
+        if _only_recommends(spec):
+            children, memory.contest = following_replicas(children), None
         await self._persist(resource, memory, spec, goal)
-        manifests = desired(spec, goal.replicas, uid=resource.uid, images=self._images)
+        manifests = desired(
+            spec, goal.replicas, uid=resource.uid, images=self._images, created=resource.created, around=around
+        )
         if isinstance(manifests, Invalid):
             return _Outcome(blocker=Blocker.invalid(manifests.problems), target=goal.replicas)
         todo = plan(manifests, children, memory.applied, name=key.name, uid=resource.uid)
         await self._mark_victims(key, memory, goal.replicas)
-        blocker, again = await self._carry_out(resource, memory, todo)
+        outcome = await self._carry_out(resource, memory, todo)
         if todo.conflicts:
-            messages = "; ".join(conflict.message for conflict in todo.conflicts)
-            blocker = Blocker(reason="NameConflict", message=messages)
+            blocking, beside = _name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
-        return _Outcome(blocker=blocker, target=goal.replicas, additions=todo.additions, again_seconds=again)
+            outcome = replace(
+                outcome,
+                blocker=blocking or outcome.blocker,
+                aside=beside or outcome.aside,
+                again_seconds=again if blocking else _soonest(again, outcome.again_seconds),
+            )
+        return replace(outcome, target=goal.replicas, additions=todo.additions)
 
-    async def _children(self, key: Key, spec: Spec) -> Mapping[Ref, Child]:
+    async def _children(self, key: Key, spec: Spec, around: Surroundings) -> Mapping[Ref, Child]:
         """Also those that no watch shows: without a label of ours, theirs or ours, or just made."""
         children = dict(self._store.children(key))
-        for ref in child_refs(spec):
+        for ref in child_refs(spec, around):
             if ref not in children and (child := await self._cluster.read_child(key, ref)) is not None:
                 children[ref] = child
         return children
@@ -245,9 +250,10 @@ class Reconciler:
             await self._cluster.set_deletion_costs(key, deletion_costs(pods, memory.victims))
         memory.victims = ()
 
-    async def _carry_out(self, resource: Resource, memory: _Memory, todo: Plan) -> tuple[Blocker | None, float | None]:
+    async def _carry_out(self, resource: Resource, memory: _Memory, todo: Plan) -> _Outcome:
         """All actions, though some are refused; the first refusal, and when to try again."""
         blocker: Blocker | None = None
+        aside: Blocker | None = None
         again: float | None = None
         for action in todo.actions:
             if wait := self._wait_to_repair(memory, action):
@@ -259,8 +265,15 @@ class Reconciler:
                 refusal, again = Blocker(reason="QuotaExceeded", message=str(error)), _QUOTA_SECONDS
             except Forbidden as error:
                 refusal, again = Blocker(reason="Forbidden", message=str(error)), _FORBIDDEN_SECONDS
-            blocker = blocker or refusal
-        return blocker, again
+            except NotFound:
+                if _ref(action).kind not in OPTIONAL_KINDS:
+                    raise
+                refusal, again = None, _soonest(again, _KIND_GONE_SECONDS)  # its kind went with its CRD
+            if _ref(action).kind in ASIDE_KINDS:
+                aside = aside or refusal
+            else:
+                blocker = blocker or refusal
+        return _Outcome(blocker=blocker, aside=aside, again_seconds=again)
 
     async def _act(self, resource: Resource, memory: _Memory, action: Action) -> Blocker | None:
         match action:
@@ -304,7 +317,7 @@ class Reconciler:
 
     def _wait_to_repair(self, memory: _Memory, action: Action) -> float:
         """How long an action that sets back what others did has to wait; one that needs not is noted as done."""
-        ref = action.manifest.ref if isinstance(action, Create | Update) else action.ref
+        ref = _ref(action)
         match action:
             case Update(is_repair=True, drift=drift):
                 what = _list(drift)
@@ -321,7 +334,7 @@ class Reconciler:
         return wait
 
     def _note_contest(self, memory: _Memory, drift: Sequence[ForeignField]) -> None:
-        manager = next((entry.manager for entry in drift if entry.path == ("f:spec", "f:replicas")), None)
+        manager = next((entry.manager for entry in drift if entry.path == REPLICAS), None)
         if manager is not None:
             # The evidence is gone with our apply, but what fights for the field comes back.
             now, last = self._clock.now(), memory.contest
@@ -329,8 +342,7 @@ class Reconciler:
             memory.contest = _Contest(manager=manager, times=times, until=now + _CONTESTED_SECONDS)
 
     def _note(self, key: Key, action: Action) -> None:
-        ref = action.manifest.ref if isinstance(action, Create | Update) else action.ref
-        logger.info("%s: %s %s: %s", key, type(action).__name__.lower(), ref, action.reason)
+        logger.info("%s: %s %s: %s", key, type(action).__name__.lower(), _ref(action), action.reason)
 
     async def _report(self, resource: Resource, memory: _Memory, spec: Spec | None, outcome: _Outcome) -> float | None:
         """Say in status what there is and what came of this pass; how long to wait where others write it too."""
@@ -345,6 +357,8 @@ class Reconciler:
             contested=memory.contest.manager if memory.contest is not None and memory.contest.is_on(now) else None,
             metrics_problem=memory.metrics_problem,
             fought_over=memory.repairs.contests(now),
+            aside=outcome.aside,
+            rival=self._rivals.conflict(resource.key) if self._around().unique_served_names else None,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         if memory.status is not None and memory.status[0] == wanted and memory.status[1] != resource.status != wanted:
@@ -385,10 +399,14 @@ class Reconciler:
         return memory
 
 
+def _only_recommends(spec: Spec) -> bool:
+    return spec.autoscaling is not None and spec.autoscaling.mode is AutoscalingMode.RECOMMEND
+
+
 def _goal(resource: Resource, memory: _Memory, spec: Spec, children: Mapping[Ref, Child]) -> Target:
     record = scaling_record(resource.status)
     goal = target(spec, decided=memory.decided, record=record, deployment=_deployment(resource, children))
-    if spec.autoscaling is None or spec.autoscaling.mode is AutoscalingMode.RECOMMEND:
+    if spec.autoscaling is None or _only_recommends(spec):
         memory.decided, memory.victims = None, ()
     elif memory.decided is None:
         # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
@@ -400,6 +418,21 @@ def _deployment(resource: Resource, children: Mapping[Ref, Child]) -> Deployment
     child = children.get(Ref("Deployment", resource.key.name))
     is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
     return child.deployment if child is not None and is_ours else None
+
+
+def _ref(action: Action) -> Ref:
+    return action.manifest.ref if isinstance(action, Create | Update) else action.ref
+
+
+def _name_conflicts(conflicts: Sequence[Conflicting]) -> tuple[Blocker | None, Blocker | None]:
+    """Of children that replicas need, and of the others."""
+
+    def blocker(found: Sequence[Conflicting]) -> Blocker | None:
+        messages = "; ".join(conflict.message for conflict in found)
+        return Blocker(reason="NameConflict", message=messages) if found else None
+
+    beside = [conflict for conflict in conflicts if conflict.ref.kind in ASIDE_KINDS]
+    return blocker([conflict for conflict in conflicts if conflict not in beside]), blocker(beside)
 
 
 def _soonest(one: float | None, other: float | None) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire_operator.domain.observed import Child, Key, Pod, Ref, Resource, is_newer
+from quire_operator.domain.served_names import Claim
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Store:
 
     def __init__(self) -> None:
         self._families: dict[Key, _Family] = {}
+        self._claims: dict[str, dict[Key, Claim]] = {}
 
     def live_keys(self) -> list[Key]:
         """Of all LLMDeployments that are there."""
@@ -63,7 +65,11 @@ class Store:
         children = self._family(key).children
         if not _is_news(child, children.get(child.ref)):
             return False
+        self._unclaim(key, children.get(child.ref))
         children[child.ref] = child
+        if child.served_name:
+            claim = Claim(key=key, served_name=child.served_name, seniority=child.seniority)
+            self._claims.setdefault(child.served_name, {})[key] = claim
         return True
 
     def put_pod(self, key: Key, pod: Pod) -> bool:
@@ -85,7 +91,7 @@ class Store:
         """It was deleted; a newer one of the same name stays."""
         family = self._families.get(key)
         if family is not None and ref in family.children and family.children[ref].uid == uid:
-            del family.children[ref]
+            self._unclaim(key, family.children.pop(ref))
             self._forget_empty(key)
 
     def drop_pod(self, key: Key, name: str, uid: str) -> None:
@@ -94,6 +100,21 @@ class Store:
         if family is not None and name in family.pods and family.pods[name].uid == uid:
             del family.pods[name]
             self._forget_empty(key)
+
+    def claim(self, key: Key) -> Claim | None:
+        """What its Service says it serves; None while there is no such Service."""
+        family = self._families.get(key)
+        served = () if family is None else (c.served_name for c in family.children.values() if c.served_name)
+        return next((claim for name in served if (claim := self._claims[name].get(key)) is not None), None)
+
+    def claims(self, served_name: str) -> tuple[Claim, ...]:
+        """All who say they serve it."""
+        return tuple(self._claims.get(served_name, {}).values())
+
+    def _unclaim(self, key: Key, child: Child | None) -> None:
+        claims = self._claims.get(child.served_name) if child is not None and child.served_name else None
+        if child is not None and claims is not None and claims.pop(key, None) is not None and not claims:
+            del self._claims[child.served_name]
 
     def _family(self, key: Key) -> _Family:
         return self._families.setdefault(key, _Family())

@@ -15,7 +15,7 @@ async def sweep(cluster: Cluster, store: Store, *, kinds: Sequence[str], enqueue
     """List all kinds; enqueue the keys for which that was news. Raises ``ClusterError``."""
     await _sweep_resources(cluster, store, enqueue)
     for kind in kinds:
-        await _sweep_children(cluster, store, kind, enqueue)
+        await sweep_children(cluster, store, kind, enqueue)
     await _sweep_pods(cluster, store, enqueue)
 
 
@@ -31,7 +31,8 @@ async def _sweep_resources(cluster: Cluster, store: Store, enqueue: Callable[[Ke
         enqueue(key)
 
 
-async def _sweep_children(cluster: Cluster, store: Store, kind: str, enqueue: Callable[[Key], None]) -> None:
+async def sweep_children(cluster: Cluster, store: Store, kind: str, enqueue: Callable[[Key], None]) -> None:
+    """The same for one kind of children."""
     known: dict[tuple[Key, Ref], str] = {}
     for key in store.all_keys():
         known |= {(key, ref): child.uid for ref, child in store.children(key).items() if ref.kind == kind}

@@ -104,7 +104,7 @@ def test_additions_that_break_a_replica_go_and_others_are_told() -> None:
     (removal,) = made.actions
     assert isinstance(removal, RemoveFields)
     assert (removal.fields, removal.version) == ((breaking,), "7")
-    assert made.additions == (harmless,)
+    assert made.additions == (replace(harmless, child="Deployment chat"),)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from quire_operator.domain.observed import Child, DeploymentState, Key, Owner, P
 from quire_operator.domain.plan import RemoveFields
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.status import Event
+from quire_operator.domain.surroundings import Surroundings
 from quire_operator.ports import ClusterError, Conflict
 from quire_operator.reconcile import Reconciler
 from quire_operator.store import Store
@@ -44,6 +45,8 @@ class FakeCluster:
     statuses: list[dict[str, Any]] = field(default_factory=list)
     unknown_fields: frozenset[str] = frozenset()
     """Fields of status that an older CRD drops."""
+    kinds: frozenset[str] = frozenset()
+    """The optional ones that it has."""
     version: int = 100
 
     def _next(self) -> str:
@@ -54,6 +57,11 @@ class FakeCluster:
         self.asked.append(what)
         if self.errors.get(what):
             raise self.errors[what].pop(0)
+
+    async def served_kinds(self) -> frozenset[str]:
+        if self.errors.get("served kinds"):
+            raise self.errors["served kinds"].pop(0)
+        return self.kinds
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         return self.children.get(ref)
@@ -69,6 +77,7 @@ class FakeCluster:
     def _apply(self, manifest: Manifest) -> Child:
         body: Any = manifest.body
         (owner,) = body["metadata"]["ownerReferences"]
+        annotations = body["metadata"].get("annotations", {})
         old = self.children.get(manifest.ref)
         child = Child(
             ref=manifest.ref,
@@ -79,6 +88,8 @@ class FakeCluster:
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
             deployment=_state(body["spec"]["replicas"], old) if manifest.ref.kind == "Deployment" else None,
+            served_name=annotations.get("quire.dev/served-name", ""),
+            seniority=annotations.get("quire.dev/seniority", ""),
         )
         self.children[manifest.ref] = child
         return child
@@ -149,6 +160,7 @@ class World:
     def __init__(self) -> None:
         self.cluster, self.clock = FakeCluster(), FakeClock()
         self.enqueued: list[Key] = []
+        self.around = Surroundings()
         self.restart()
 
     def restart(self) -> None:
@@ -160,6 +172,7 @@ class World:
             clock=self.clock,
             images=Images(engine="engine:1", operator="operator:1"),
             enqueue=self.enqueued.append,
+            around=lambda: self.around,
         )
         self.show()
 
@@ -191,6 +204,7 @@ class World:
             deleting=False,
             body=body,
             status={} if old is None else old.status,
+            created="2026-01-02T00:00:00Z" if old is None else old.created,
         )
         self.show()
 

@@ -21,6 +21,8 @@ from quire_gateway.endpoints.kubernetes_access import Access
 
 LABEL = "quire.dev/llmdeployment"
 SERVED_NAME = "quire.dev/served-name"
+SENIORITY = "quire.dev/seniority"
+"""When the LLMDeployment of a Service was made, and its uid: outlives a Service that is made anew."""
 PORT_NAME = "http"
 _SERVICE_NAME = "kubernetes.io/service-name"
 
@@ -103,9 +105,9 @@ class Key:
 
 
 def snapshot_of(services: Mapping[Key, KubeObject], slices: Iterable[KubeObject]) -> Snapshot:
-    """Models and their replicas. Of two Services with one served name the older one has it."""
+    """Models and their replicas. Of two Services with one served name that of the older LLMDeployment has it."""
     owners: dict[str, Key] = {}
-    for key, service in sorted(services.items(), key=lambda item: (item[1].metadata.creation_timestamp, str(item[0]))):
+    for key, service in sorted(services.items(), key=lambda item: _age(*item)):
         model = (service.metadata.annotations or {}).get(SERVED_NAME)
         if model:
             owner = owners.setdefault(model, key)
@@ -126,6 +128,12 @@ def snapshot_of(services: Mapping[Key, KubeObject], slices: Iterable[KubeObject]
             if known is None or endpoint.ready:
                 found[model][endpoint.id] = endpoint
     return {model: tuple(endpoints[id_] for id_ in sorted(endpoints)) for model, endpoints in found.items()}
+
+
+def _age(key: Key, service: KubeObject) -> tuple[str, str]:
+    """Lesser is older. The operator judges by the same."""
+    seniority = (service.metadata.annotations or {}).get(SENIORITY) or service.metadata.creation_timestamp
+    return seniority, f"{key.namespace}/{key.name}"
 
 
 def _words(key: Key, model: str, owner: Key) -> tuple[str, str, str, str, str]:

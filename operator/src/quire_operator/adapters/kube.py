@@ -24,6 +24,7 @@ from quire_operator.domain.observed import (
 )
 from quire_operator.domain.plan import RemoveFields
 from quire_operator.domain.status import Event
+from quire_operator.domain.surroundings import OPTIONAL_KINDS, POD_MONITOR, PROMETHEUS_RULE
 from quire_operator.ports import Conflict, NotFound
 
 _APPLY = "application/apply-patch+yaml"
@@ -34,12 +35,16 @@ _PAGE = "200"
 _CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
 _RESOURCES = (f"/apis/{names.API_VERSION}", names.PLURAL)
 _PODS, _EVENTS = ("/api/v1", "pods"), ("/api/v1", "events")
+_MONITORING = "/apis/monitoring.coreos.com/v1"
 _CHILDREN = {
     "Deployment": ("/apis/apps/v1", "deployments"),
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    POD_MONITOR: (_MONITORING, "podmonitors"),
+    PROMETHEUS_RULE: (_MONITORING, "prometheusrules"),
 }
 
 
@@ -65,6 +70,14 @@ class KubeCluster:
             return False
         conditions = body.get("status", {}).get("conditions") or []
         return any(c.get("type") == "Established" and c.get("status") == "True" for c in conditions)
+
+    async def served_kinds(self) -> frozenset[str]:
+        """See ``ports.Cluster``."""
+        try:
+            body = await self._connection.read(_MONITORING)
+        except NotFound:
+            return frozenset()
+        return OPTIONAL_KINDS & {resource.get("kind") for resource in body.get("resources") or []}
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         """See ``ports.Cluster``."""

@@ -13,6 +13,7 @@ from quire_operator.domain.fields import Problem
 from quire_operator.domain.observed import DeploymentState, Pod
 from quire_operator.domain.ownership import ForeignField
 from quire_operator.domain.pod_failures import Failure, FailureReason, worst_failure
+from quire_operator.domain.rival_scalers import contest_message
 from quire_operator.domain.spec import AutoscalingMode, Spec
 
 JSON = Mapping[str, object]
@@ -218,7 +219,7 @@ def _autoscaling(view: View) -> ConditionState:
         reason, message = "InvalidSpec", "the spec can't be read"
     elif view.contested is not None:
         reason = "ReplicasContested"
-        message = f"{view.contested} also sets the replicas of the Deployment; only one may"
+        message = contest_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
     elif autoscaling is not None and view.metrics_problem is not None:
         reason = view.metrics_problem.reason
         problem = view.metrics_problem

@@ -4,7 +4,7 @@ After ``spec``, before ``plan``. Fields that Kubernetes would default are left o
 whoever changes it finds it changed back. ``replicas`` is always rendered from the target: dropping it would reset it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from json import dumps
@@ -13,12 +13,17 @@ from math import ceil
 from quire_operator.domain import engine_contract as engine
 from quire_operator.domain import names
 from quire_operator.domain.fields import Problem
+from quire_operator.domain.monitoring import pod_monitor, prometheus_rule
+from quire_operator.domain.network_policy import network_policy
 from quire_operator.domain.observed import Ref
 from quire_operator.domain.pod_template import STARTUP_SECONDS, Images, pod_template
-from quire_operator.domain.spec import HubSource, Invalid, NewClaim, RolloutStrategy, Spec
+from quire_operator.domain.served_names import seniority
+from quire_operator.domain.spec import Invalid, NewClaim, RemoteSource, RolloutStrategy, Spec
+from quire_operator.domain.surroundings import POD_MONITOR, PROMETHEUS_RULE, Surroundings
 
 JSON = dict[str, object]
 
+_MONITORING = "monitoring.coreos.com/v1"
 COMPONENT = "engine"
 HEADLESS_COMPONENT = "engine-headless"
 # A rollout may wait this long for the scheduler and the image beside the model; a hub needs time to download.
@@ -46,8 +51,11 @@ class Manifests:
     cache_claim: Manifest | None
     service: Manifest
     headless_service: Manifest
+    network_policy: Manifest | None
     pod_disruption_budget: Manifest
     deployment: Manifest
+    pod_monitor: Manifest | None
+    prometheus_rule: Manifest | None
 
     def __iter__(self) -> Iterator[Manifest]:
         if self.cache_claim is not None:
@@ -55,17 +63,34 @@ class Manifests:
         yield self.service_account
         yield self.service
         yield self.headless_service
+        if self.network_policy is not None:
+            yield self.network_policy
         yield self.pod_disruption_budget
         yield self.deployment
+        if self.pod_monitor is not None:
+            yield self.pod_monitor
+        if self.prometheus_rule is not None:
+            yield self.prometheus_rule
 
 
-def desired(spec: Spec, target: int, *, uid: str, images: Images) -> Manifests | Invalid:
-    """The children of the LLMDeployment with this ``uid``, running ``target`` replicas."""
+NOTHING_AROUND = Surroundings()
+
+
+def desired(
+    spec: Spec,
+    target: int,
+    *,
+    uid: str,
+    images: Images,
+    created: str = "",
+    around: Surroundings = NOTHING_AROUND,
+) -> Manifests | Invalid:
+    """The children of the LLMDeployment with this ``uid``, ``created`` then, running ``target`` replicas."""
     children = names.child_names(spec.name)
     template = pod_template(spec, images, labels=labels(spec.name), selector=selector(spec.name))
     if not isinstance(template, dict):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=template)
-    build = _Builder(spec=spec, uid=uid)
+    build = _Builder(spec=spec, uid=uid, created=created)
     return Manifests(
         service_account=build.manifest(
             "v1", "ServiceAccount", children.service_account, {"automountServiceAccountToken": False}
@@ -73,8 +98,11 @@ def desired(spec: Spec, target: int, *, uid: str, images: Images) -> Manifests |
         cache_claim=_cache_claim(build, children.cache_claim),
         service=_service(build, children.service),
         headless_service=_headless_service(build, children.headless_service),
+        network_policy=_network_policy(build, children.network_policy, around),
         pod_disruption_budget=_pod_disruption_budget(build, children.pod_disruption_budget),
         deployment=_deployment(build, children.deployment, target, template),
+        pod_monitor=_pod_monitor(build, children.pod_monitor, around),
+        prometheus_rule=_prometheus_rule(build, children.prometheus_rule, around),
     )
 
 
@@ -87,18 +115,25 @@ def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
     return invalid.problems if isinstance(template, dict) else (*invalid.problems, *template)
 
 
-def child_refs(spec: Spec) -> tuple[Ref, ...]:
+def child_refs(spec: Spec, around: Surroundings = NOTHING_AROUND) -> tuple[Ref, ...]:
     """What the children will be called, before anything else about them is known."""
     children = names.child_names(spec.name)
-    refs = (
+    refs = [
         Ref("ServiceAccount", children.service_account),
         Ref("Service", children.service),
         Ref("Service", children.headless_service),
         Ref("PodDisruptionBudget", children.pod_disruption_budget),
         Ref("Deployment", children.deployment),
-    )
-    makes_claim = isinstance(spec.model.cache, NewClaim)
-    return (*refs, Ref("PersistentVolumeClaim", children.cache_claim)) if makes_claim else refs
+    ]
+    if isinstance(spec.model.cache, NewClaim):
+        refs.append(Ref("PersistentVolumeClaim", children.cache_claim))
+    if around.network_peers is not None:
+        refs.append(Ref("NetworkPolicy", children.network_policy))
+    if around.makes(POD_MONITOR):
+        refs.append(Ref(POD_MONITOR, children.pod_monitor))
+    if around.makes(PROMETHEUS_RULE) and spec.autoscaling is not None:
+        refs.append(Ref(PROMETHEUS_RULE, children.prometheus_rule))
+    return tuple(refs)
 
 
 def labels(name: str, *, component: str = COMPONENT) -> dict[str, str]:
@@ -121,6 +156,7 @@ def selector(name: str) -> dict[str, str]:
 class _Builder:
     spec: Spec
     uid: str
+    created: str
 
     def manifest(
         self,
@@ -130,12 +166,13 @@ class _Builder:
         content: JSON,
         *,
         component: str = COMPONENT,
-        annotations: dict[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        more_labels: Mapping[str, str] | None = None,
     ) -> Manifest:
         metadata: JSON = {
             "name": name,
             "namespace": self.spec.namespace,
-            "labels": labels(self.spec.name, component=component),
+            "labels": {**(more_labels or {}), **labels(self.spec.name, component=component)},
             "ownerReferences": [self._owner()],
         }
         if annotations:
@@ -171,7 +208,7 @@ def progress_deadline_seconds(spec: Spec) -> int:
     """How long a rollout may go without a replica more becoming ready."""
     if spec.rollout.progress_deadline_seconds is not None:
         return ceil(spec.rollout.progress_deadline_seconds)
-    download = _DOWNLOAD_SECONDS if isinstance(spec.model.source, HubSource) else 0
+    download = _DOWNLOAD_SECONDS if isinstance(spec.model.source, RemoteSource) else 0
     return STARTUP_SECONDS + _PROGRESS_MARGIN_SECONDS + download
 
 
@@ -184,6 +221,8 @@ def _strategy(spec: Spec) -> JSON:
 
 def _service(build: _Builder, name: str) -> Manifest:
     served = {names.ANNOTATION_SERVED_NAME: build.spec.model.served_name}
+    if build.created:
+        served[names.ANNOTATION_SENIORITY] = seniority(build.created, build.uid)
     content: JSON = {"spec": {"selector": selector(build.spec.name), "ports": [_port()]}}
     return build.manifest("v1", "Service", name, content, annotations=served)
 
@@ -217,6 +256,31 @@ def _pod_disruption_budget(build: _Builder, name: str) -> Manifest:
         "selector": {"matchLabels": selector(build.spec.name)},
     }
     return build.manifest("policy/v1", "PodDisruptionBudget", name, {"spec": content})
+
+
+def _network_policy(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
+    if around.network_peers is None:
+        return None
+    content: JSON = {"spec": network_policy(around.network_peers, selector=selector(build.spec.name))}
+    return build.manifest("networking.k8s.io/v1", "NetworkPolicy", name, content)
+
+
+def _pod_monitor(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
+    options = around.monitoring
+    if options is None or not around.makes(POD_MONITOR):
+        return None
+    content: JSON = {"spec": pod_monitor(options, selector=selector(build.spec.name))}
+    return build.manifest(_MONITORING, POD_MONITOR, name, content, more_labels=options.pod_monitor_labels)
+
+
+def _prometheus_rule(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
+    options = around.monitoring
+    if options is None or not around.makes(PROMETHEUS_RULE):
+        return None
+    rule = prometheus_rule(build.spec, options)
+    if rule is None:
+        return None
+    return build.manifest(_MONITORING, PROMETHEUS_RULE, name, {"spec": rule}, more_labels=options.rule_labels)
 
 
 def _cache_claim(build: _Builder, name: str) -> Manifest | None:

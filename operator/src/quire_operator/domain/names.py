@@ -21,6 +21,8 @@ LABEL_DEPLOYMENT = f"{GROUP}/llmdeployment"
 """On every child: the LLMDeployment it belongs to. Watches and the gateway select by it."""
 ANNOTATION_SERVED_NAME = f"{GROUP}/served-name"
 """On the Service: the model name that clients ask for."""
+ANNOTATION_SENIORITY = f"{GROUP}/seniority"
+"""On the Service: of two that claim one served name, the one with the lesser text has it."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 _HEADLESS_SUFFIX = "-headless"
@@ -42,6 +44,9 @@ class ChildNames:
     pod_disruption_budget: str
     service_account: str
     cache_claim: str
+    network_policy: str
+    pod_monitor: str
+    prometheus_rule: str
 
 
 def child_names(name: str) -> ChildNames:
@@ -53,6 +58,9 @@ def child_names(name: str) -> ChildNames:
         pod_disruption_budget=name,
         service_account=name,
         cache_claim=f"{name}-models",
+        network_policy=name,
+        pod_monitor=name,
+        prometheus_rule=name,
     )
 
 

@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from quire_operator.domain.names import KIND, LABEL_DEPLOYMENT
+from quire_operator.domain.names import ANNOTATION_SENIORITY, ANNOTATION_SERVED_NAME, KIND, LABEL_DEPLOYMENT
 from quire_operator.domain.ownership import ForeignField, fingerprint, foreign_fields
 
 JSON = Mapping[str, object]
+
+_FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
+"""Kinds whose spec its own controllers write to (a claim's volume): what is foreign there is as it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Resource:
     body: JSON
     """What ``Spec.parse`` reads: kind, names and spec."""
     status: JSON
+    created: str = ""
+    """When, in RFC 3339; empty while it is only being asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +115,10 @@ class Child:
     fingerprint: str
     foreign: tuple[ForeignField, ...]
     deployment: DeploymentState | None = None
+    served_name: str = ""
+    """Of a Service that serves a model, and empty for all else."""
+    seniority: str = ""
+    """By which Services of one served name are ordered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +194,7 @@ def trim_resource(body: JSON) -> Resource:
         deleting="deletionTimestamp" in metadata,
         body=kept,
         status=dict(_map(body, "status")),
+        created=_text(metadata, "creationTimestamp"),
     )
 
 
@@ -192,6 +202,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
     """An object of one of the kinds we make."""
     metadata = _map(body, "metadata")
     managed = cast(Sequence[JSON], metadata.get("managedFields") or ())
+    annotations = _map(metadata, "annotations") if kind == "Service" else {}
     return Child(
         ref=Ref(kind, _text(metadata, "name")),
         uid=_text(metadata, "uid"),
@@ -199,8 +210,10 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         owner=_controller(metadata),
         deleting="deletionTimestamp" in metadata,
         fingerprint=fingerprint(managed),
-        foreign=foreign_fields(managed) if kind == "Deployment" else (),
+        foreign=foreign_fields(managed) if kind not in _FILLED_IN_BY_KUBERNETES else (),
         deployment=_deployment(body) if kind == "Deployment" else None,
+        served_name=_text(annotations, ANNOTATION_SERVED_NAME),
+        seniority=_text(annotations, ANNOTATION_SENIORITY) or _text(metadata, "creationTimestamp"),
     )
 
 

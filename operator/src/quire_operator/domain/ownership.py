@@ -16,6 +16,8 @@ Tree = Mapping[str, "Tree"]
 
 _ENGINE = 'k:{"name":"engine"}'
 _POD_SPEC: Path = ("f:spec", "f:template", "f:spec")
+# Of a Service: replicas would get requests before they are ready.
+_UNREADY_ADDRESSES: Path = ("f:spec", "f:publishNotReadyAddresses")
 # Below the pod spec. What anybody else adds here changes what a replica is to the gateway, to the probes or to the
 # security promised for it; whatever lies beneath breaks the contract as well.
 _CONTRACT: tuple[Path, ...] = (
@@ -46,9 +48,12 @@ class ForeignField:
 
     path: Path
     manager: str
+    child: str = ""
+    """Which object it is in, where that is to be told."""
 
     def __str__(self) -> str:
-        return f"{path_text(self.path)} (set by {self.manager})"
+        where = f"to the {self.child}: " if self.child else ""
+        return f"{where}{path_text(self.path)} (set by {self.manager})"
 
 
 def fingerprint(managed_fields: Sequence[Mapping[str, object]]) -> str:
@@ -79,6 +84,8 @@ def foreign_fields(managed_fields: Sequence[Mapping[str, object]]) -> tuple[Fore
 
 def breaks_contract(path: Path) -> bool:
     """Whether an added field changes what a replica is to the gateway, the probes, or the security promised for it."""
+    if path == _UNREADY_ADDRESSES:
+        return True
     if path[: len(_POD_SPEC)] != _POD_SPEC:
         return False
     below = path[len(_POD_SPEC) :]

@@ -5,7 +5,7 @@ the fingerprint of our managed fields, not by comparing bodies: the API server d
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_operator.domain.desired import Manifest, Manifests
 from quire_operator.domain.names import KIND
@@ -85,7 +85,7 @@ class Plan:
     actions: tuple[Action, ...]
     conflicts: tuple[Conflict, ...]
     additions: tuple[ForeignField, ...]
-    """What others added to the Deployment and may keep there."""
+    """What others added to the children and may keep there."""
 
 
 def plan(
@@ -107,9 +107,18 @@ def plan(
         else:
             conflicts.append(conflict)
     actions += _leftovers(desired, observed, uid=uid)
-    deployment = observed.get(desired.deployment.ref)
-    additions = () if deployment is None else tuple(_added(deployment, desired.deployment, breaking=False))
-    return Plan(actions=tuple(actions), conflicts=tuple(conflicts), additions=additions)
+    return Plan(
+        actions=tuple(actions), conflicts=tuple(conflicts), additions=tuple(_additions(desired, observed, uid=uid))
+    )
+
+
+def _additions(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -> Iterator[ForeignField]:
+    """What may stay, each with the object it is in; those of the Deployment, which matter most, first."""
+    for manifest in sorted(desired, key=lambda manifest: manifest is not desired.deployment):
+        child = observed.get(manifest.ref)
+        if child is not None and child.owner is not None and child.owner.uid == uid:
+            for field in _added(child, manifest, breaking=False):
+                yield replace(field, child=str(manifest.ref))
 
 
 def _conflict(child: Child, *, name: str, uid: str) -> Conflict | None:

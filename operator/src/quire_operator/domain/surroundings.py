@@ -1,0 +1,47 @@
+"""What the children of LLMDeployments depend on beside their specs: what the operator is told, what the cluster has.
+
+Made by ``app`` from ``settings`` and from what ``optional_kinds`` finds; read by ``desired``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+JSON = Mapping[str, object]
+
+POD_MONITOR, PROMETHEUS_RULE = "PodMonitor", "PrometheusRule"
+OPTIONAL_KINDS = frozenset({POD_MONITOR, PROMETHEUS_RULE})
+"""Children that are made only where the cluster has their kind, which may come and go."""
+ASIDE_KINDS = OPTIONAL_KINDS | {"NetworkPolicy"}
+"""Children that replicas serve without: what is wrong with them degrades, and makes nothing unready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitoring:
+    """How the Prometheus operator is told of replicas."""
+
+    interval: str = "15s"
+    """Between scrapes, as Prometheus writes durations. The autoscaler decides each 15 s."""
+    pod_monitor_labels: Mapping[str, str] = field(default_factory=dict)
+    """What a Prometheus selects PodMonitors by."""
+    rule_labels: Mapping[str, str] = field(default_factory=dict)
+    """What a Prometheus selects PrometheusRules by."""
+    runbook_url: str = "docs/runbooks"
+    """In front of /NAME.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The defaults are those of a cluster that has nothing beside Kubernetes, and of an operator told nothing."""
+
+    network_peers: tuple[JSON, ...] | None = None
+    """NetworkPolicyPeers that may reach replicas; None: all may, and no policy is made."""
+    monitoring: Monitoring | None = None
+    """None: neither PodMonitors nor PrometheusRules are made."""
+    served_kinds: frozenset[str] = frozenset()
+    """Those of the optional kinds that the API server has."""
+    unique_served_names: bool = True
+    """Whether one gateway serves all LLMDeployments, so that no two may have one served name."""
+
+    def makes(self, kind: str) -> bool:
+        """Whether objects of this optional kind are made where a spec gives rise to them."""
+        return self.monitoring is not None and kind in self.served_kinds

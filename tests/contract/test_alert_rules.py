@@ -1,0 +1,170 @@
+"""The alerts of an LLMDeployment, tried by Prometheus' own tool on series of the engine's own names and buckets."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quire_cluster.debian import debian_programs
+from quire_cluster.errors import ClusterError
+from quire_engine.server.metrics import TIME_TO_FIRST_TOKEN
+from quire_operator.domain import engine_metrics, monitoring
+from quire_operator.domain.names import LABEL_DEPLOYMENT
+from quire_operator.domain.spec import Spec
+from quire_operator.domain.surroundings import Monitoring
+
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+MINUTES = 60
+LATE, FULL = "QuireTimeToFirstTokenHigh", "QuireAtMaxReplicas"
+
+
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    try:
+        return debian_programs("prometheus", ("prometheus", "promtool"))["promtool"]
+    except ClusterError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def spec_of(threshold: str) -> Spec:
+    targets = {"timeToFirstToken": {"percentile": 95, "threshold": threshold}}
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": {"source": "file:///m"}, "autoscaling": {"maxReplicas": 2, "targets": targets}},
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec), str(parsed)
+    return parsed
+
+
+def series(name: str, values: str, *, deployment: str = "chat", **labels: str) -> dict[str, str]:
+    """One series of a pod, labelled as a PodMonitor of ours has it labelled."""
+    all_labels = {"namespace": "prod", monitoring.SERIES_LABEL: deployment, "pod": "chat-a", "engine": "0"} | labels
+    text = ",".join(f'{key}="{value}"' for key, value in all_labels.items())
+    return {"series": f"{name}{{{text}}}", "values": values}
+
+
+def waits(
+    per_minute: int, seconds: float, *, deployment: str = "chat", late_share: float = 1.0
+) -> list[dict[str, str]]:
+    """First tokens of which ``late_share`` wait so long, the others next to nothing; in the engine's own buckets."""
+    quick = per_minute * (1 - late_share)
+    counts = {bound: per_minute if seconds <= bound else quick for bound in (*TIME_TO_FIRST_TOKEN, float("inf"))}
+    return [
+        series(
+            engine_metrics.FIRST_TOKEN_WAIT_BUCKET,
+            f"0+{count:g}x{MINUTES}",
+            deployment=deployment,
+            le="+Inf" if bound == float("inf") else f"{bound}",
+        )
+        for bound, count in counts.items()
+    ]
+
+
+def queue(values: str, *, pods: tuple[str, ...] = ("chat-a", "chat-b"), **labels: str) -> list[dict[str, str]]:
+    return [
+        row
+        for pod in pods
+        for row in (
+            series(engine_metrics.WAITING, values, pod=pod, **labels),
+            series(engine_metrics.RUNNING, f"8x{MINUTES}", pod=pod, **labels),
+        )
+    ]
+
+
+Case = tuple[list[dict[str, str]], set[str]]
+CASES: dict[str, Case] = {
+    "as it should be": (waits(600, 0.4) + queue(f"0x{MINUTES}"), set()),
+    "first tokens late": (waits(600, 3.0), {LATE}),
+    "a twentieth late is what was allowed": (waits(600, 3.0, late_share=0.04), set()),
+    "a tenth late is not": (waits(600, 3.0, late_share=0.1), {LATE}),
+    "later than any bucket": (waits(600, 10_000.0), {LATE}),
+    "another's first tokens late": (waits(600, 3.0, deployment="chat-2"), set()),
+    "no requests at all": (waits(0, 3.0), set()),
+    "full and waiting": (queue(f"3x{MINUTES}"), {FULL}),
+    "full, and once without a queue": (queue(f"3 3 3 0 3x{MINUTES}"), {FULL}),
+    "full, the queue emptied each third minute": (queue("3 3 0 " * (MINUTES // 3)), set()),
+    "full and nobody waits": (queue(f"0x{MINUTES}"), set()),
+    "waiting, with one more to be had": (queue(f"3x{MINUTES}", pods=("chat-a",)), set()),
+    "one of two, scraped by two jobs": (
+        queue(f"3x{MINUTES}", pods=("chat-a",), job="a") + queue(f"3x{MINUTES}", pods=("chat-a",), job="b"),
+        set(),
+    ),
+    "another is full": (queue(f"3x{MINUTES}", deployment="other"), set()),
+    "no series at all": ([], set()),
+}
+
+
+def rule_file(folder: Path, spec: Spec) -> Path:
+    rule = monitoring.prometheus_rule(spec, Monitoring())
+    assert rule is not None
+    file = folder / "rules.yaml"
+    file.write_text(yaml.safe_dump(rule))
+    return file
+
+
+def firing(spec: Spec, alerts: set[str]) -> list[dict[str, Any]]:
+    rule: Any = monitoring.prometheus_rule(spec, Monitoring())
+    (group,) = rule["groups"]
+    return [
+        {
+            "eval_time": f"{MINUTES - 10}m",
+            "alertname": entry["alert"],
+            "exp_alerts": [{"exp_labels": entry["labels"]}] if entry["alert"] in alerts else [],
+        }
+        for entry in group["rules"]
+    ]
+
+
+def run(promtool: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([promtool, *argv], capture_output=True, text=True, timeout=60, check=False)
+
+
+def tried(promtool: Path, folder: Path, spec: Spec, cases: Mapping[str, Case]) -> subprocess.CompletedProcess[str]:
+    rule: Any = yaml.safe_load(rule_file(folder, spec).read_text())
+    for entry in rule["groups"][0]["rules"]:
+        del entry["annotations"]  # else they would have to be expected word by word
+    (folder / "rules.yaml").write_text(yaml.safe_dump(rule))
+    tests = [
+        {"name": name, "interval": "1m", "input_series": rows, "alert_rule_test": firing(spec, alerts)}
+        for name, (rows, alerts) in cases.items()
+    ]
+    file = folder / "tests.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}))
+    return run(promtool, "test", "rules", str(file))
+
+
+def test_each_alert_fires_when_it_should_and_only_then(promtool: Path, tmp_path: Path) -> None:
+    done = tried(promtool, tmp_path, spec_of("1s"), CASES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("threshold", "alerts"), [("300ms", {LATE}), ("600ms", set())])
+def test_a_threshold_between_two_buckets_is_met_within_a_bucket(
+    promtool: Path, tmp_path: Path, threshold: str, alerts: set[str]
+) -> None:
+    """All first tokens wait between 0.25 and 0.5 s: as far as a histogram can tell, above 300 ms and not above 600."""
+    done = tried(promtool, tmp_path, spec_of(threshold), {"between": (waits(600, 0.4), alerts)})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_takes_the_rules_with_their_texts(promtool: Path, tmp_path: Path) -> None:
+    done = run(promtool, "check", "rules", "--lint=all", "--lint-fatal", str(rule_file(tmp_path, spec_of("1s"))))
+    assert done.returncode == 0 and "2 rules found" in done.stdout, done.stdout + done.stderr
+
+
+def test_each_alert_has_a_runbook() -> None:
+    rule: Any = monitoring.prometheus_rule(spec_of("1s"), Monitoring())
+    for entry in rule["groups"][0]["rules"]:
+        text = (RUNBOOKS / f"{entry['alert']}.md").read_text()
+        assert text.startswith(f"# {entry['alert']}\n") and entry["expr"].split("(")[0] in text
+
+
+def test_the_pods_label_is_the_series_label() -> None:
+    """Prometheus makes an underscore of each character that a label of its own may not have."""
+    assert "".join(c if c.isalnum() else "_" for c in LABEL_DEPLOYMENT) == monitoring.SERIES_LABEL
