@@ -20,6 +20,7 @@ from quire_operator.domain.names import is_http_url
 from quire_operator.domain.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
 from quire_operator.inspection.explain import explain
+from quire_operator.inspection.top import top
 from quire_operator.local import plan as planning
 from quire_operator.local.documents import read_deployments
 from quire_operator.local.fetch import fetch
@@ -44,6 +45,9 @@ app = typer.Typer(
 [bold]quire explain chat[/bold]
     why it has as many replicas as it has, here or on a cluster
 
+[bold]quire top[/bold]
+    what the replicas carry now: queue, KV use, tokens per second, time to first token
+
 [bold]quire plan -f examples/demo.yaml --gpu "H100 80GB"[/bold]
     what it needs of memory, and how many tokens and sequences then fit
 
@@ -53,6 +57,7 @@ app = typer.Typer(
 )
 app.command("bench")(bench)
 app.command("explain")(explain)
+app.command("top")(top)
 app.command("fetch", no_args_is_help=True)(fetch)
 
 

@@ -9,10 +9,20 @@ import httpx
 from quire_operator.adapters.local_runs import Run, read
 from quire_operator.domain.explanation import Explanation, OperatorSays, of_resource, of_run
 from quire_operator.domain.observed import Key
-from quire_operator.domain.quantities import format_duration
+from quire_operator.domain.rights import in_words
 from quire_operator.domain.ticks import read_log
 from quire_operator.errors import ClusterProblem, InspectionProblem
-from quire_operator.inspection.where import Where, chosen_run, ended_run, no_such, nowhere, only_name, right, user_error
+from quire_operator.inspection.where import (
+    Where,
+    chosen_run,
+    connected,
+    ended_note,
+    ended_run,
+    no_such,
+    nowhere,
+    only_name,
+    user_error,
+)
 from quire_operator.ports import ClusterError, Forbidden, NotFound
 
 if TYPE_CHECKING:  # imported where a cluster is asked: slow to import
@@ -49,13 +59,6 @@ async def source_of(
     return await _cluster_source(reader, name, where, operator_url)
 
 
-async def connected(where: Where) -> "KubeReader":
-    """Raises ``ClusterProblem``."""
-    from quire_operator.adapters.kube_reading import KubeReader
-
-    return await KubeReader.connect(where.kubeconfig, where.context)
-
-
 async def _cluster_source(reader: "KubeReader", name: str | None, where: Where, operator_url: str | None) -> Source:
     namespace = where.namespace or reader.namespace
     try:
@@ -82,12 +85,7 @@ class RunSource:
         if run is None or self._name not in run.state.deployments:
             raise InspectionProblem(f"the run that served {self._name} has left no state any more")
         state = run.state
-        ended = None
-        if not run.is_live:
-            over = state.ended is not None
-            at = state.ended if state.ended is not None else state.time
-            ago = format_duration(float(max(0, int(now - at))))
-            ended = f"ended {ago} ago" if over else f"was killed: its process is gone; its last word is {ago} old"
+        ended = None if run.is_live else ended_note(state, now)
         served = state.deployments[self._name]
         place = f"quire up of {state.file} at {state.address}"
         return of_run(self._name, served, place=place, ended=ended)
@@ -136,7 +134,7 @@ class ClusterSource:
         try:
             pods = [self._leader] if self._leader is not None else await self._reader.operators(None)
         except Forbidden as error:
-            return _silent(f"you have not the right to {right(str(error))}, to ask the operator")
+            return _silent(f"{in_words(str(error))}, to ask the operator")
         except ClusterError as error:
             return _silent(str(error))
         said = "no pod of quire's operator runs in this cluster; --operator-url names one elsewhere"
@@ -144,7 +142,7 @@ class ClusterSource:
             try:
                 answer = await self._reader.page(pod, _OPERATOR_PORT, self._path)
             except Forbidden as error:
-                said = f"you have not the right to {right(str(error))}, to ask the operator"
+                said = f"{in_words(str(error))}, to ask the operator"
             except ClusterError as error:
                 said = str(error)
             else:

@@ -23,7 +23,7 @@ def render(told: Explanation, *, now: datetime, last: int) -> RenderableType:
     parts: list[RenderableType] = [_title(told), Text(), _state(told, now)]
     parts += [_notice(notice) for notice in told.notices]
     if told.now is not None and told.now.terms:
-        parts += [Text(), _demand(told.now)]
+        parts += [Text(), _demand(told.now, "now" if told.ended is None else "at the last tick")]
     parts += [Text(), _history(told, now, last)]
     return Group(*parts)
 
@@ -98,8 +98,8 @@ def _notice(notice: Notice) -> Padding:
     return Padding(text, (1, 0, 0, 0))
 
 
-def _demand(tick: Tick) -> Table:
-    table = Table(title="Demand now, in replicas", title_justify="left", title_style="bold", expand=False)
+def _demand(tick: Tick, when: str) -> Table:
+    table = Table(title=f"Demand {when}, in replicas", title_justify="left", title_style="bold", expand=False)
     table.add_column("Term", no_wrap=True)
     table.add_column("Needs", justify="right", no_wrap=True)
     table.add_column("Figures")

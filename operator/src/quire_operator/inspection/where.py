@@ -3,19 +3,23 @@
 Without a word from the person: the live run here that serves the name, else the cluster that kubectl would ask.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire_operator.adapters.local_runs import Run, run_of, runs
 from quire_operator.domain import names
 from quire_operator.domain.explanation import near_names
 from quire_operator.domain.observed import Key
+from quire_operator.domain.quantities import format_duration
+from quire_operator.domain.rights import in_words, missing_right
+from quire_operator.domain.run_state import RunState
 from quire_operator.errors import ClusterProblem, InspectionProblem, UserError
 from quire_operator.ports import ClusterError, Forbidden, NotFound
 
-_DENIED = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?')
+if TYPE_CHECKING:  # slow to import
+    from quire_operator.adapters.kube_reading import KubeReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,15 @@ def nowhere(error: ClusterProblem, where: Where, wanted: Sequence[str], environ:
     )
 
 
+def ended_note(state: RunState, now: float) -> str:
+    """How long a run has been over, and whether it ended or was killed."""
+    at = state.time if state.ended is None else state.ended
+    ago = format_duration(float(max(0, int(now - at))))
+    if state.ended is not None:
+        return f"ended {ago} ago"
+    return f"was killed: its process is gone; its last word is {ago} old"
+
+
 def _check_names(wanted: Sequence[str], known: Mapping[str, object] | Sequence[str], whose: str) -> None:
     for name in wanted:
         if name not in known:
@@ -127,28 +140,12 @@ def user_error(error: ClusterError, *, looking_for: str) -> UserError:
 
 
 def _no_right(text: str) -> UserError:
-    denied = _DENIED.search(text)
-    if denied is None:
+    right = missing_right(text)
+    if right is None:
         return ClusterProblem(text, hint="log in again, or name another user by --context")
-    return InspectionProblem(f"you have not the right to {right(text)}", details=[text], hint=_ask_for(denied))
-
-
-def right(text: str) -> str:
-    """The right that an answer of the API server misses, in words; the answer itself where it names none."""
-    denied = _DENIED.search(text)
-    if denied is None:
-        return text
-    verb, resource, group, namespace = denied.groups()
-    where = "in all namespaces" if namespace is None else f"in namespace {namespace}"
-    return f"{verb} {resource}{'.' if group else ''}{group} {where}"
-
-
-def _ask_for(denied: re.Match[str]) -> str:
-    verb, resource, group, namespace = denied.groups()
-    scope = "--all-namespaces" if namespace is None else f"--namespace {namespace}"
-    full = f"{resource.partition('/')[0]}{'.' if group else ''}{group}"
-    sub = f" --subresource {resource.partition('/')[2]}" if "/" in resource else ""
-    return f"kubectl auth can-i {verb} {full}{sub} {scope} tells when somebody has given it to you"
+    return InspectionProblem(
+        in_words(text), details=[text], hint=f"{right.question} tells when somebody has given it to you"
+    )
 
 
 def no_such(key: Key, known: Sequence[str], *, place: str) -> InspectionProblem:
@@ -156,3 +153,10 @@ def no_such(key: Key, known: Sequence[str], *, place: str) -> InspectionProblem:
         f"there is no LLMDeployment {key.name} in namespace {key.namespace} of {place}",
         hint=near_names(key.name, known),
     )
+
+
+async def connected(where: Where) -> "KubeReader":
+    """Raises ``ClusterProblem``."""
+    from quire_operator.adapters.kube_reading import KubeReader
+
+    return await KubeReader.connect(where.kubeconfig, where.context)
