@@ -144,3 +144,8 @@ def test_tokens_shared_by_those_that_run_are_held_once(play):
     shared = next(p for p in story.run.timeline if p.running == 2 and p.time >= 3.0)
     # 1,024 shared tokens and two to eight blocks of their own.
     assert 64 + 2 <= shared.kv_usage * 1000 <= 64 + 8
+
+
+def test_a_prompt_too_long_for_the_model_is_refused_and_an_answer_cut(play):
+    run = play((0.0, 1000, 1), (10.0, 990, 50), engine={"max_model_length": 1000}).run
+    assert [(r.outcome, r.output_tokens) for r in run.requests] == [(Outcome.FAILED, 1), (Outcome.FINISHED, 10)]

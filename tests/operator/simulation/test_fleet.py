@@ -152,3 +152,18 @@ def test_the_timeline_is_as_fine_as_asked(play):
 def test_nothing_comes_of_nothing(play):
     run = play().run
     assert run.requests == () and run.attainment() == 1.0 and run.replica_hours == 0.0
+
+
+def test_a_request_at_zero_replicas_wakes_the_scaler_between_ticks(play):
+    story = play((12.0, 100, 1), script={12.1: 1}, initial_replicas=0, min_replicas=0, wake_seconds=0.5)
+    assert [now for now, _ in story.script.seen[:2]] == [10.0, 12.5]
+    woken = story.script.seen[1][1]
+    assert (woken.target, woken.held_requests, woken.in_flight_requests) == (0, 1, 0)
+    assert story.run.requests[0].first_token == pytest.approx(12.5 + 30.0 + 0.2)
+
+
+def test_the_gateways_are_asked_only_where_it_hangs_on_them(play):
+    story = play((0.0, 100, 500), (1.0, 100, 500))
+    assert {(seen.held_requests, seen.in_flight_requests) for _, seen in story.script.seen} == {(None, None)}
+    may_sleep = play((0.0, 100, 500), (1.0, 100, 500), min_replicas=0)
+    assert may_sleep.script.seen[0][1].in_flight_requests == 2

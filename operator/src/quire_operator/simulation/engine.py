@@ -78,8 +78,8 @@ class Engine:
         """A request arrives; the engine has been advanced to ``now``."""
         sequence.replica = self.name
         self._counters.arrived(sequence)
-        if self.kv.blocks(sequence.prompt_tokens + sequence.output_tokens - 1) > self.kv.num_blocks:
-            sequence.outcome = Outcome.FAILED  # refused: it can never be held
+        if not self._can_serve(sequence):
+            sequence.outcome = Outcome.FAILED
             self._counters.finished += 1
             return
         self._queued_tokens += sequence.known
@@ -88,6 +88,16 @@ class Engine:
             self._clock = max(self._clock, now)
         elif len(self.waiting) == 1 and len(self.running) < self._model.max_sequences:
             self.cut(now)
+
+    def _can_serve(self, sequence: Sequence) -> bool:
+        """Whether it is not too long for the model, with its answer cut to that, nor for the KV cache."""
+        most = self._model.max_model_length
+        if most is not None:
+            if sequence.prompt_tokens >= most:
+                return False
+            sequence.output_tokens = min(sequence.output_tokens, most - sequence.prompt_tokens)
+        # The last token is drawn but never computed.
+        return self.kv.blocks(sequence.prompt_tokens + sequence.output_tokens - 1) <= self.kv.num_blocks
 
     def advance(self, now: float) -> None:
         """Take the steps that end by then, and begin those that begin before it."""

@@ -63,8 +63,8 @@ class Fleet:
         return sum([len(replica.engine.running) for replica in self.replicas])
 
     @property
-    def is_idle(self) -> bool:
-        return not any(replica.engine.num_unfinished for replica in self.replicas)
+    def unfinished(self) -> int:
+        return sum([replica.engine.num_unfinished for replica in self.replicas])
 
     def kv_usage(self, now: float) -> float:
         ready = self.ready

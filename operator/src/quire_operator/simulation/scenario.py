@@ -40,6 +40,8 @@ class EngineModel:
     prefill_seconds_per_pair: float = 0.0
     max_sequences: int = 256
     max_batched_tokens: int = 2048
+    max_model_length: int | None = None
+    """Tokens of one sequence, prompt and answer; longer prompts are refused, longer answers cut. None: no limit."""
     block_size: int = 16
     prefix_caching: bool = True
     max_generation_stall_seconds: float | None = DEFAULT_GENERATION_STALL_SECONDS
@@ -103,6 +105,8 @@ class Scenario:
     seed: int = 0
     scored_from: float = 0.0
     """What comes before warms up: it counts neither in attainment nor in replica-hours."""
+    wake_seconds: float | None = None
+    """How soon the scaler is asked between ticks where no replica is asked for and a request is held; None: never."""
     settle_seconds: float = 600.0
     """How long after the last arrival to wait for what is unfinished."""
     prefix_block_tokens: int = 512

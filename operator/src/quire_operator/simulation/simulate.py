@@ -89,7 +89,7 @@ class _Simulation:
     def _is_over(self, now: float) -> bool:
         """No request is under way any more."""
         self._fleet.advance(now)
-        return self._fleet.is_idle and not self._gateway.held
+        return not self._fleet.unfinished and not self._gateway.held
 
     def _arrive(self, sequence: EngineSequence) -> None:
         now = sequence.arrival
@@ -104,6 +104,8 @@ class _Simulation:
         self._fleet.set_paces(now)
         if sequence.replica is None:
             self._later(now + self._scenario.hold_seconds, self._gateway.give_up)
+            if self._scenario.wake_seconds is not None:
+                self._later(now + self._scenario.wake_seconds, self._wake)
 
     def _discover(self, now: float) -> None:
         self._gateway.discover([replica.engine for replica in self._fleet.ready], now)
@@ -126,16 +128,20 @@ class _Simulation:
         self._samples = {} if is_out else self._fleet.samples(now)
 
     def _tick(self, number: int, now: float) -> None:
+        self._decide(now)
+        if self._scenario.timeline_seconds is None:
+            self._timeline.append(self._point(now))
+        self._progress(now)
+        self._later_tick(number + 1)
+
+    def _wake(self, now: float) -> None:
+        """Between ticks: somebody waits for a first replica."""
+        if self._fleet.asked == 0 and self._gateway.held:
+            self._decide(now)
+
+    def _decide(self, now: float) -> None:
         fleet, scenario = self._fleet, self._scenario
-        observation = Observation(
-            replicas=tuple(
-                ReplicaObservation(name=replica.name, phase=replica.phase, sample=self._samples.get(replica.name))
-                for replica in fleet.replicas
-            ),
-            target=fleet.asked,
-            held_requests=len(self._gateway.held),
-        )
-        scaling = self._scaler.decide(observation, now)
+        scaling = self._scaler.decide(self._observe(), now)
         desired = min(max(scaling.replicas, scenario.min_replicas), scenario.max_replicas)
         self._decisions.append(
             DecisionPoint(
@@ -144,10 +150,20 @@ class _Simulation:
         )
         if desired != fleet.asked:
             fleet.scale(desired, scaling.victims, now)
-        if scenario.timeline_seconds is None:
-            self._timeline.append(self._point(now))
-        self._progress(now)
-        self._later_tick(number + 1)
+
+    def _observe(self) -> Observation:
+        """As the operator sees it, who asks the gateways only where it hangs on them."""
+        fleet, held = self._fleet, len(self._gateway.held)
+        asked = self._scenario.min_replicas == 0 or not fleet.ready
+        return Observation(
+            replicas=tuple(
+                ReplicaObservation(name=replica.name, phase=replica.phase, sample=self._samples.get(replica.name))
+                for replica in fleet.replicas
+            ),
+            target=fleet.asked,
+            held_requests=held if asked else None,
+            in_flight_requests=fleet.unfinished if asked else None,
+        )
 
     # --- what came of it ---
 
