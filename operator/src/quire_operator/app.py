@@ -297,7 +297,10 @@ class Operator:
             gateways=lambda: None if gateways.asked is None else (gateways.asked, gateways.answered),
         )
         try:
-            await keep_scaling(autoscaler, scaling, decided=self._count_decision, ticked=told.ticks.observe)
+            period = self._settings.autoscaling_period_seconds
+            await keep_scaling(
+                autoscaler, scaling, tick_seconds=period, decided=self._count_decision, ticked=told.ticks.observe
+            )
         finally:
             self._scaling = None
             told.hide()

@@ -336,10 +336,7 @@ class Reconciler:
     def _note_contest(self, memory: _Memory, drift: Sequence[ForeignField]) -> None:
         manager = next((entry.manager for entry in drift if entry.path == REPLICAS), None)
         if manager is not None:
-            # The evidence is gone with our apply, but what fights for the field comes back.
-            now, last = self._clock.now(), memory.contest
-            times = last.times + 1 if last is not None and now < last.until else 1
-            memory.contest = _Contest(manager=manager, times=times, until=now + _CONTESTED_SECONDS)
+            memory.contest = Contest.after(memory.contest, manager=manager, now=self._clock.now())
 
     def _note(self, key: Key, action: Action) -> None:
         logger.info("%s: %s %s: %s", key, type(action).__name__.lower(), _ref(action), action.reason)

@@ -73,6 +73,7 @@ class Settings:
     port: int
     workers: int
     resync_seconds: float
+    autoscaling_period_seconds: float
     gateways: GatewayOptions
     prometheus: PrometheusOptions | None
     """None: replicas are asked for their metrics themselves."""
@@ -114,6 +115,9 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         port=reader.read("port", _between(0, 65535), 8080, "a port, 0 to 65535"),
         workers=reader.read("workers", _between(1, 1024), 32, "a number from 1 to 1024"),
         resync_seconds=reader.read("resync", _duration(10.0), 600.0, 'a duration of at least 10s, such as "10m"'),
+        autoscaling_period_seconds=reader.read(
+            "autoscaling_period", _duration(1.0), 15.0, 'a duration of at least 1s, such as "15s"'
+        ),
         gateways=GatewayOptions(
             selector=reader.read("gateway_selector", _selector, None, "a label selector such as app=gateway"),
             urls=reader.read("gateway_url", _urls, (), "http or https URLs"),
@@ -187,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     work = parser.add_argument_group("work")
     work.add_argument("--workers", metavar="N", help="LLMDeployments reconciled at once (default 32)")
     work.add_argument("--resync", metavar="DURATION", help="how often everything is looked at again (default 10m)")
+    work.add_argument("--autoscaling-period", metavar="DURATION", help="how often the autoscaler looks (default 15s)")
     prometheus = parser.add_argument_group(
         "Prometheus, for the autoscaler (without it, or with metricsSource: Pods, replicas are asked themselves)"
     )
