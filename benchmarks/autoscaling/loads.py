@@ -15,7 +15,7 @@ from pathlib import Path
 from quire_operator.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRow, read_trace
 from quire_operator.simulation.scenario import EngineModel, Request
 
-MEAN_BUSY = 4.0
+MEAN_BUSY = 2.0
 KV_SEQUENCES = 24
 _KV_HEADROOM = 1.25
 """The cache holds this much more than the longest request."""
@@ -41,9 +41,9 @@ _DAY_NOISE = 0.25
 _MINUTE = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """One trace with its engine."""
+    """One trace with its engine. Compared by identity: its requests are many."""
 
     name: str
     requests: tuple[Request, ...]
@@ -106,18 +106,23 @@ def slower(engine: EngineModel, times: float) -> EngineModel:
 
 def busy_seconds(requests: Sequence[Request], engine: EngineModel) -> float:
     """Of one engine that runs full batches and finds every prompt block that it ever saw."""
+    return sum(costs(requests, engine))
+
+
+def costs(requests: Sequence[Request], engine: EngineModel) -> list[float]:
+    """Those seconds, by request."""
     seen: set[int] = set()
     tokens = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
     batch = max(1.0, min(engine.max_sequences, engine.kv_tokens / tokens))
     per_token = (
         engine.step_seconds / batch + engine.decode_seconds_per_sequence + engine.decode_seconds_per_kv_token * tokens
     )
-    total = 0.0
+    result: list[float] = []
     for request in requests:
         uncached = request.prompt_tokens - _cached_tokens(request, seen)
         seen.update(request.prefix_blocks)
-        total += uncached / engine.prefill_tokens_per_second + request.output_tokens * per_token
-    return total
+        result.append(uncached / engine.prefill_tokens_per_second + request.output_tokens * per_token)
+    return result
 
 
 def _cached_tokens(request: Request, seen: set[int]) -> int:

@@ -1,0 +1,106 @@
+"""All laws in all cases of some loads, as the rows that are written and told; and who wins a row.
+
+A row is won by the goal's rule: where peers meet the target, ours meets it too at no more than ``HOURS`` of the
+replica-hours of the cheapest of them; where none does, ours halves the late share of the peer with the fewest late
+answers at no more hours than that peer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from laws import LAWS, PEERS, Parameters
+from loads import Load
+from scenarios import TARGETS, Case, cases
+from scoring import Score, Statics, reactive_bound, score_of
+from scoring import run_law as _run_law
+
+HOURS = 0.9
+LATE = 0.5
+ORACLE = "oracle"
+_EPSILON = 1e-9
+
+Configurations = Mapping[str, Parameters]
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One case under one target."""
+
+    case: Case
+    target: float
+    infeasible: bool
+    scores: Mapping[str, Score]
+    oracle_replicas: int
+
+    @property
+    def best_peer(self) -> str:
+        """The cheapest that meets the target; where none does, the one with the fewest late, then the cheapest."""
+        meeting = [name for name in PEERS if self.scores[name].meets(self.target)]
+        if meeting:
+            return min(meeting, key=lambda name: self.scores[name].replica_hours)
+        return min(PEERS, key=lambda name: (self.scores[name].late, self.scores[name].replica_hours))
+
+    @property
+    def is_won(self) -> bool:
+        ours, peer = self.scores["quire"], self.scores[self.best_peer]
+        if peer.meets(self.target):
+            return ours.meets(self.target) and ours.replica_hours <= HOURS * peer.replica_hours + _EPSILON
+        return ours.late <= LATE * peer.late + _EPSILON and ours.replica_hours <= peer.replica_hours + _EPSILON
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "trace": self.case.load.name,
+            "startup_delay_seconds": self.case.startup_delay_seconds,
+            "fault": self.case.fault.value,
+            "target": self.target,
+            "infeasible": self.infeasible,
+            "policies": {
+                name: {
+                    "attainment": score.attainment,
+                    "replica_hours": score.replica_hours,
+                    "changes_per_hour": score.changes_per_hour,
+                    "worst_queue": score.worst_queue,
+                }
+                for name, score in self.scores.items()
+            },
+        }
+
+
+def simulations(loads: Sequence[Load], seeds: Sequence[int]) -> int:
+    """How many there are at least, for a progress bar; the search for the oracle adds some."""
+    return sum(len(cases(load)) for load in loads) * (len(LAWS) + 1) * len(seeds)
+
+
+def rows_of(
+    load: Load, configurations: Configurations, seeds: Sequence[int], *, told: Told, targets: Sequence[float] = TARGETS
+) -> list[Row]:
+    """In order of delay, fault and target. ``told`` hears of each simulation that is done."""
+    statics = Statics(seeds, told=partial(told, f"{load.name}, hindsight"))
+    rows: list[Row] = []
+    for case in cases(load):
+        where = f"{load.name}, {case.startup_delay_seconds:.0f} s, {case.fault.value}"
+        scores: dict[str, Score] = {}
+        for name, law in LAWS.items():
+            runs = []
+            for seed in seeds:
+                runs.append(_run_law(case, seed, partial(law.scaler, configurations[name], load)))
+                told(f"{where}: {name}")
+            scores[name] = score_of(runs)
+        bound = reactive_bound(case, seeds)
+        for _ in seeds:
+            told(f"{where}: bound")
+        for target in targets:
+            oracle = statics.oracle(case, target)
+            rows.append(
+                Row(
+                    case=case,
+                    target=target,
+                    infeasible=not bound.meets(target),
+                    scores=scores | {ORACLE: oracle.score},
+                    oracle_replicas=oracle.replicas,
+                )
+            )
+    return rows

@@ -1,0 +1,58 @@
+"""Our own law, as it stands in the product: ``domain.autoscaler.decide``, a tick each 15 s, pods scraped at the tick.
+
+That is ``metricsSource: Pods``, the default. With ``scrape_seconds`` 15 it is what a Prometheus shows.
+"""
+
+from dataclasses import dataclass
+
+from quire_operator.domain.autoscaler import Policy
+from quire_operator.domain.spec.scaling import (
+    Autoscaling,
+    AutoscalingMode,
+    LatencyTarget,
+    ScaleDown,
+    ScaleUp,
+    ScalingTargets,
+)
+from quire_operator.simulation.scaler import TICK_SECONDS, QuireScaler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuireConfig:
+    """``spec.autoscaling``."""
+
+    percentile: int = 95
+    threshold_seconds: float = 1.0
+    up_max_step: int = 4
+    up_max_percent: int = 100
+    down_window_seconds: float = 300.0
+    down_max_step: int = 1
+    down_period_seconds: float = 60.0
+    scrape_seconds: float = 0.0
+
+
+def quire_scaler(config: QuireConfig, *, max_sequences: int, minimum: int, maximum: int) -> QuireScaler:
+    rules = Autoscaling(
+        mode=AutoscalingMode.ENFORCE,
+        min_replicas=minimum,
+        max_replicas=maximum,
+        metrics_source=None,
+        targets=ScalingTargets(
+            queue_depth=None,
+            kv_usage_percent=None,
+            time_to_first_token=LatencyTarget(percentile=config.percentile, threshold_seconds=config.threshold_seconds),
+        ),
+        scale_up=ScaleUp(
+            window_seconds=0.0,
+            max_percent=config.up_max_percent,
+            max_step=config.up_max_step,
+            period_seconds=15.0,
+        ),
+        scale_down=ScaleDown(
+            window_seconds=config.down_window_seconds,
+            max_step=config.down_max_step,
+            period_seconds=config.down_period_seconds,
+        ),
+    )
+    policy = Policy(autoscaling=rules, max_sequences=max_sequences)
+    return QuireScaler(policy, period_seconds=TICK_SECONDS, scrape_seconds=config.scrape_seconds)

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Chooses one configuration of one law for all rows, by random search over its space with a fixed seed: half of the
+trials are drawn anew, the other half from the best so far, each parameter redrawn with a probability of one in four.
+
+    python benchmarks/autoscaling/tune.py hpa --trace azure_llm_2023_code.csv --trace mooncake_synthetic.jsonl
+
+Every law gets the same number of trials, the first of them its published defaults, on the same cases: the traces
+given and the day-shaped one, nothing else. What is sought is the least mean over cases and targets of
+
+    replica-hours / hours of hindsight static  +  (0 if the target is met, else 1 + log2(late share / allowed share))
+
+so a missed target costs more than any saving, and a narrow miss less than a wide one. The best is written to
+``tuned/LAW.json`` with this command and every trial's cost.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from laws import LAWS, TUNED, Law, Parameters
+from loads import Load, day_shaped, load_of
+from quire_operator.bench.traces import TraceError
+from scenarios import TARGETS, Case, FaultKind
+from scoring import Score, Statics, score_law
+
+TRIALS = 24
+SEED = 20
+_CASES = (
+    (30.0, FaultKind.NONE),
+    (120.0, FaultKind.SCRAPE_OUTAGE),
+    (120.0, FaultKind.CRASHED_POD),
+    (420.0, FaultKind.NONE),
+)
+_SEEDS = (0,)
+_REDRAWN = 0.25
+
+
+def cost(score: Score, target: float, oracle_hours: float) -> float:
+    """Of one row, as above."""
+    hours = score.replica_hours / oracle_hours if oracle_hours > 0 else 0.0
+    if score.meets(target):
+        return hours
+    return hours + 1 + math.log2(score.late / (1 - target))
+
+
+def drawn(law: Law, trial: int, trials: int, best: Parameters) -> Parameters:
+    """The defaults first, then random ones, then neighbours of the best."""
+    if trial == 0:
+        return law.defaults
+    rng = random.Random(f"{SEED} {law.name} {trial}")
+    anew = {name: rng.choice(values) for name, values in law.space.items()}
+    if trial < trials / 2:
+        return anew
+    changed = {name for name in law.space if rng.random() < _REDRAWN} or {rng.choice(sorted(law.space))}
+    return {name: anew[name] if name in changed else best[name] for name in law.space}
+
+
+class Judge:
+    """Knows the cases, and what hindsight static needs in each."""
+
+    def __init__(self, loads: Sequence[Load], progress: Progress) -> None:
+        self._progress = progress
+        self._cases = [
+            Case(load=load, startup_delay_seconds=delay, fault=fault) for load in loads for delay, fault in _CASES
+        ]
+        statics = Statics(_SEEDS)
+        task = progress.add_task("hindsight static", total=len(self._cases))
+        self._hours: dict[tuple[Case, float], float] = {}
+        for case in self._cases:
+            for target in TARGETS:
+                self._hours[case, target] = statics.oracle(case, target).score.replica_hours
+            progress.advance(task)
+
+    def cost(self, law: Law, parameters: Parameters) -> float:
+        task = self._progress.add_task(f"{law.name}", total=len(self._cases))
+        total = 0.0
+        for case in self._cases:
+            score = score_law(case, _SEEDS, partial(law.scaler, parameters, case.load))
+            total += sum(cost(score, target, self._hours[case, target]) for target in TARGETS)
+            self._progress.advance(task)
+        self._progress.remove_task(task)
+        return total / len(self._cases) / len(TARGETS)
+
+
+def search(law: Law, judge: Judge, trials: int, told: Any) -> tuple[Parameters, list[float]]:
+    """The best parameters, and every trial's cost."""
+    best, costs = law.defaults, []
+    for trial in range(trials):
+        parameters = drawn(law, trial, trials, best)
+        costs.append(judge.cost(law, parameters))
+        if costs[-1] == min(costs):
+            best = parameters
+        told(f"{law.name} {trial + 1}/{trials}: {costs[-1]:.3f} (best {min(costs):.3f}) {json.dumps(parameters)}")
+    return best, costs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("law", choices=sorted(LAWS))
+    parser.add_argument("--trace", action="append", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--out", type=Path, default=TUNED, metavar="FOLDER")
+    arguments = parser.parse_args()
+    try:
+        loads = [load_of(path) for path in arguments.trace]
+    except (TraceError, OSError) as error:
+        sys.exit(f"cannot read the trace: {error}")
+    loads.append(day_shaped(loads[0].requests))
+    console = Console(stderr=True)
+    law = LAWS[arguments.law]
+    with Progress(console=console, transient=True) as progress:
+        best, costs = search(law, Judge(loads, progress), arguments.trials, progress.console.print)
+    traces = " ".join(f"--trace {path.name}" for path in arguments.trace)
+    chosen = {
+        "command": f"python benchmarks/autoscaling/tune.py {law.name} {traces} --trials {arguments.trials}",
+        "cost": min(costs),
+        "costs": costs,
+        "parameters": best,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"{law.name}.json"
+    path.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+    console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
