@@ -1,0 +1,200 @@
+"""``quire explain`` and ``quire top`` on a real API server with a live operator, with all rights and with few."""
+
+import json
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, until
+
+from quire_operator import cli
+from quire_operator.domain import engine_contract
+
+Quire = Callable[..., tuple[int, str, str]]
+
+PAGE = """\
+vllm:num_requests_running 4
+vllm:num_requests_waiting 40
+vllm:kv_cache_usage_perc 0.5
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1
+vllm:generation_tokens_total 700
+"""
+OPERATOR_PORT = 8080
+
+
+def own_address() -> str:
+    """Of this machine: the API server proxies to no loopback address. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback, to which no API server proxies")
+        address: str = probe.getsockname()[0]
+        return address
+
+
+class Page(BaseHTTPRequestHandler):
+    """An engine as far as a scrape can tell."""
+
+    def do_GET(self) -> None:
+        self.answer(PAGE.encode())
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The test's own output is enough."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[int, type[Page]], str]]:
+    """Serves pages on this machine's own address, where pods would be; gives the address."""
+    servers: list[ThreadingHTTPServer] = []
+    address = own_address()
+
+    def start(port: int, handler: type[Page]) -> str:
+        server = ThreadingHTTPServer((address, port), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return address
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def quire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Quire:
+    """Runs the command on a machine where nothing is up; its exit code, output and errors."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+
+    def run(*args: object) -> tuple[int, str, str]:
+        code = 0
+        try:
+            cli.main([str(each) for each in args])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def running(address: str, container: str) -> dict[str, Any]:
+    """A pod's status as a kubelet would write it; there is none here."""
+    state = {"name": container, "ready": True, "restartCount": 0, "image": "x", "imageID": "", "state": {"running": {}}}
+    conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+    return {"phase": "Running", "podIP": address, "containerStatuses": [state], "conditions": conditions}
+
+
+def operator_port(operator: OperatorProcess) -> int:
+    told = [line["message"] for line in operator.lines() if "on port" in str(line.get("message"))]
+    return int(told[0].partition("on port ")[2].partition(",")[0])
+
+
+def test_a_decision_is_explained_and_its_figures_shown(
+    shared_space: Namespace, operator: OperatorProcess, serve: Callable[[int, type[Page]], str], quire: Quire
+) -> None:
+    port = operator_port(operator)
+
+    class Relay(Page):
+        """The operator's process, where its pod would listen."""
+
+        def do_GET(self) -> None:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{self.path}") as answer:
+                self.answer(answer.read())
+
+    address = serve(engine_contract.HTTP_PORT, Page)
+    serve(OPERATOR_PORT, Relay)
+    limits = {"minReplicas": 1, "maxReplicas": 2, "targets": {"queueDepth": 4}}
+    shared_space.apply("explained", replicas=1, autoscaling=limits)
+    shared_space.wait_settled("explained")
+    (pod,) = (
+        item["metadata"]["name"] for item in shared_space.items("pods") if "explained-" in item["metadata"]["name"]
+    )
+    shared_space.patch("pods", f"{pod}/status", {"status": running(address, "engine")})
+    labels = {"app.kubernetes.io/name": "quire", "app.kubernetes.io/component": "operator"}
+    container = {"name": "operator", "image": "x"}
+    shared_space.create("pods", {"metadata": {"name": "op", "labels": labels}, "spec": {"containers": [container]}})
+    shared_space.patch("pods", "op/status", {"status": running(address, "operator")})
+
+    where = ("-n", shared_space.name, "--kubeconfig", shared_space.server.admin_kubeconfig)
+
+    def explained() -> dict[str, Any]:
+        code, out, err = quire("explain", "explained", "--json", *where)
+        assert code == 0, err
+        told: dict[str, Any] = json.loads(out)
+        return told
+
+    told = until(
+        lambda: (found := explained())["history"] and found["history"][-1]["last"]["to"] == 2 and found, within=40
+    )
+    assert told["now"]["terms"][0]["reason"] == "QueueDepth"
+    assert told["now"]["metrics"]["source"] == "Pods" and told["nowMissing"] is None
+    assert told["replicas"]["asked"] == 2 and told["autoscaling"]["maxReplicas"] == 2
+    code, out, _ = quire("explain", "explained", *where)
+    assert code == 0 and "▸ QueueDepth" in out and "40 waiting over queueDepth 4" in out
+
+    code, out, err = quire("top", "explained", "--once", "--interval", "200ms", "--json", *where)
+    assert code == 0, err
+    (load,) = json.loads(out)["deployments"]
+    assert (load["figures"]["waiting"], load["figures"]["kvPercent"], load["answering"]) == (40.0, 50.0, 1)
+    assert load["figures"]["generationTokensPerSecond"] == 0.0
+    assert "no first token" not in json.dumps(load["figures"]["missing"]), "it exports none"
+    assert {replica["silence"] for replica in load["replicas"]} == {None, "it is pending"}
+
+
+def test_with_few_rights_there_is_less_to_see_and_it_is_said_what_is_missing(
+    shared_space: Namespace, operator: OperatorProcess, quire: Quire
+) -> None:
+    shared_space.apply("seen", replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 2})
+    shared_space.wait_settled("seen")
+    shared_space.create("serviceaccounts", {"metadata": {"name": "looker"}})
+    kubeconfig = shared_space.server.service_account_kubeconfig(shared_space.name, "looker")
+    where = ("-n", shared_space.name, "--kubeconfig", kubeconfig)
+
+    code, _, err = quire("explain", "seen", *where)
+    assert code == 1
+    assert f"you have not the right to get llmdeployments.quire.dev in namespace {shared_space.name}" in err
+    assert "kubectl auth can-i get llmdeployments.quire.dev" in err
+
+    kubectl = shared_space.server.kubectl
+    kubectl(
+        "create", "role", "looks", "-n", shared_space.name, "--verb=get,list", "--resource=llmdeployments.quire.dev"
+    )
+    kubectl(
+        "create",
+        "rolebinding",
+        "looks",
+        "-n",
+        shared_space.name,
+        "--role=looks",
+        f"--serviceaccount={shared_space.name}:looker",
+    )
+    told = until(lambda: (answer := quire("explain", "seen", *where))[0] == 0 and answer[1])
+    assert "not known: you have not the right to list pods in all namespaces, to ask the operator" in " ".join(
+        told.split()
+    )
+
+    code, _, err = quire("top", *where)
+    assert code == 1 and f"you have not the right to list pods in namespace {shared_space.name}" in err
+
+
+def test_a_name_that_is_not_there_gets_near_ones(
+    shared_space: Namespace, operator: OperatorProcess, quire: Quire
+) -> None:
+    shared_space.apply("chat-large", replicas=0)
+    where = ("-n", shared_space.name, "--kubeconfig", shared_space.server.admin_kubeconfig)
+    for command in ("explain", "top"):
+        code, out, err = quire(command, "chat-lagre", *where)
+        assert (code, out) == (1, "")
+        assert "there is no LLMDeployment chat-lagre in namespace shared" in err and "did you mean chat-large" in err
