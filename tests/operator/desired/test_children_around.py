@@ -109,7 +109,7 @@ def test_alerts_ask_for_what_the_spec_says() -> None:
     assert most["expr"].endswith(">= 4")
     for rule in (first, most):
         assert 'namespace="prod",quire_dev_llmdeployment="chat"' in rule["expr"]
-        assert rule["labels"] == {"severity": "warning", "namespace": "prod", "llmdeployment": "chat"}
+        assert rule["labels"] == {"severity": "warning", "namespace": "prod", "name": "chat"}
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"
     assert "99 % of the requests" in first["annotations"]["description"]
 

@@ -49,7 +49,7 @@ def _rule(spec: Spec, options: Monitoring, rule: JSON) -> JSON:
     runbook = f"{options.runbook_url.rstrip('/')}/{rule['alert']}.md"
     return {
         **rule,
-        "labels": {"severity": "warning", "namespace": spec.namespace, "llmdeployment": spec.name},
+        "labels": {"severity": "warning", "namespace": spec.namespace, "name": spec.name},
         "annotations": {**annotations, "runbook_url": runbook},
     }
 

@@ -1,0 +1,43 @@
+{{/* What the operator is told of the objects it makes beside pods. */}}
+{{- define "quire.operator.childArgs" -}}
+{{- $network := .Values.networkPolicies }}
+{{- if $network.replicas.enabled }}
+{{- $peers := list (include "quire.operator.peer" (dict "root" . "component" "operator") | fromYaml) }}
+{{- if .Values.gateway.create }}
+{{- $peers = append $peers (include "quire.operator.peer" (dict "root" . "component" "gateway") | fromYaml) }}
+{{- end }}
+- {{ printf "--network-policy-from=%s" (concat $peers $network.metricsFrom $network.replicas.from | toJson) | quote }}
+{{- end }}
+{{- if not .Values.gateway.create }}
+# Each is reached by its own Service: their served names need not differ.
+- --served-names=shared
+{{- end }}
+{{- with .Values.monitoring }}
+{{- if .replicas.enabled }}
+- --monitor-interval={{ .podMonitors.interval }}
+- --runbook-url={{ .alerts.runbookUrl }}
+{{- with .podMonitors.labels }}
+- --monitor-labels={{ include "quire.operator.labelList" . }}
+{{- end }}
+{{- with .alerts.labels }}
+- --alert-labels={{ include "quire.operator.labelList" . }}
+{{- end }}
+{{- else }}
+- --monitors=off
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "quire.operator.peer" -}}
+namespaceSelector:
+  matchLabels: {kubernetes.io/metadata.name: {{ .root.Release.Namespace }}}
+podSelector:
+  matchLabels:
+    {{- include "quire.selector" . | nindent 4 }}
+{{- end -}}
+
+{{- define "quire.operator.labelList" -}}
+{{- $pairs := list }}
+{{- range $name, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $name $value) }}{{ end }}
+{{- join "," $pairs }}
+{{- end -}}

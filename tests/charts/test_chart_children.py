@@ -1,0 +1,61 @@
+"""What the chart has the operator make beside pods: who may reach replicas, how they are scraped, who has a name."""
+
+from typing import Any
+
+import pytest
+from chart_support.documents import container
+
+from quire_cluster.helm import Helm
+from quire_operator.child_settings import ChildSettings
+from quire_operator.settings import parse_settings
+
+RELEASE = {"app.kubernetes.io/name": "quire", "app.kubernetes.io/instance": "quire"}
+
+
+def told(helm: Helm, values: dict[str, Any] | None = None) -> ChildSettings:
+    args = container(helm.template(values or {}), "quire-operator")["args"]
+    return parse_settings(args, {}).children
+
+
+def peers(helm: Helm, values: dict[str, Any] | None = None) -> Any:
+    return told(helm, values).around.network_peers
+
+
+def test_operator_gateway_own_namespace_and_prometheus_may_reach_replicas(helm: Helm) -> None:
+    operator, gateway, own_namespace, prometheus = peers(helm)
+    for peer, component in ((operator, "operator"), (gateway, "gateway")):
+        assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "llm"}}
+        assert peer["podSelector"] == {"matchLabels": RELEASE | {"app.kubernetes.io/component": component}}
+    assert own_namespace == {"podSelector": {}}
+    assert prometheus["namespaceSelector"] == {}
+    assert prometheus["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+
+
+def test_who_else_may_is_the_readers_to_say_and_never_takes_the_gateway_away(helm: Helm) -> None:
+    block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    monitoring = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+    found = peers(helm, {"networkPolicies": {"replicas": {"from": [block]}, "metricsFrom": [monitoring]}})
+    assert found[2:] == (monitoring, block) and len(found) == 4
+    alone = peers(helm, {"networkPolicies": {"replicas": {"from": []}}, "gateway": {"create": False}})
+    assert len(alone) == 1, "the operator, which scrapes them"
+    assert peers(helm, {"networkPolicies": {"replicas": {"enabled": False}}}) is None
+
+
+@pytest.mark.parametrize("gateway", [True, False])
+def test_served_names_are_one_gateways_to_tell_apart(helm: Helm, gateway: bool) -> None:
+    assert told(helm, {"gateway": {"create": gateway}}).around.unique_served_names is gateway
+
+
+def test_monitors_are_labelled_as_the_charts_own(helm: Helm) -> None:
+    values = {
+        "monitoring": {
+            "podMonitors": {"labels": {"release": "prom", "team": "ml"}, "interval": "30s"},
+            "alerts": {"labels": {"a.example/b": "c"}, "runbookUrl": "https://example.org/r"},
+        }
+    }
+    monitoring = told(helm, values).around.monitoring
+    assert monitoring is not None
+    assert monitoring.pod_monitor_labels == {"release": "prom", "team": "ml"}
+    assert (monitoring.rule_labels, monitoring.interval) == ({"a.example/b": "c"}, "30s")
+    assert monitoring.runbook_url == "https://example.org/r"
+    assert told(helm, {"monitoring": {"replicas": {"enabled": False}}}).around.monitoring is None
