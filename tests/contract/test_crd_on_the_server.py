@@ -90,8 +90,12 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "a claim": {"model": {"source": "pvc://models/llama", "servedName": "org/chat:v1"}},
     "a folder beside the file": {"model": {"source": "file://./demo"}},
     "a folder above the file": {"model": {"source": "file://../models/demo"}},
-    "a bucket, of a later version": {"model": {"source": "s3://bucket/llama"}},
-    "an image, of a later version": {"model": {"source": "oci://registry.example/llama:1"}},
+    "a bucket": {"model": {"source": "s3://bucket/team/llama", "credentials": {"secretName": "aws"}}},
+    "a bucket of another store": {"model": {"source": "s3://bucket?endpoint=http://minio:9000&region=here"}},
+    "an image": {"model": {"source": "oci://registry.example/llama:1"}},
+    "a folder of an image": {"model": {"source": "oci://localhost:5000/org/llama:v1.0/models/llama"}},
+    "an image by its digest": {"model": {"source": f"oci://registry.example/llama@sha256:{'0' * 64}"}},
+    "an image by both": {"model": {"source": f"oci://registry.example/llama:1@sha256:{'0' * 64}/m"}},
     "a claim that is there": {"model": {"source": "hf://a/b", "cache": {"claimName": "models"}}},
     "a claim to make": {"model": {"source": "hf://a/b", "cache": {"size": "50Gi", "storageClassName": "fast"}}},
     "a cache of so many bytes": {"engine": {"kvCache": {"size": 4294967296}}},
@@ -131,13 +135,27 @@ def model(**more: Any) -> dict[str, Any]:
     return {"model": {"source": "hf://a/b"} | more}
 
 
-SOURCE = 'must be "hf://org/name@revision", "pvc://claim/path", "file:///folder" or "file://./folder"'
+SOURCE = (
+    'must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", "pvc://claim/path", '
+    '"file:///folder" or "file://./folder"'
+)
+BUCKET = 'must be "s3://bucket/path", with ?region=… and &endpoint=https://… where the store is not found without'
+IMAGE = (
+    'must be a registry, a name and a tag or digest, such as "oci://registry.example/org/model:1", then /path if the '
+    "model is in a folder of the image"
+)
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no model": ({"model": None}, "spec.model", "Required value"),
     "no source": ({"model": {}}, "spec.model.source", "Required value"),
     "an unknown scheme": (model(source="http://host/model"), "spec.model.source", SOURCE),
     "a hub without a name": (model(source="hf://"), "spec.model.source", SOURCE),
     "a claim in capitals": (model(source="pvc://Models/llama"), "spec.model.source", SOURCE),
+    "a bucket in capitals": (model(source="s3://Models/llama"), "spec.model.source", BUCKET),
+    "a bucket of no name": (model(source="s3:///llama"), "spec.model.source", BUCKET),
+    "a bucket with a wish": (model(source="s3://bucket/llama?profile=me"), "spec.model.source", BUCKET),
+    "an image of no registry": (model(source="oci://llama:1"), "spec.model.source", IMAGE),
+    "an image of no version": (model(source="oci://registry.example/llama"), "spec.model.source", IMAGE),
+    "an image of half a digest": (model(source="oci://registry.example/llama@sha256:ab"), "spec.model.source", IMAGE),
     "a file of another host": (model(source="file://host/folder"), "spec.model.source", SOURCE),
     "a name with a space": (model(servedName="my model"), "spec.model.servedName", "must be letters, digits and"),
     "a secret in capitals": (model(credentials={"secretName": "HF"}), "spec.model.credentials.secretName", OBJECT_NAME),

@@ -52,8 +52,8 @@ def test_the_init_container_puts_the_model_where_the_engine_looks(
     ("source", "says"),
     [
         ("hf://org/none", "no model org/none"),
-        ("file:///x", "is no model of a hub"),
-        ("nonsense", "is no model of a hub"),
+        ("file:///x", "is nothing to download"),
+        ("nonsense", "is nothing to download"),
     ],
 )
 def test_what_can_not_be_fetched_is_told_in_the_last_lines(

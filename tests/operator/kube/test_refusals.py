@@ -17,7 +17,7 @@ def test_every_problem_of_a_spec_is_listed_and_what_runs_is_left_alone(shared: N
     before = shared.get("deployments", "wrong")
     shared.apply(
         "wrong",
-        model={"source": "s3://bucket/model"},
+        model={"source": "s3://bucket/model?region=EU"},
         parallelism={"tensor": 2},
         rollout={"strategy": "Canary"},
         engine={"extraArgs": ["--no-such-flag"]},

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from quire_operator.domain.spec import (
     Autoscaling,
     AutoscalingMode,
+    BucketSource,
     ClaimSource,
     DType,
     ExistingClaim,
     FileSource,
     HubSource,
+    ImageSource,
     Invalid,
     KVCacheShare,
     KVCacheSize,
@@ -151,10 +153,26 @@ def test_everything_that_can_be_said_is_understood() -> None:
         ("file://../m", FileSource(path="../m", relative=True)),
         ("pvc://models/llama/8b", ClaimSource(claim_name="models", path="llama/8b")),
         ("pvc://models", ClaimSource(claim_name="models", path="")),
+        ("s3://bucket/a/b/", BucketSource(bucket="bucket", prefix="a/b")),
+        ("s3://bucket", BucketSource(bucket="bucket", prefix="")),
+        (
+            "s3://bucket/m?region=eu-west-1&endpoint=http://minio:9000",
+            BucketSource(bucket="bucket", prefix="m", region="eu-west-1", endpoint="http://minio:9000"),
+        ),
+        (
+            "oci://reg.example/org/m:1/models//m",
+            ImageSource(registry="reg.example", repository="org/m", tag="1", digest=None, path="models/m"),
+        ),
+        (
+            f"oci://localhost:5000/m@sha256:{'0' * 64}",
+            ImageSource(registry="localhost:5000", repository="m", tag=None, digest=f"sha256:{'0' * 64}"),
+        ),
     ],
 )
 def test_sources(text: str, source: object) -> None:
-    assert parsed({"model": {"source": text}}).model.source == source
+    read = parsed({"model": {"source": text}}).model.source
+    assert read == source
+    assert parsed({"model": {"source": str(read)}}).model.source == source  # what pods are told to fetch
 
 
 def test_a_claim_that_is_there_can_be_the_cache() -> None:
@@ -165,8 +183,12 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"model": {"source": "s3://bucket/m"}}, "spec.model.source: s3:// comes with a later version of quire"),
-        ({"model": {"source": "oci://image"}}, "spec.model.source: oci:// comes with a later version"),
+        ({"model": {"source": "s3://x"}}, 'spec.model.source: must be "s3://bucket/path", with ?region=…'),
+        ({"model": {"source": "s3://bucket/m?colour=red"}}, 'spec.model.source: must be "s3://bucket/path"'),
+        ({"model": {"source": "s3://bucket/m?endpoint=minio"}}, 'spec.model.source: must be "s3://bucket/path"'),
+        ({"model": {"source": "oci://image"}}, "spec.model.source: must be a registry, a name and a tag or digest"),
+        ({"model": {"source": "oci://reg.example/m"}}, "spec.model.source: must be a registry, a name and a tag"),
+        ({"model": {"source": "oci://reg.example/m:1/../x"}}, "spec.model.source: must be a registry, a name and"),
         ({"model": {"source": "hf://"}}, 'spec.model.source: must be "hf://org/name@revision"'),
         ({"model": {"source": "hf://a/b/c"}}, "spec.model.source: must be"),
         ({"model": {"source": "file://models"}}, "spec.model.source: must be"),

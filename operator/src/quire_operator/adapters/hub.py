@@ -1,14 +1,13 @@
 """What a Hugging Face hub says of a model: its commit, files and configuration. Calls the hub's own client library.
 
-Blocking, with short answers; the weights themselves are ``hub_download``'s. HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and a
-login are those of the hub's own tools. Every failure is a ModelProblem, or Unreachable where the cache may still do.
+Blocking, with short answers; how its files are asked for is ``hub_download``'s. HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE
+and a login are those of the hub's own tools. Every failure is a ModelProblem, or Unreachable where the cache may still
+do.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 import httpx
@@ -22,47 +21,25 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
     SafetensorsParsingError,
 )
+from huggingface_hub.hf_api import RepoSibling
 
 from quire_operator import __version__
+from quire_operator.adapters.remote_files import (
+    Algorithm,
+    Checksum,
+    Description,
+    Listing,
+    RemoteFile,
+    Unreachable,
+    check_weights,
+    first_line,
+    is_wanted,
+)
 from quire_operator.errors import ModelProblem
 
-_WANTED = ("*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "merges.txt", "*.jinja")
-"""What an engine reads: never pickles, never code."""
-_SKIPPED = ("*/*", "consolidated*.safetensors")
-"""Folders hold other formats of the same weights."""
 _TIMEOUT_SECONDS = 20.0
 _TRANSPORT_ERROR: type[BaseException] = HfHubHTTPError.__bases__[0]
 """The root of the errors of the HTTP library under the hub's client, which changed from one version to the next."""
-
-
-class Unreachable(ModelProblem):
-    """Nobody answers at the hub's address, or it may not be asked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubFile:
-    name: str
-    size_bytes: int
-    sha256: str | None
-    """Of large files; small ones have none."""
-    url: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """A revision of a repository, as of one commit."""
-
-    repository: str
-    commit: str
-    files: tuple[HubFile, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubModel:
-    """What can be known of a model without its weights."""
-
-    config: Mapping[str, object]
-    parameters: int
 
 
 def list_files(repository: str, revision: str) -> Listing:
@@ -71,40 +48,36 @@ def list_files(repository: str, revision: str) -> Listing:
         info = _api().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
     commit = info.sha or revision
     files = tuple(
-        HubFile(
+        RemoteFile(
             name=sibling.rfilename,
             size_bytes=sibling.size or 0,
-            sha256=sibling.lfs.sha256 if sibling.lfs else None,
-            url=hf_hub_url(repository, sibling.rfilename, revision=commit, endpoint=_endpoint()),
+            checksum=_checksum(sibling),
+            address=hf_hub_url(repository, sibling.rfilename, revision=commit, endpoint=_endpoint()),
         )
         for sibling in info.siblings or ()
-        if _is_wanted(sibling.rfilename)
+        if is_wanted(sibling.rfilename)
     )
-    if not any(file.name.endswith(".safetensors") for file in files):
-        raise ModelProblem(
-            f"{repository} at {revision} has no safetensors weights",
-            hint="quire reads only safetensors; convert the model or choose another repository",
-        )
-    return Listing(repository=repository, commit=commit, files=files)
+    check_weights(f"{repository} at {revision}", [file.name for file in files])
+    return Listing(model=repository, version=commit, files=files)
 
 
-def describe(repository: str, revision: str) -> HubModel:
+def describe(repository: str, revision: str) -> Description:
     """Configuration and number of parameters, for some kilobytes."""
-    commit = list_files(repository, revision).commit
+    commit = list_files(repository, revision).version
     url = hf_hub_url(repository, "config.json", revision=commit, endpoint=_endpoint())
     with explained(repository, revision):
         counts = _api().get_safetensors_metadata(repository, revision=commit).parameter_count
         answer = httpx.get(url, headers=request_headers(), timeout=_TIMEOUT_SECONDS, follow_redirects=True)
         answer.raise_for_status()
         config = answer.json()
-    return HubModel(config=config if isinstance(config, dict) else {}, parameters=sum(counts.values()))
+    return Description(config=config, parameters=sum(counts.values()))
 
 
 def in_the_hubs_own_cache(listing: Listing) -> Path | None:
     """The folder where the hub's own tools have put all of these files already."""
     folders: set[Path] = set()
     for file in listing.files:
-        found = try_to_load_from_cache(listing.repository, file.name, revision=listing.commit)
+        found = try_to_load_from_cache(listing.model, file.name, revision=listing.version)
         if not isinstance(found, str) or Path(found).stat().st_size != file.size_bytes:
             return None
         folders.add(Path(found).parent)
@@ -126,8 +99,10 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def _is_wanted(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in _WANTED) and not any(fnmatch(name, p) for p in _SKIPPED)
+def _checksum(sibling: RepoSibling) -> Checksum | None:
+    if sibling.lfs is not None:
+        return Checksum(algorithm=Algorithm.SHA256, hex=sibling.lfs.sha256)
+    return Checksum(algorithm=Algorithm.GIT, hex=sibling.blob_id) if sibling.blob_id else None
 
 
 @contextmanager
@@ -170,7 +145,3 @@ def unreachable(repository: str, error: BaseException) -> Unreachable:
         f"{_endpoint() or 'huggingface.co'} can't be reached for {repository}: {first_line(error)}",
         hint="check the network and HF_ENDPOINT, then run again; what was downloaded is kept and continued",
     )
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,4 +1,4 @@
-"""Where a model is on this machine: a folder as it stands, or a repository of a hub, downloaded once into the cache.
+"""Where a model is on this machine: a folder as it stands, or one fetched from elsewhere, once, into the cache.
 
 For ``quire up`` and ``quire plan``; in a cluster the pods fetch for themselves. Every failure is a ModelProblem.
 """
@@ -6,15 +6,12 @@ For ``quire up`` and ``quire plan``; in a cluster the pods fetch for themselves.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
+from quire_operator.adapters.weights_header import NoWeights, count_parameters
 from quire_operator.domain.model_config import ModelConfig, parse_model_config
-from quire_operator.domain.spec import ClaimSource, FileSource, HubSource, Source
+from quire_operator.domain.spec import ClaimSource, FileSource, RemoteSource, Source
 from quire_operator.errors import ModelProblem
-
-_MAX_HEADER_BYTES = 100 * 10**6
-"""The safetensors format's own limit."""
 
 Progress = Callable[[int, int], None]
 """Bytes that are here, bytes in all."""
@@ -46,30 +43,33 @@ class ModelStore:
 
     async def fetch(self, source: Source, *, progress: Progress) -> Path:
         """The folder with the model, downloaded if need be. Cancelling stops the download, which can go on later."""
-        if isinstance(source, HubSource):
-            from quire_operator.adapters import hub_download  # slow to import, and most runs need no hub
+        if isinstance(source, RemoteSource):
+            from quire_operator.adapters import model_cache, origins  # slow to import, and most runs need none
 
-            return await hub_download.fetch(source.repository, source.revision, self._cache, progress=progress)
+            return await model_cache.fetch(source, origins.origin_of(source), self._cache, progress=progress)
         return self._folder(source)
 
     def facts(self, source: Source, *, weights_needed: bool = True) -> ModelFacts:
-        """What the model is, without its weights being here. Blocks on the network for a hub's model."""
-        if isinstance(source, HubSource):
-            from quire_operator.adapters import hub, hub_download
+        """What the model is, without its weights being here. Blocks on the network for one that lies elsewhere."""
+        if not isinstance(source, RemoteSource):
+            return folder_facts(self._folder(source), weights_needed=weights_needed)
+        from quire_operator.adapters import model_cache, origins
 
-            folder = hub_download.Cache(self._cache, source.repository).remembered(source.revision)
-            if folder is not None:
-                return folder_facts(folder)
-            described = hub.describe(source.repository, source.revision)
-            config = _parsed(described.config, where=str(source))
-            return ModelFacts(config=config, parameters=described.parameters, counted=True)
-        return folder_facts(self._folder(source), weights_needed=weights_needed)
+        origin = origins.origin_of(source)
+        whole = model_cache.Cache(self._cache, source.cache_name).remembered(source.reference)
+        if whole is not None:
+            return folder_facts(origin.model_folder(whole))
+        found = origin.describe()
+        config = _parsed(found.config, where=str(source))
+        if found.parameters is None:
+            return ModelFacts(config=config, parameters=config.parameters, counted=False)
+        return ModelFacts(config=config, parameters=found.parameters, counted=True)
 
     def _folder(self, source: FileSource | ClaimSource) -> Path:
         if isinstance(source, ClaimSource):
             raise ModelProblem(
                 f"{source} is a volume of a cluster, and this is none",
-                hint="use hf:// or file:// here; kubectl apply the file to a cluster",
+                hint="use hf://, s3://, oci:// or file:// here; kubectl apply the file to a cluster",
             )
         folder = self._beside / source.path if source.relative else Path(source.path)
         if not folder.is_dir():
@@ -119,17 +119,13 @@ def _count_parameters(path: Path) -> int:
     """Elements of all tensors, from the file's header; checks that the file is as long as the header says."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= _MAX_HEADER_BYTES:
-                raise ValueError("its first eight bytes are no header's length")
-            header = json.loads(file.read(length))
-            tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-            data_bytes = max((entry["data_offsets"][1] for entry in tensors), default=0)
-            missing = 8 + length + data_bytes - path.stat().st_size
-            if missing > 0:
-                raise ValueError(f"its last {missing} bytes are missing")
-            return sum(prod(entry["shape"]) for entry in tensors)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+
+            def read(start: int, size: int) -> bytes:
+                file.seek(start)
+                return file.read(size)
+
+            return count_parameters(read, path.stat().st_size)
+    except (OSError, NoWeights) as error:
         raise ModelProblem(
             f"{path} is no whole safetensors file: {error}", hint="download or convert the model again"
         ) from error

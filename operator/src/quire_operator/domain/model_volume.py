@@ -7,42 +7,65 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from quire_operator.domain.names import child_names
-from quire_operator.domain.spec import ClaimSource, ExistingClaim, FileSource, HubSource, NewClaim, Spec
+from quire_operator.domain.spec import (
+    BucketSource,
+    ClaimSource,
+    ExistingClaim,
+    FileSource,
+    HubSource,
+    ImageSource,
+    NewClaim,
+    RemoteSource,
+    Spec,
+)
+from quire_operator.domain.spec.sources import link_name
+
+JSON = dict[str, object]
 
 MODELS_PATH = "/models"
 VOLUME = "models"
-TOKEN_KEY = "token"
-"""The key of the hub's token in the secret that ``model.credentials`` names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVolume:
-    """Where the engine finds its model. ``claim_name`` None with ``fetch`` is a volume as old as the pod."""
+    """Where the engine finds its model, and what brings it there."""
 
     model_path: str
-    claim_name: str | None
-    fetch: HubSource | None
+    volume: JSON | None
+    """The volume at ``/models``, without its name; None where there is none."""
+    fetch: RemoteSource | None = None
     """What an init container downloads to ``model_path``."""
+    image: ImageSource | None = None
+    """What the kubelet mounts as it is."""
 
     @property
     def is_mounted(self) -> bool:
-        return self.claim_name is not None or self.fetch is not None
+        return self.volume is not None
 
 
-def model_volume(spec: Spec) -> ModelVolume:
-    """The volume that a spec's source and cache ask for."""
-    claim = _claim(spec)
+def model_volume(spec: Spec, *, image_volumes: bool = False) -> ModelVolume:
+    """The volume that a spec's source and cache ask for; ``image_volumes`` are there for whoever wants no cache."""
+    claim = _claim_volume(spec)
     match spec.model.source:
-        case HubSource() as hub:
-            # A revision may contain slashes; a claim may be shared by many models.
-            folder = f"{hub.repository}@{hub.revision}".replace("/", "--")
-            return ModelVolume(model_path=f"{MODELS_PATH}/{folder}", claim_name=claim, fetch=hub)
+        case ImageSource() as image if wants_image_volume(spec) and image_volumes:
+            return ModelVolume(model_path=_below(image.path), volume={"image": {"reference": image.image}}, image=image)
+        case HubSource() | BucketSource() | ImageSource() as remote:
+            # A claim may be shared by many models, and is mounted elsewhere by whoever looks into it.
+            path = f"{MODELS_PATH}/{link_name(remote)}"
+            return ModelVolume(model_path=path, volume=claim or {"emptyDir": {}}, fetch=remote)
         case ClaimSource(claim_name=name, path=path):
-            return ModelVolume(model_path=_below(path), claim_name=name, fetch=None)
+            # Read-only for the whole pod: a claim with ReadOnlyMany can be mounted on several nodes only like this.
+            volume: JSON = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+            return ModelVolume(model_path=_below(path), volume=volume)
         case FileSource(path=path, relative=True):
-            return ModelVolume(model_path=_below(path), claim_name=claim, fetch=None)
+            return ModelVolume(model_path=_below(path), volume=claim)
         case FileSource(path=path):
-            return ModelVolume(model_path=path, claim_name=claim, fetch=None)
+            return ModelVolume(model_path=path, volume=claim)
+
+
+def wants_image_volume(spec: Spec) -> bool:
+    """Whether the kubelet should bring the model where it can: a person who names a cache wants it to be there."""
+    return isinstance(spec.model.source, ImageSource) and spec.model.cache is None
 
 
 def source_problem(spec: Spec) -> str | None:
@@ -58,11 +81,11 @@ def _below(path: str) -> str:
     return f"{MODELS_PATH}/{path}" if path else MODELS_PATH
 
 
-def _claim(spec: Spec) -> str | None:
+def _claim_volume(spec: Spec) -> JSON | None:
     match spec.model.cache:
         case ExistingClaim(claim_name=name):
-            return name
+            return {"persistentVolumeClaim": {"claimName": name}}
         case NewClaim():
-            return child_names(spec.name).cache_claim
+            return {"persistentVolumeClaim": {"claimName": child_names(spec.name).cache_claim}}
         case None:
             return None

@@ -11,10 +11,11 @@ from math import ceil
 from quire_operator.domain import engine_contract as engine
 from quire_operator.domain import key_volume as keys
 from quire_operator.domain.fields import Problem
-from quire_operator.domain.model_volume import MODELS_PATH, TOKEN_KEY, VOLUME, ModelVolume, model_volume, source_problem
+from quire_operator.domain.model_volume import MODELS_PATH, VOLUME, ModelVolume, model_volume, source_problem
 from quire_operator.domain.names import LABEL_APP, LABEL_INSTANCE, child_names
 from quire_operator.domain.pod_contract import ENGINE, contract_problems
-from quire_operator.domain.spec import HubSource, Spec
+from quire_operator.domain.source_credentials import credentials_environment
+from quire_operator.domain.spec import HubSource, RemoteSource, Spec
 from quire_operator.domain.strategic_merge import merge
 
 JSON = dict[str, object]
@@ -27,6 +28,7 @@ PRE_STOP_SECONDS = 5
 """Between the pod leaving the endpoints and SIGTERM: so long do clients take to notice."""
 _SHARED_MEMORY = "256Mi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
+_TERMINATION_LOG = "/dev/termination-log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class Images:
     """Downloads models: it has the ``quire`` command."""
     hub_endpoint: str | None = None
     """Another address of the model hub, such as a mirror."""
+    image_volumes: bool | None = None
+    """Whether the kubelet mounts images as volumes; None until somebody has asked the cluster."""
 
 
 def pod_template(
@@ -72,7 +76,7 @@ def _scrape_annotations() -> JSON:
 
 
 def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSON:
-    volume = model_volume(spec)
+    volume = model_volume(spec, image_volumes=bool(images.image_volumes))
     pod: JSON = {
         "serviceAccountName": child_names(spec.name).service_account,
         "automountServiceAccountToken": False,
@@ -107,9 +111,15 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSO
         init.append(_fetch_container(spec, images, volume.fetch, volume.model_path))
     if init:
         pod["initContainers"] = init
-    if spec.engine.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in spec.engine.image_pull_secrets]
+    if pull_secrets := _pull_secrets(spec, volume):
+        pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
     return pod
+
+
+def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
+    """Those of the pod's images, of which a model may be one."""
+    model = spec.model.credentials_secret if volume.image is not None else None
+    return list(dict.fromkeys((*spec.engine.image_pull_secrets, *([] if model is None else [model]))))
 
 
 def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
@@ -144,22 +154,23 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
     return container
 
 
-def _fetch_container(spec: Spec, images: Images, source: HubSource, model_path: str) -> JSON:
+def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_path: str) -> JSON:
     env = _environment()
-    if images.hub_endpoint is not None:
+    if images.hub_endpoint is not None and isinstance(source, HubSource):
         env.append({"name": "HF_ENDPOINT", "value": images.hub_endpoint})
-    if spec.model.credentials_secret is not None:
-        reference = {"name": spec.model.credentials_secret, "key": TOKEN_KEY}
-        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
     return {
         "name": FETCH,
         "image": images.operator,
         "command": ["quire"],
-        "args": ["fetch", str(source), "--to", model_path],
-        "env": env,
+        "args": ["fetch", str(source), "--to", model_path, "--termination-log", _TERMINATION_LOG],
+        "env": env + credentials_environment(source, spec.model.credentials_secret),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _container_security(),
-        "volumeMounts": [{"name": "tmp", "mountPath": _TMP_PATH}, {"name": VOLUME, "mountPath": MODELS_PATH}],
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": _TMP_PATH},
+            {"name": "cache", "mountPath": _CACHE_PATH},
+            {"name": VOLUME, "mountPath": MODELS_PATH},
+        ],
     }
 
 
@@ -204,10 +215,8 @@ def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
         {"name": "cache", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
     ]
-    if volume.claim_name is not None:
-        volumes.append({"name": VOLUME, "persistentVolumeClaim": {"claimName": volume.claim_name}})
-    elif volume.is_mounted:
-        volumes.append({"name": VOLUME, "emptyDir": {}})
+    if volume.volume is not None:
+        volumes.append({"name": VOLUME, **volume.volume})
     if spec.auth_secret is not None:
         volumes.append(keys.key_volume(spec.auth_secret))
     return volumes

@@ -13,15 +13,7 @@ from quire_operator.domain.spec.engine import (
     Resources,
     SchedulingPolicy,
 )
-from quire_operator.domain.spec.model import (
-    ClaimSource,
-    ExistingClaim,
-    FileSource,
-    HubSource,
-    Model,
-    NewClaim,
-    Source,
-)
+from quire_operator.domain.spec.model import ExistingClaim, Model, NewClaim
 from quire_operator.domain.spec.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.spec.scaling import (
     Autoscaling,
@@ -32,11 +24,21 @@ from quire_operator.domain.spec.scaling import (
     ScaleUp,
     ScalingTargets,
 )
+from quire_operator.domain.spec.sources import (
+    BucketSource,
+    ClaimSource,
+    FileSource,
+    HubSource,
+    ImageSource,
+    RemoteSource,
+    Source,
+)
 
 __all__ = [
     "GPU_RESOURCE",
     "Autoscaling",
     "AutoscalingMode",
+    "BucketSource",
     "ClaimSource",
     "DType",
     "Drain",
@@ -44,6 +46,7 @@ __all__ = [
     "ExistingClaim",
     "FileSource",
     "HubSource",
+    "ImageSource",
     "Invalid",
     "KVCacheShare",
     "KVCacheSize",
@@ -54,6 +57,7 @@ __all__ = [
     "Preemption",
     "PrefixCaching",
     "Problem",
+    "RemoteSource",
     "Resources",
     "Rollout",
     "RolloutStrategy",

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from quire_operator.domain import names
 from quire_operator.domain.fields import Fields, Problem, shown
 from quire_operator.domain.spec.engine import Engine, Resources, read_engine, read_parallelism, read_resources
-from quire_operator.domain.spec.model import FileSource, Model, read_model, read_secret_name
+from quire_operator.domain.spec.model import Model, read_model, read_secret_name
 from quire_operator.domain.spec.rollout import Drain, Rollout, read_drain, read_rollout
 from quire_operator.domain.spec.scaling import Autoscaling, read_autoscaling
-
+from quire_operator.domain.spec.sources import FileSource
 
 _UNREADABLE = Model(source=FileSource(path="/", relative=False), served_name="", credentials_secret=None, cache=None)
 """In place of a model whose source is no source, in a spec that is invalid for it."""

@@ -58,7 +58,7 @@ class HubStub:
             {
                 "rfilename": name,
                 "size": len(data),
-                "blobId": hashlib.sha1(data).hexdigest(),
+                "blobId": hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest(),
                 "lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
                 if name.endswith(".safetensors")
                 else None,
