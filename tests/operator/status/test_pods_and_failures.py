@@ -1,5 +1,6 @@
 """What Kubernetes says of pods and Deployments, and the reason we make of it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,6 +145,17 @@ def test_the_most_telling_reason_is_shown() -> None:
     pods = [trim_pod(pod_body(**STATES[case][0])) for case in ("no node", "crash", "image")]
     failure = worst_failure(pods, None)
     assert failure is not None and failure.reason == "ImagePullFailed"
+
+
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+
+
+def test_an_evicted_pod_is_told_of_until_there_is_another_in_its_place() -> None:
+    pod = trim_pod(pod_body(**EVICTED, containerStatuses=[crashed(137)]))
+    failure = worst_failure([pod], replace(deployment(), ready=1))
+    assert failure is not None and failure.reason == "PodFailed"
+    assert failure.message == "pod chat-1 was ended: Evicted: The node was low on resource: memory."
+    assert worst_failure([pod], replace(deployment(), ready=2)) is None
 
 
 def failed(message: str) -> Condition:

@@ -154,6 +154,8 @@ class Pod:
     """The scheduler's message, or empty."""
     containers: tuple[ContainerState, ...]
     deletion_cost: str
+    failed: str = ""
+    """Why the kubelet gave it up for good (evicted, no device left for it), or empty."""
     ready_changed: str = ""
     """When it became, or ceased to be, ready; empty before its kubelet has spoken."""
 
@@ -238,6 +240,7 @@ def trim_pod(body: JSON) -> Pod:
             *(_container(c, init=False) for c in _maps(status, "containerStatuses")),
         ),
         deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
+        failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
         ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
 

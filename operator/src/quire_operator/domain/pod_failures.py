@@ -31,6 +31,7 @@ class FailureReason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     ENGINE_REFUSED = "EngineRefused"
     CRASH_LOOPING = "CrashLooping"
+    POD_FAILED = "PodFailed"
     INSUFFICIENT_GPU = "InsufficientGPU"
     UNSCHEDULABLE = "Unschedulable"
     DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -51,7 +52,11 @@ _SECRET = re.compile(r"secret \"?[^\"\s]+\"? not found|couldn't find key \S+ in 
 
 def worst_failure(pods: Sequence[Pod], deployment: DeploymentState | None) -> Failure | None:
     """The most telling reason why a replica does not come up; None while nothing is known to be wrong."""
-    found = [failure for pod in pods if not pod.deleting and not pod.ready for failure in _pod_failures(pod)]
+    live = [pod for pod in pods if not pod.deleting and pod.phase != "Failed"]
+    found = [failure for pod in live if not pod.ready for failure in _pod_failures(pod)]
+    if deployment is not None and deployment.ready < deployment.replicas_asked:
+        # One that was evicted stays as it ended, and is nobody's trouble once there is another in its place.
+        found += [_failed(pod) for pod in pods if not pod.deleting and pod.phase == "Failed"]
     if deployment is not None:
         found += _deployment_failures(deployment)
     order = list(FailureReason)
@@ -66,6 +71,10 @@ def _pod_failures(pod: Pod) -> Iterator[Failure]:
     for container in pod.containers:
         if not container.ready:
             yield from _container_failures(pod, container)
+
+
+def _failed(pod: Pod) -> Failure:
+    return _failure(FailureReason.POD_FAILED, f"pod {pod.name} was ended: {pod.failed or 'without a reason'}")
 
 
 def _container_failures(pod: Pod, container: ContainerState) -> Iterator[Failure]:
