@@ -16,10 +16,10 @@ from quire_operator import __version__
 from quire_operator.adapters.local_machine import this_machine
 from quire_operator.adapters.model_store import ModelStore, cache_home
 from quire_operator.bench.command import bench
-from quire_operator.domain.names import is_http_url
 from quire_operator.domain.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
 from quire_operator.inspection.explain import explain
+from quire_operator.inspection.screen import url
 from quire_operator.inspection.top import top
 from quire_operator.local import plan as planning
 from quire_operator.local.documents import read_deployments
@@ -27,6 +27,7 @@ from quire_operator.local.fetch import fetch
 from quire_operator.local.host import installed_commands
 from quire_operator.local.up import Up, UpOptions
 from quire_operator.local.views import JsonLines, LiveTable, View
+from quire_operator.simulation.command import simulate
 
 _MAX_DETAILS = 30
 _PLAIN_WIDTH = 120
@@ -53,12 +54,16 @@ app = typer.Typer(
 
 [bold]quire bench --base-url http://127.0.0.1:8000/v1[/bold]
     measure any OpenAI-compatible address under load
+
+[bold]quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml[/bold]
+    what would have happened: a trace against a policy, without an engine
 """,
 )
 app.command("bench")(bench)
 app.command("explain")(explain)
 app.command("top")(top)
 app.command("fetch", no_args_is_help=True)(fetch)
+app.command("simulate", no_args_is_help=True)(simulate)
 
 
 def _version(value: bool) -> None:
@@ -89,12 +94,6 @@ def _memory(text: str) -> int:
     return size
 
 
-def _url(text: str) -> str:
-    if not is_http_url(text):
-        raise typer.BadParameter(f'"{text}" is not an http or https URL such as http://127.0.0.1:9090')
-    return text
-
-
 FileOption = Annotated[Path, typer.Option("--file", "-f", help="YAML with one or more LLMDeployments.")]
 
 
@@ -117,7 +116,7 @@ def up(
             help="Scale by what this Prometheus says of the replicas, which the run's folder lists for it"
             " (prometheus-targets.json, for file_sd_configs). Without it the replicas are asked.",
             metavar="URL",
-            parser=_url,
+            parser=url,
             show_default=False,
         ),
     ] = None,

@@ -93,7 +93,7 @@ def test_a_decision_is_told_with_every_term_and_the_age_of_its_figures() -> None
     assert (told.from_replicas, told.to_replicas, told.reason) == (1, 2, "QueueDepth")
     needs = [term.need for term in told.terms]
     assert needs == sorted(needs, reverse=True) and needs[0] == 2.0
-    assert told.metrics.oldest_seconds == 2.0
+    assert told.metrics is not None and told.metrics.oldest_seconds == 2.0
 
 
 async def test_the_operator_serves_the_decisions_of_one() -> None:

@@ -8,16 +8,26 @@ why: what that means is the autoscaler's to say, and never that nothing runs.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import httpx
 import msgspec
 
 from quire_operator.domain.observation import ReplicaSample
-from quire_operator.domain.prometheus_series import PrometheusOptions, Series, figures_query, samples, times_query
+from quire_operator.domain.prometheus_series import (
+    PrometheusOptions,
+    Series,
+    Told,
+    by_replica,
+    figures_query,
+    samples,
+    times_query,
+)
 from quire_operator.ports import Clock, ReplicaAddress
+
+T = TypeVar("T")
 
 _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 256 * 2**20
@@ -81,21 +91,33 @@ class Prometheus:
 
     async def samples(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
         """See ``ports.Metrics``. Series of replicas that are not among these are passed over: those are gone."""
-        if not replicas:
+        found = await self._answer(self._queries, self._understand) if replicas else None
+        if found is None:
             return {}
+        named = {replica.name: found.get(replica.name) or found.get(_instance(replica)) for replica in replicas}
+        return {name: sample for name, sample in named.items() if sample is not None}
+
+    async def told(self, names: Collection[str], *, offset: str = "") -> Mapping[str, Told] | None:
+        """What replicas said of these names, by ``namespace/pod`` or ``host:port``; None when it did not answer."""
+        labels = self._options.labels
+        queries = figures_query(labels, names, offset=offset), times_query(labels, offset=offset)
+        return await self._answer(
+            queries, lambda figures, times: by_replica(_read(figures), _read(times), labels=labels)
+        )
+
+    async def _answer(self, queries: tuple[str, str], understand: Callable[[_Reply, _Reply], T]) -> T | None:
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
-                answers = await asyncio.gather(*map(self._query, self._queries))
+                answers = await asyncio.gather(*map(self._query, queries))
                 # A thousand LLMDeployments are 20 MB: the loop has other things to do meanwhile.
-                found = await asyncio.to_thread(self._understand, *answers)
+                found = await asyncio.to_thread(understand, *answers)
         except (_NoAnswer, httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
             self._failed(_reason(error))
             self._note(str(error) or type(error).__name__)
-            return {}
+            return None
         self._note(None)
         self.last_answer = self._clock.now()
-        named = {replica.name: found.get(replica.name) or found.get(_instance(replica)) for replica in replicas}
-        return {name: sample for name, sample in named.items() if sample is not None}
+        return found
 
     def _understand(self, figures: _Reply, times: _Reply) -> dict[str, ReplicaSample]:
         return samples(_read(figures), _read(times), labels=self._options.labels, now=self._clock.now())

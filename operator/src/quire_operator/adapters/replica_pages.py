@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import httpx
 
+from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import points
 from quire_operator.domain import engine_contract
 from quire_operator.domain.load import NAMES, Reading, reading_of
 from quire_operator.domain.observed import Key
+from quire_operator.domain.prometheus_series import PrometheusOptions, Told
+from quire_operator.domain.quantities import format_duration
 from quire_operator.domain.rights import in_words
+from quire_operator.domain.supply import SAMPLE_SECONDS
 from quire_operator.ports import ClusterError
 
 if TYPE_CHECKING:  # slow to import
@@ -43,6 +47,10 @@ class Pages(Protocol):
         """By id: what each said, or why it said nothing."""
         ...
 
+    async def earlier(self) -> Mapping[str, Reading]:
+        """What there is to compare a first look with."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -58,6 +66,9 @@ class DirectPages:
     async def read(self, replicas: Sequence[Asked]) -> Mapping[str, Reading | str]:
         answers = await asyncio.gather(*map(self._read, replicas))
         return {replica.id: answer for replica, answer in zip(replicas, answers, strict=True)}
+
+    async def earlier(self) -> Mapping[str, Reading]:
+        return {}
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -89,6 +100,9 @@ class ProxiedPages:
         answers = await asyncio.gather(*map(self._read, replicas))
         return {replica.id: answer for replica, answer in zip(replicas, answers, strict=True)}
 
+    async def earlier(self) -> Mapping[str, Reading]:
+        return {}
+
     async def close(self) -> None:
         """The reader is not ours."""
 
@@ -100,6 +114,54 @@ class ProxiedPages:
         except ClusterError as error:
             return in_words(str(error))
         return _reading(page.decode(errors="replace"))
+
+
+class PrometheusPages:
+    """All replicas from Prometheus, as it scraped them last."""
+
+    def __init__(self, url: str) -> None:
+        self._prometheus = Prometheus(PrometheusOptions(url=url), clock=_WallClock())
+        self.how = f"by Prometheus at {url}"
+
+    async def read(self, replicas: Sequence[Asked]) -> Mapping[str, Reading | str]:
+        told = await self._prometheus.told(NAMES)
+        if told is None:
+            silence = f"no answer from Prometheus: {self._prometheus.problem}"
+            return {replica.id: silence for replica in replicas}
+        now = time.time()
+        return {replica.id: _told(_of(replica, told), now) for replica in replicas}
+
+    async def earlier(self) -> Mapping[str, Reading]:
+        """By ``namespace/pod`` or ``host:port``, of a minute ago: one scrape seen twice shows no rate."""
+        told = await self._prometheus.told(NAMES, offset="1m") or {}
+        now = time.time()
+        read = {replica: reading_of(each.points, time=now - each.age) for replica, each in told.items()}
+        return {replica: reading for replica, reading in read.items() if reading is not None}
+
+    async def close(self) -> None:
+        await self._prometheus.aclose()
+
+
+class _WallClock:
+    def now(self) -> float:
+        return time.time()
+
+
+def target_of(url: str | None) -> str:
+    """As Prometheus names it: host and port."""
+    return "" if url is None else url.partition("://")[2].partition("/")[0]
+
+
+def _of(replica: Asked, told: Mapping[str, Told]) -> Told | None:
+    return told.get(replica.id) or told.get(target_of(replica.url))
+
+
+def _told(told: Told | None, now: float) -> Reading | str:
+    if told is None:
+        return "Prometheus has no figures of it"
+    if told.age > SAMPLE_SECONDS:
+        return f"Prometheus last scraped it {format_duration(float(round(told.age)))} ago"
+    return reading_of(told.points, time=now - told.age) or "Prometheus has no figures of it"
 
 
 def _reading(page: str) -> Reading | str:

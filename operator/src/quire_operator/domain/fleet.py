@@ -31,6 +31,8 @@ class Replica:
     name: str
     phase: str
     reading: Reading | None = None
+    earlier: Reading | None = None
+    """At a first look, what to compare with, if there is something."""
     silence: str = ""
     """Why there is no reading."""
 
@@ -95,6 +97,9 @@ class Loads:
         """One look more. Forgets replicas that are gone."""
         replicas = [replica for deployment in fleet.deployments for replica in deployment.replicas]
         self._seen = {replica.id: self._seen.get(replica.id, []) for replica in replicas}
+        for replica in replicas:
+            if replica.earlier is not None and not self._seen[replica.id]:
+                self._seen[replica.id].append(replica.earlier)
         grown = {r.id: self._grown(r.id, r.reading) for r in replicas if r.reading is not None}
         loads = [_deployment_load(deployment, grown, sort) for deployment in fleet.deployments]
         return FleetLoad(

@@ -112,7 +112,7 @@ def growth(before: Reading | None, after: Reading) -> Growth:
 def figures(grown: Sequence[Growth]) -> Figures:
     """Of these replicas together."""
     if not grown:
-        return Figures(missing={name: _NOBODY for name in Figures.__struct_fields__ if name != "missing"})
+        return Figures(missing={name: _NOBODY for name in Figures.__struct_encode_fields__ if name != "missing"})
     missing: dict[str, str] = {}
 
     def known(name: str, value: float | None, why: str) -> float | None:

@@ -56,26 +56,44 @@ class Series(NamedTuple):
     value: float
 
 
-def figures_query(labels: ReplicaLabels) -> str:
-    """The engines' figures, as little of each as tells them apart."""
-    names = "|".join(sorted(NAMES))
+class Told(NamedTuple):
+    """What a replica said when it was last scraped."""
+
+    points: list[Point]
+    age: float
+
+
+def figures_query(labels: ReplicaLabels, names: Iterable[str] = NAMES, *, offset: str = "") -> str:
+    """The engines' figures, as little of each as tells them apart; ``offset`` says how long ago."""
+    wanted, before = "|".join(sorted(names)), f" offset {offset}" if offset else ""
     by_pod = (
-        f'max by (__name__, {labels.namespace}, {labels.pod}, {_SPLITS}) ({{__name__=~"{names}",{labels.pod}!=""}})'
+        f"max by (__name__, {labels.namespace}, {labels.pod}, {_SPLITS}) "
+        f'({{__name__=~"{wanted}",{labels.pod}!=""}}{before})'
     )
-    by_address = f'max by (__name__, instance, {_SPLITS}) ({{__name__=~"{names}",{labels.pod}=""}})'
+    by_address = f'max by (__name__, instance, {_SPLITS}) ({{__name__=~"{wanted}",{labels.pod}=""}}{before})'
     return f"{by_pod} or {by_address}"
 
 
-def times_query(labels: ReplicaLabels) -> str:
+def times_query(labels: ReplicaLabels, *, offset: str = "") -> str:
     """When each replica was scraped."""
-    by_pod = f'max by ({labels.namespace}, {labels.pod}) (timestamp({RUNNING}{{{labels.pod}!=""}}))'
-    return f'{by_pod} or max by (instance) (timestamp({RUNNING}{{{labels.pod}=""}}))'
+    before = f" offset {offset}" if offset else ""
+    by_pod = f'max by ({labels.namespace}, {labels.pod}) (timestamp({RUNNING}{{{labels.pod}!=""}}{before}))'
+    return f'{by_pod} or max by (instance) (timestamp({RUNNING}{{{labels.pod}=""}}{before}))'
 
 
 def samples(
     figures: Iterable[Series], times: Iterable[Series], *, labels: ReplicaLabels, now: float
 ) -> dict[str, ReplicaSample]:
-    """By replica. Its age is Prometheus's own, so that nothing hangs on two clocks agreeing; ``now`` is ours."""
+    """By replica; ``now`` is ours."""
+    read = {
+        replica: sample_of(told.points, time=now - told.age)
+        for replica, told in by_replica(figures, times, labels=labels).items()
+    }
+    return {replica: sample for replica, sample in read.items() if sample is not None}
+
+
+def by_replica(figures: Iterable[Series], times: Iterable[Series], *, labels: ReplicaLabels) -> dict[str, Told]:
+    """Those of which it is known when they were scraped. The age is Prometheus's own: two clocks need not agree."""
     replica_of = labels.replica_of
     ages = {replica_of(series.labels): series.time - series.value for series in times}
     points: dict[str, list[Point]] = {}
@@ -83,9 +101,8 @@ def samples(
         replica = replica_of(found)
         if replica is not None:
             points.setdefault(replica, []).append(Point(name=found.get("__name__", ""), labels=found, value=value))
-    read = {
-        replica: sample_of(points, time=now - ages[replica])
+    return {
+        replica: Told(points, ages[replica])
         for replica, points in points.items()
         if replica in ages and math.isfinite(ages[replica])
     }
-    return {replica: sample for replica, sample in read.items() if sample is not None}

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from quire_operator.adapters.replica_pages import DirectPages, Pages, ProxiedPages
+from quire_operator.adapters.replica_pages import DirectPages, Pages, PrometheusPages, ProxiedPages
 from quire_operator.domain.fleet import Fleet, FleetLoad, Loads, Sort
 from quire_operator.domain.quantities import parse_duration_seconds
 from quire_operator.errors import ClusterProblem
@@ -26,6 +26,7 @@ from quire_operator.inspection.screen import (
     now,
     plain_console,
     until_interrupted,
+    url,
 )
 from quire_operator.inspection.top_sources import ClusterFleet, RunFleet, Source
 from quire_operator.inspection.where import Where, chosen_run, connected, ended_run, nowhere
@@ -62,12 +63,21 @@ def top(
     context: ContextOption = None,
     local: LocalOption = False,
     run: RunOption = None,
+    prometheus_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            parser=url,
+            help="Read the figures from this Prometheus; without it replicas are asked.",
+            rich_help_panel=PLACE,
+        ),
+    ] = None,
 ) -> None:
     """Show what LLMDeployments carry now: queue, running, KV use, tokens per second, time to first token.
 
     Rates and percentiles are of the last ten seconds, from the replicas' own metrics: of a local run they are asked
-    directly, on a cluster through the API server (the right to get pods/proxy). A dash is a figure that is not known;
-    below the table stands why.
+    directly, on a cluster through the API server (the right to get pods/proxy), or Prometheus is. A dash is a figure
+    that is not known; below the table stands why.
 
       quire top
 
@@ -83,7 +93,7 @@ def top(
     wanted = tuple(names or ())
 
     async def work() -> None:
-        source = await _source(wanted, where, everywhere=all_namespaces)
+        source = await _source(wanted, where, prometheus_url, everywhere=all_namespaces)
         try:
             show = _shower(once=once, replicas=replicas, as_json=as_json)
             await show(source, Loads(seconds=max(_RATE_SECONDS, interval)), interval, sort)
@@ -93,7 +103,8 @@ def top(
     until_interrupted(work())
 
 
-async def _source(names: tuple[str, ...], where: Where, *, everywhere: bool) -> Source:
+async def _source(names: tuple[str, ...], where: Where, prometheus_url: str | None, *, everywhere: bool) -> Source:
+    prometheus = None if prometheus_url is None else PrometheusPages(prometheus_url)
     run = chosen_run(where, names, os.environ)
     if run is None:
         try:
@@ -103,8 +114,8 @@ async def _source(names: tuple[str, ...], where: Where, *, everywhere: bool) -> 
             if run is None:
                 raise nowhere(error, where, names, os.environ) from error
     if run is not None:
-        return RunFleet(run, names, DirectPages())
-    pages: Pages = ProxiedPages(reader)
+        return RunFleet(run, names, prometheus or DirectPages())
+    pages: Pages = prometheus or ProxiedPages(reader)
     return ClusterFleet(reader, None if everywhere else where.namespace or reader.namespace, names, pages)
 
 

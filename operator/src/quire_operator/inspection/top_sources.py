@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from quire_operator.adapters.local_runs import Run, read
-from quire_operator.adapters.replica_pages import Asked, Pages
+from quire_operator.adapters.replica_pages import Asked, Pages, target_of
 from quire_operator.domain import engine_contract
 from quire_operator.domain.explanation import near_names
 from quire_operator.domain.fleet import Deployment, Fleet, Replica
@@ -44,6 +44,7 @@ class RunFleet:
 
     def __init__(self, run: Run, names: Sequence[str], pages: Pages) -> None:
         self._folder, self._names, self._pages = run.folder, frozenset(names), pages
+        self._seen = False
 
     async def look(self, now: float) -> Fleet:
         run = _again(self._folder)
@@ -53,7 +54,8 @@ class RunFleet:
             for name, served in state.deployments.items()
             if not self._names or name in self._names
         }
-        answers = await _ask(self._pages, [one for group in there.values() for one in group])
+        answers = await _ask(self._pages, [one for group in there.values() for one in group], first=not self._seen)
+        self._seen = True
         return Fleet(
             place=f"quire up of {state.file} at {state.address}",
             how=self._pages.how,
@@ -91,13 +93,13 @@ class ClusterFleet:
                 raise
             raise user_error(error, looking_for="LLMDeployment") from error
         self._check_names(resources)
-        self._seen = True
         wanted = [resource for resource in resources if not self._names or resource.key.name in self._names]
         there: dict[Key, list[_There]] = {resource.key: [] for resource in wanted}
         for key, pod in pods:
             if key in there and pod.phase != "Failed":
                 there[key].append(_pod_replica(key, pod))
-        answers = await _ask(self._pages, [one for group in there.values() for one in group])
+        answers = await _ask(self._pages, [one for group in there.values() for one in group], first=not self._seen)
+        self._seen = True
         where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
         return Fleet(
             place=f"{self._reader.label}, {where}",
@@ -145,20 +147,29 @@ def _pod_replica(key: Key, pod: Pod) -> _There:
     return _There(replica=Replica(id=str(where), name=pod.name, phase=phase, silence=silence), asked=asked)
 
 
-async def _ask(pages: Pages, there: Sequence[_There]) -> Mapping[str, Reading | str]:
-    return await pages.read([one.asked for one in there if one.asked is not None])
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    latest: Mapping[str, Reading | str]
+    earlier: Mapping[str, Reading]
 
 
-def _answered(one: _There, answers: Mapping[str, Reading | str]) -> Replica:
-    match answers.get(one.replica.id):
+async def _ask(pages: Pages, there: Sequence[_There], *, first: bool) -> _Answers:
+    latest = await pages.read([one.asked for one in there if one.asked is not None])
+    return _Answers(latest, await pages.earlier() if first else {})
+
+
+def _answered(one: _There, answers: _Answers) -> Replica:
+    match answers.latest.get(one.replica.id):
         case Reading() as reading:
-            return replace(one.replica, reading=reading)
+            where = target_of(None if one.asked is None else one.asked.url)
+            earlier = answers.earlier.get(one.replica.id) or answers.earlier.get(where)
+            return replace(one.replica, reading=reading, earlier=earlier)
         case str() as silence:
             return replace(one.replica, silence=silence)
     return one.replica
 
 
-def _of_resource(resource: Resource, there: Sequence[_There], answers: Mapping[str, Reading | str]) -> Deployment:
+def _of_resource(resource: Resource, there: Sequence[_There], answers: _Answers) -> Deployment:
     asked = resource.status.get("desiredReplicas")
     return Deployment(
         namespace=resource.key.namespace,
