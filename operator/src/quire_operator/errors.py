@@ -5,6 +5,7 @@
     ├── SpecProblem            a document in it: every reason at once
     ├── ModelProblem           the model: no such folder or repository, no way to the hub, not a model
     ├── CapacityProblem        it does not fit this machine
+    ├── SimulationProblem      quire simulate: nothing to simulate, or nothing says how fast an engine is
     ├── AddressProblem         the port is taken
     ├── AlreadyRunning         another quire up runs this file
     ├── StartProblem           an engine or the gateway ended before it was ready
@@ -44,6 +45,10 @@ class ModelProblem(UserError):
 
 class CapacityProblem(UserError):
     """The model with this spec does not fit."""
+
+
+class SimulationProblem(UserError):
+    """What is to be simulated can't be."""
 
 
 class AddressProblem(UserError):

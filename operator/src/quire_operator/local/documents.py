@@ -1,7 +1,8 @@
 """A YAML file as LLMDeployments, or every reason why it is none. The first thing each command does."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -24,8 +25,21 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One LLMDeployment of a file, with the status that a file from ``kubectl get -o yaml`` has."""
+
+    spec: Spec
+    status: Mapping[str, object]
+
+
 def read_deployments(file: Path) -> tuple[Spec, ...]:
     """The LLMDeployments of a file, in their order; raises FileProblem or SpecProblem."""
+    return tuple(document.spec for document in read_documents(file))
+
+
+def read_documents(file: Path) -> tuple[Document, ...]:
+    """The same with their status."""
     documents = _parse(file, _read(file))
     parsed = [Spec.parse(body) for body in documents]  # type: ignore[arg-type]
     problems = [
@@ -39,7 +53,12 @@ def read_deployments(file: Path) -> tuple[Spec, ...]:
     if problems:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise SpecProblem(f"{file}: {count}", details=problems)
-    return specs
+    return tuple(Document(spec=spec, status=_status(body)) for spec, body in zip(specs, documents, strict=True))
+
+
+def _status(body: object) -> Mapping[str, object]:
+    status = body.get("status") if isinstance(body, Mapping) else None
+    return status if isinstance(status, Mapping) else {}
 
 
 def _read(file: Path) -> str:
