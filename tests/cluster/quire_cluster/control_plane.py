@@ -216,4 +216,5 @@ def _controller_manager(binaries: Binaries, authority: Authority, admin_kubeconf
         "--kube-api-burst=1000",
         "--concurrent-deployment-syncs=20",
         "--concurrent-replicaset-syncs=20",
+        "--horizontal-pod-autoscaler-sync-period=2s",
     ]

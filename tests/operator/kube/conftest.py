@@ -43,8 +43,10 @@ def shared_space(crd_installed: ControlPlane) -> Iterator[Namespace]:
 
 @pytest.fixture(scope="session")
 def operator(operators: Operators, shared_space: Namespace) -> Iterator[OperatorProcess]:
-    """The operator of the shared namespace, leading; it looks at everything again each ten seconds."""
-    process = operators.start(*shared_space.flags(), "--resync", "10s", identity="shared-operator")
+    """The operator of the shared namespace, leading; it looks at everything again each ten seconds, and scales each
+    second."""
+    flags = ("--resync", "10s", "--autoscaling-period", "1s", "--gateway-selector", "app=gateway")
+    process = operators.start(*shared_space.flags(), *flags, identity="shared-operator")
     shared_space.wait_holder(process.identity)
     yield process
     process.terminate()

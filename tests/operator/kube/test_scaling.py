@@ -1,16 +1,14 @@
 """Who sets the number of replicas: the spec, `kubectl scale`, the autoscaler; and the ways between them."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
+from kube_support.replicas import BUSY, engines_at
 
 from quire_cluster.audit import AuditedRequest, Position
 from quire_cluster.errors import KubectlFailed
-from quire_operator.domain import engine_contract
 
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
 
@@ -39,6 +37,16 @@ def autoscaling_status(space: Namespace, name: str) -> dict[str, object] | None:
     assert resource is not None
     section: dict[str, object] | None = resource["status"].get("autoscaling")
     return section
+
+
+POD_IP = "127.0.77.1"
+
+
+@pytest.fixture
+def replica() -> Iterator[None]:
+    """An engine as far as a scrape can tell, with more waiting than it can take."""
+    with engines_at(POD_IP, BUSY):
+        yield
 
 
 def test_kubectl_scale_sets_the_spec_and_the_deployment_follows(shared: Namespace) -> None:
@@ -77,12 +85,6 @@ def test_from_static_to_autoscaling_and_back_changes_nothing_by_itself(shared: N
     assert set(replicas_applied(shared, "switched", start)) <= {5, 6, 7}, "never below on the way"
 
 
-def test_recommending_changes_nothing(shared: Namespace) -> None:
-    shared.apply("advised", replicas=2, autoscaling=AUTOSCALING | {"mode": "Recommend"})
-    shared.wait_reason("advised", "Autoscaling", "Recommending")
-    wait_replicas(shared, "advised", 2)
-
-
 def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
     shared.apply("contested", replicas=2, autoscaling=AUTOSCALING)
     shared.wait_settled("contested")
@@ -90,38 +92,44 @@ def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
         shared.server.kubectl("scale", "-n", shared.name, "deployment/contested", "--replicas=5")
         wait_replicas(shared, "contested", 2)
     contested = shared.wait_reason("contested", "Autoscaling", "ReplicasContested")
-    assert contested["message"].startswith("kubectl also sets the replicas")
+    assert contested["message"].startswith("Somebody else (kubectl) also sets the replicas of the Deployment contested")
 
 
-PAGE = """\
-vllm:num_requests_running 4
-vllm:num_requests_waiting 40
-vllm:kv_cache_usage_perc 0.5
-vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1
-"""
-POD_IP = "127.0.77.1"
+def test_an_hpa_that_scales_the_deployment_is_named_as_what_it_is(shared: Namespace) -> None:
+    """One whose minReplicas is not met scales without any metrics; the controller manager's name is all it leaves."""
+    shared.apply("rivalled", replicas=2, autoscaling=AUTOSCALING)
+    shared.wait_settled("rivalled")
+    hpa = {
+        "metadata": {"name": "rivalled"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "rivalled"},
+            "minReplicas": 4,
+            "maxReplicas": 6,
+        },
+    }
+    shared.create("horizontalpodautoscalers", hpa)
+    contested = shared.wait_reason("rivalled", "Autoscaling", "ReplicasContested", within=60)
+    assert contested["message"].startswith("A HorizontalPodAutoscaler, perhaps one that a KEDA ScaledObject made, also")
+    assert "kubectl get hpa,scaledobject shows it" in contested["message"]
+    shared.delete("horizontalpodautoscalers", "rivalled")
 
 
-class Replica(BaseHTTPRequestHandler):
-    """An engine as far as a scrape can tell, with more waiting than it can take."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(PAGE.encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        """The test's own output is enough."""
-
-
-@pytest.fixture
-def replica() -> Iterator[None]:
-    with ThreadingHTTPServer((POD_IP, engine_contract.HTTP_PORT), Replica) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield
-        server.shutdown()
-        thread.join()
+def test_recommending_follows_whoever_sets_the_replicas_and_says_what_it_would_do(
+    shared: Namespace, replica: None
+) -> None:
+    autoscaling = {"minReplicas": 1, "maxReplicas": 8, "mode": "Recommend", "targets": {"queueDepth": 20}}
+    shared.apply("advised", replicas=1, autoscaling=autoscaling)
+    shared.wait_reason("advised", "Autoscaling", "Recommending")
+    wait_replicas(shared, "advised", 1)
+    shared.run_pods("advised", address=POD_IP)
+    decided = until(lambda: (autoscaling_status(shared, "advised") or {}).get("lastDecision"))
+    assert (decided["from"], decided["to"]) == (1, 2) and decided["inputs"]["waiting"] == "40"
+    for count in (3, 2, 3):
+        shared.server.kubectl("scale", "-n", shared.name, "deployment/advised", f"--replicas={count}")
+        wait_replicas(shared, "advised", count)
+    assert shared.condition("advised", "Autoscaling")["reason"] == "Recommending"
+    told = {e["reason"] for e in shared.items("events") if e["involvedObject"]["name"] == "advised"}
+    assert "DriftRepaired" not in told
 
 
 def scaled_to_three(request: AuditedRequest) -> str | None:
@@ -132,16 +140,12 @@ def scaled_to_three(request: AuditedRequest) -> str | None:
 
 @pytest.mark.usefixtures("replica")
 def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespace) -> None:
-    """There is no kubelet: the pod's status is written as one would write it, its metrics are served here."""
+    """Its metrics are served here."""
     targets = {"queueDepth": 4}
     shared.apply("busy", replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": targets})
     shared.wait_settled("busy")
-    (pod,) = (item for item in shared.items("pods") if item["metadata"]["name"].startswith("busy-"))
     start = shared.server.audit.position()
-    state = {"name": "engine", "ready": True, "restartCount": 0, "image": "x", "imageID": "", "state": {"running": {}}}
-    conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
-    status = {"phase": "Running", "podIP": POD_IP, "containerStatuses": [state], "conditions": conditions}
-    shared.patch("pods", f"{pod['metadata']['name']}/status", {"status": status})
+    shared.run_pods("busy", address=POD_IP)
 
     until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1}, within=40)
     wait_replicas(shared, "busy", 3)

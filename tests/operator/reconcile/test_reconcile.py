@@ -40,7 +40,7 @@ Make = Callable[..., Pod]
 
 async def test_a_new_one_gets_its_children_and_then_its_status(world: Any) -> None:
     world.apply()
-    assert await world.settle(passes=1) == [*CHILDREN, "status", "tell Starting"]
+    assert await world.settle(passes=1) == [*CHILDREN, "status"]
 
 
 async def test_a_second_pass_writes_nothing(world: Any) -> None:
@@ -356,6 +356,24 @@ async def test_an_hpa_on_the_deployment_is_named_for_a_while(world: Any) -> None
         world.cluster.children[DEPLOYMENT] = replace(changed, version=world.cluster._next())
         await world.settle()
         assert world.condition("Autoscaling") == condition
-    world.clock.time += 601
+    assert world.message("Autoscaling").startswith(
+        "A HorizontalPodAutoscaler, perhaps one that a KEDA ScaledObject made,"
+    )
+    world.clock.time += 1201
     await world.settle()
     assert world.condition("Autoscaling") == "True Enforcing"
+
+
+async def test_whoever_scales_what_is_only_recommended_for_is_followed_and_not_fought(world: Any) -> None:
+    world.apply(replicas=2, autoscaling=AUTOSCALING | {"mode": "Recommend"})
+    await world.settle()
+    foreign = (ForeignField(path=("f:spec", "f:replicas"), manager="kube-controller-manager"),)
+    for count in (5, 3, 4):
+        child = world.cluster.children[DEPLOYMENT]
+        state = replace(child.deployment, replicas_asked=count)
+        changed = replace(child, fingerprint=f"x{count}", foreign=foreign, deployment=state)
+        world.cluster.children[DEPLOYMENT] = replace(changed, version=world.cluster._next())
+        await world.settle()
+        assert world.cluster.children[DEPLOYMENT].deployment.replicas_asked == count
+    assert world.condition("Autoscaling") == "True Recommending"
+    assert "DriftRepaired" not in {event.reason for event in world.cluster.told}

@@ -6,6 +6,7 @@ import pytest
 
 from quire_operator.autoscale import observe
 from quire_operator.domain.autoscaler import decide
+from quire_operator.domain.gateway_contract import GatewayRequests
 from quire_operator.domain.history import History
 from quire_operator.domain.observation import ReplicaPhase
 from quire_operator.domain.observed import Key
@@ -112,3 +113,87 @@ async def test_victims_are_named_as_pods(world: Any, pod: Any) -> None:
     await scaling(world).scale("prod/chat", replicas=1, victims=["prod/b"])
     await world.settle()
     assert world.cluster.costs == {"b": "-1000"}
+
+
+# --- at zero ---
+
+ASLEEP = {"minReplicas": 0, "maxReplicas": 2}
+
+
+async def test_those_that_may_be_woken_are_found_between_ticks(world: Any, pod: Any) -> None:
+    world.apply(replicas=0, autoscaling=ASLEEP, model={"source": "file:///m", "servedName": "org/m"})
+    await world.settle()
+    looked = scaling(world)
+    (subject,) = looked.sleeping()
+    assert (subject.key, subject.model, subject.target, subject.replicas) == ("prod/chat", "org/m", 0, ())
+    await looked.scale("prod/chat", replicas=1, victims=())
+    await world.settle()
+    assert looked.sleeping() == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"replicas": 0},
+        {"replicas": 1, "autoscaling": ASLEEP},
+        {"replicas": 0, "autoscaling": ASLEEP | {"mode": "Recommend"}},
+    ],
+    ids=["fixed", "awake", "only recommended for"],
+)
+async def test_others_are_not_to_be_woken(world: Any, spec: dict[str, Any]) -> None:
+    world.apply(**spec)
+    await world.settle()
+    assert scaling(world).sleeping() == []
+
+
+async def test_gateways_that_stay_away_are_told_of_and_ones_missed_for_a_moment_are_not(world: Any) -> None:
+    world.apply(replicas=0, autoscaling=ASLEEP)
+    await world.settle()
+    looked = scaling(world)
+    history = History()
+
+    async def look(now: float, gateway: GatewayRequests | None) -> str:
+        nonlocal history
+        (subject,) = looked.subjects()
+        decision = decide(subject.policy, observe(subject, {}, gateway), history, now)
+        history = decision.history
+        looked.note({subject.key: decision})
+        await world.settle()
+        return world.condition("Autoscaling") + ", " + world.condition("Available")
+
+    answer = GatewayRequests(held={}, in_flight={})
+    assert await look(0.0, None) == "True Enforcing, True HeldByGateway"
+    assert await look(30.0, None) == "True Enforcing, True HeldByGateway"
+    assert await look(45.0, None) == "False GatewayUnavailable, False NoReplicaReady"
+    assert "until all gateways answer" in world.message("Autoscaling")
+    assert await look(60.0, answer) == "True Enforcing, True HeldByGateway"
+    assert await look(75.0, None) == "True Enforcing, True HeldByGateway"
+
+
+async def test_what_is_read_of_a_resource_is_read_again_when_it_changes(world: Any, monkeypatch: Any) -> None:
+    world.apply(replicas=2, autoscaling=AUTOSCALING)
+    await world.settle()
+    looked = scaling(world)
+    (before,) = looked.subjects()
+    parsed: list[object] = []
+    monkeypatch.setattr("quire_operator.scaling.Spec.parse", lambda body: parsed.append(body))
+    assert looked.subjects() == [before]
+    assert parsed == []
+    monkeypatch.undo()
+    world.apply(replicas=2, autoscaling=AUTOSCALING | {"maxReplicas": 3})
+    await world.settle()
+    (after,) = looked.subjects()
+    assert after.policy.autoscaling.max_replicas == 3
+
+
+async def test_last_decision_of_what_is_gone_is_gone(world: Any) -> None:
+    world.apply(replicas=2, autoscaling=AUTOSCALING)
+    await world.settle()
+    looked = scaling(world)
+    (subject,) = looked.subjects()
+    looked.note({subject.key: decide(subject.policy, observe(subject, {}, None), History(), 1_000.0)})
+    assert looked.latest.keys() == {"prod/chat"}
+    world.apply(replicas=2)
+    await world.settle()
+    assert looked.subjects() == []
+    assert looked.latest == {} and looked.decisions("prod/chat") == ()

@@ -23,12 +23,18 @@ POLL_SECONDS: Final = 0.05
 ZYGOTE: Final = Path(__file__).parent / "zygote.py"
 
 
-def until(look: Callable[[], T], *, within: float = 20.0, why: Callable[[], object] = lambda: "") -> T:
+def until(
+    look: Callable[[], T],
+    *,
+    within: float = 20.0,
+    every: float = POLL_SECONDS,
+    why: Callable[[], object] = lambda: "",
+) -> T:
     """What `look` gives as soon as it is true; fails with `why` when that takes too long."""
     deadline = time.monotonic() + within
     while not (found := look()):
         assert time.monotonic() < deadline, f"not so after {within:g} s; last seen {found!r}; {why()}"
-        time.sleep(POLL_SECONDS)
+        time.sleep(every)
     return found
 
 
@@ -98,8 +104,8 @@ class OperatorProcess:
             connection.close()
 
     def writes(self) -> list[str]:
-        """The writes it was about to make, in order."""
-        return [f"{line['verb']} {line['kind']}" for line in self.lines() if "write" in line]
+        """The writes it was about to make, in order, since it was armed."""
+        return [f"{line['verb']} {line['kind']}" for line in self.lines() if line.get("armed")]
 
 
 class Operators:
@@ -183,6 +189,7 @@ class Namespace:
             "poddisruptionbudgets": "/apis/policy/v1",
             "llmdeployments": "/apis/quire.dev/v1alpha1",
             "leases": "/apis/coordination.k8s.io/v1",
+            "horizontalpodautoscalers": "/apis/autoscaling/v2",
         }.get(kind, "/api/v1")
         return f"{prefix}/namespaces/{self.name}/{kind}" + (f"/{name}" if name else "")
 
@@ -236,6 +243,26 @@ class Namespace:
             content_type="application/apply-patch+yaml",
         )
         assert answer.ok, answer.body
+
+    def run_pods(self, name: str, *, address: str = "10.0.0.1") -> list[str]:
+        """There is no kubelet: the status of this one's pods is written as one would write it. Their names."""
+        state = {"name": "engine", "ready": True, "restartCount": 0, "image": "x", "imageID": ""}
+        state["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+        status = {"phase": "Running", "podIP": address, "containerStatuses": [state], "conditions": conditions}
+        pods = self.pods(name)
+        for pod in pods:
+            self.patch("pods", f"{pod}/status", {"status": status})
+        return pods
+
+    def pods(self, name: str) -> list[str]:
+        """Those that are not on their way out."""
+        return [
+            pod["metadata"]["name"]
+            for pod in self.items("pods")
+            if pod["metadata"].get("labels", {}).get("quire.dev/llmdeployment") == name
+            and "deletionTimestamp" not in pod["metadata"]
+        ]
 
     def touch(self, name: str, value: str) -> None:
         """A change that asks for nothing, so that the operator looks again."""

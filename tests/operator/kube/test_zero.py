@@ -1,0 +1,99 @@
+"""To no replica and back on a real API server: the gateway is a pod there, and answers here."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, until
+from kube_support.replicas import IDLE, engines_at
+
+from quire_operator.domain import engine_contract
+from quire_operator.domain.gateway_contract import REQUESTS_PATH
+
+GATEWAY_IP, ENGINE_IP = "127.0.78.1", "127.0.78.2"
+PORT = engine_contract.HTTP_PORT
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """A gateway as far as the operator asks it."""
+
+    held: ClassVar[dict[str, int]] = {}
+    in_flight: ClassVar[dict[str, int]] = {}
+
+    def do_GET(self) -> None:
+        names = self.held.keys() | self.in_flight.keys()
+        models = {n: {"held": self.held.get(n, 0), "inFlight": self.in_flight.get(n, 0)} for n in names}
+        self.send_response(200 if self.path == REQUESTS_PATH else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps({"models": models}).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """The test's own output is enough."""
+
+
+@pytest.fixture
+def gateway(shared_space: Namespace, operator: OperatorProcess) -> Iterator[type[Gateway]]:
+    """The one pod that the operator finds by its labels."""
+    container = {"name": "engine", "image": "x", "ports": [{"name": "http", "containerPort": PORT}]}
+    pod = {
+        "metadata": {"name": "gateway-0", "labels": {"app": "gateway"}},
+        "spec": {"automountServiceAccountToken": False, "nodeName": "nowhere", "containers": [container]},
+    }
+    shared_space.create("pods", pod)
+    ready = [{"type": "Ready", "status": "True"}]
+    status = {"phase": "Running", "podIP": GATEWAY_IP, "conditions": ready}
+    shared_space.patch("pods", "gateway-0/status", {"status": status})
+    Gateway.held, Gateway.in_flight = {}, {}
+    with ThreadingHTTPServer((GATEWAY_IP, PORT), Gateway) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Gateway
+        server.shutdown()
+        thread.join()
+    shared_space.delete("pods", "gateway-0?gracePeriodSeconds=0")
+
+
+@pytest.fixture
+def idle_engine() -> Iterator[None]:
+    with engines_at(ENGINE_IP, IDLE):
+        yield
+
+
+def asked(space: Namespace, name: str) -> int:
+    return int((space.get("deployments", name) or {"spec": {"replicas": -1}})["spec"]["replicas"])
+
+
+def test_a_held_request_brings_the_first_replica_and_idleness_takes_it_away(
+    shared_space: Namespace, gateway: type[Gateway], idle_engine: None
+) -> None:
+    space = shared_space
+    down = {"window": "3s", "period": "1s"}
+    space.apply("sleepy", replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 2, "scaleDown": down})
+    ready = space.wait_reason("sleepy", "Ready", "ScaledToZero")
+    assert (ready["status"], "the first request brings one" in ready["message"]) == ("False", True)
+    available = space.condition("sleepy", "Available")
+    assert (available["status"], available["reason"]) == ("True", "HeldByGateway")
+    assert space.pods("sleepy") == []
+
+    gateway.held = {"sleepy": 1}
+    until(lambda: asked(space, "sleepy") == 1, within=5)
+    resource = space.get("llmdeployments", "sleepy")
+    assert resource is not None
+    decision = resource["status"]["autoscaling"]["lastDecision"]
+    assert (decision["from"], decision["to"], decision["reason"]) == (0, 1, "HeldRequests")
+
+    until(lambda: space.pods("sleepy"))
+    space.run_pods("sleepy", address=ENGINE_IP)
+    space.wait_reason("sleepy", "Ready", "Serving")
+    gateway.held, gateway.in_flight = {}, {"sleepy": 1}
+    quiet = time.monotonic() + 6
+    until(lambda: asked(space, "sleepy") != 1 or time.monotonic() > quiet, within=10)
+    assert asked(space, "sleepy") == 1, "not while one streams"
+
+    gateway.in_flight = {}
+    until(lambda: asked(space, "sleepy") == 0, within=20)
+    space.wait_reason("sleepy", "Ready", "ScaledToZero")
