@@ -52,6 +52,11 @@ def test_every_flag_that_quire_sets_exists() -> None:
     assert known >= engine_flags.RESERVED_FLAGS
 
 
+def test_variables_of_the_engine_begin_as_the_operator_thinks() -> None:
+    variable = f"{engine_contract.ENVIRONMENT_PREFIX}PORT"
+    assert flags.parse(["--model", "m"], {variable: "9", "PORT": "8"}).server.port == 9
+
+
 @pytest.mark.parametrize(
     ("dtype", "size", "caching"),
     list(itertools.product([d.value for d in DType], BLOCK_SIZES, ["Enabled", "Disabled"])),

@@ -245,6 +245,75 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"metadata": {"labels": {"quire.dev/llmdeployment": "x"}}},
         "spec.podTemplate.metadata.labels[quire.dev/llmdeployment]",
     ),
+    "a host port": (
+        {"spec": {"containers": [{"name": "s", "ports": [{"containerPort": 1, "hostPort": 1}]}]}},
+        "spec.podTemplate.spec.containers[name=s].ports",
+    ),
+    "another container at our port": (
+        {"spec": {"containers": [{"name": "s", "ports": [{"containerPort": 8000}]}]}},
+        "spec.podTemplate.spec.containers[name=s].ports",
+    ),
+    "another port of our name, found first": (
+        {"spec": {"initContainers": [{"name": "s", "ports": [{"containerPort": 1, "name": "http"}]}]}},
+        "spec.podTemplate.spec.initContainers[name=s].ports",
+    ),
+    "privileged before the start": (
+        {"spec": {"initContainers": [{"name": "s", "securityContext": {"runAsUser": 0}}]}},
+        "spec.podTemplate.spec.initContainers[name=s].securityContext.runAsUser",
+    ),
+    "capabilities": (
+        {"spec": {"containers": [{"name": "s", "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}}]}},
+        "spec.podTemplate.spec.containers[name=s].securityContext.capabilities.add",
+    ),
+    "our capabilities back": (
+        with_engine(securityContext={"capabilities": {"drop": ["CHOWN"]}}),
+        "spec.podTemplate.spec.containers[name=engine].securityContext.capabilities.drop",
+    ),
+    "a root that can be written": (
+        with_engine(securityContext={"readOnlyRootFilesystem": False}),
+        "spec.podTemplate.spec.containers[name=engine].securityContext.readOnlyRootFilesystem",
+    ),
+    "no promise of security": (
+        with_engine(securityContext=None),
+        "spec.podTemplate.spec.containers[name=engine].securityContext.allowPrivilegeEscalation",
+    ),
+    "nor of the pod's": ({"spec": {"securityContext": None}}, "spec.podTemplate.spec.securityContext.runAsNonRoot"),
+    "no filter of system calls": (
+        {"spec": {"securityContext": {"seccompProfile": {"type": "Unconfined"}}}},
+        "spec.podTemplate.spec.securityContext.seccompProfile.type",
+    ),
+    "another account": ({"spec": {"serviceAccountName": "admin"}}, "spec.podTemplate.spec.serviceAccountName"),
+    "another account by its old name": ({"spec": {"serviceAccount": "admin"}}, "spec.podTemplate.spec.serviceAccount"),
+    "a token": (
+        {"spec": {"automountServiceAccountToken": True}},
+        "spec.podTemplate.spec.automountServiceAccountToken",
+    ),
+    "links of services": ({"spec": {"enableServiceLinks": True}}, "spec.podTemplate.spec.enableServiceLinks"),
+    "a node of its own": ({"spec": {"nodeName": "gpu-1"}}, "spec.podTemplate.spec.nodeName"),
+    "a volume called like ours": (
+        {"spec": {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]}},
+        "spec.podTemplate.spec.volumes[name=tmp]",
+    ),
+    "a volume of ours away": (
+        {"spec": {"volumes": [{"name": "shm", "$patch": "delete"}]}},
+        "spec.podTemplate.spec.volumes[name=shm]",
+    ),
+    "other resources": (
+        with_engine(resources={"limits": {"memory": "1Gi"}}),
+        "spec.podTemplate.spec.containers[name=engine].resources.limits",
+    ),
+    "flags by the environment": (
+        with_engine(env=[{"name": "QUIRE_ENGINE_PORT", "value": "9"}]),
+        "spec.podTemplate.spec.containers[name=engine].env[name=QUIRE_ENGINE_PORT]",
+    ),
+    "silence at the end": (
+        with_engine(terminationMessagePolicy="File"),
+        "spec.podTemplate.spec.containers[name=engine].terminationMessagePolicy",
+    ),
+    "a probe that asks twice": (
+        with_engine(livenessProbe={"exec": {"command": ["true"]}}),
+        "spec.podTemplate.spec.containers[name=engine].livenessProbe",
+    ),
     "an unknown section": ({"nodeSelector": {"a": "b"}}, "spec.podTemplate.nodeSelector"),
 }
 
@@ -253,6 +322,46 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_would_break_the_contract_is_refused_by_path(problems: Problems, case: str) -> None:
     template, path = REFUSED[case]
     assert path in problems(podTemplate=template)
+
+
+def test_nothing_of_keys_or_of_a_download_may_be_changed(problems: Problems) -> None:
+    template = {
+        "spec": {
+            "initContainers": [{"name": "check-api-keys", "command": ["true"]}, {"name": "fetch-model", "image": "x"}],
+            "volumes": [{"name": "api-keys", "secret": {"secretName": "other"}}],
+            "containers": [{"name": "engine", "volumeMounts": [{"name": "tmp", "mountPath": "/etc/quire/api-keys"}]}],
+        }
+    }
+    found = problems(podTemplate=template, auth={"secretName": "keys"}, model={"source": "hf://a/b"})
+    assert set(found) == {
+        "spec.podTemplate.spec.initContainers[name=check-api-keys].command",
+        "spec.podTemplate.spec.initContainers[name=fetch-model].image",
+        "spec.podTemplate.spec.volumes[name=api-keys]",
+        "spec.podTemplate.spec.containers[name=engine].volumeMounts[mountPath=/etc/quire/api-keys]",
+    }
+
+
+ALLOWED: dict[str, dict[str, Any]] = {
+    "a cache that lasts": {"spec": {"volumes": [{"name": "cache", "emptyDir": None, "persistentVolumeClaim": {}}]}},
+    "a larger /tmp": {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}}]}},
+    "claims of devices": with_engine(resources={"claims": [{"name": "gpu"}]}),
+    "a sidecar with ports": {"spec": {"containers": [{"name": "s", "ports": [{"containerPort": 9, "name": "m"}]}]}},
+    "another seccomp profile": {
+        "spec": {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}}
+    },
+    "a proxy for downloads": {
+        "spec": {"initContainers": [{"name": "fetch-model", "env": [{"name": "HTTPS_PROXY", "value": "http://p"}]}]}
+    },
+    "another user": {"spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}}},
+    "other spreading": {
+        "spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "X"}]}
+    },
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_breaks_nothing_is_the_readers_to_change(children: Callable[..., Any], case: str) -> None:
+    assert children(podTemplate=ALLOWED[case], model={"source": "hf://a/b"})
 
 
 def test_all_problems_are_found_at_once(problems: Problems) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from quire_operator.domain.ownership import (
+    ForeignField,
     breaks_contract,
     exists_in,
     fingerprint,
@@ -79,6 +80,9 @@ def test_status_and_our_own_other_entries_are_no_additions() -> None:
         (("f:containers", ENGINE, "f:securityContext", "f:privileged"), True),
         (("f:securityContext", "f:runAsUser"), True),
         (("f:containers", ENGINE, "f:env", 'k:{"name":"A"}'), False),
+        (("f:containers", ENGINE, "f:env", 'k:{"name":"QUIRE_ENGINE_PORT"}'), True),
+        (("f:containers", 'k:{"name":"s"}', "f:env", 'k:{"name":"QUIRE_ENGINE_PORT"}'), False),
+        (("f:nodeName",), True),
         (("f:nodeSelector", "f:disk"), False),
     ],
 )
@@ -86,8 +90,15 @@ def test_what_breaks_a_replica(below: tuple[str, ...], breaks: bool) -> None:
     assert breaks_contract((*POD, *below)) is breaks
 
 
-def test_nothing_outside_the_pod_breaks_a_replica() -> None:
+def test_outside_the_pod_only_requests_before_readiness_break_a_replica() -> None:
     assert not breaks_contract(("f:spec", "f:paused"))
+    assert not breaks_contract(("f:spec", "f:externalIPs"))
+    assert breaks_contract(("f:spec", "f:publishNotReadyAddresses"))
+
+
+def test_an_addition_is_told_with_the_object_it_is_in() -> None:
+    field = ForeignField(path=("f:spec", "f:type"), manager="m", child="Service chat")
+    assert str(field) == "to the Service chat: spec.type (set by m)"
 
 
 def test_a_path_is_looked_up_in_what_we_render() -> None:

@@ -7,6 +7,8 @@ are in ``engine_metrics``. Used by ``desired`` (pods) and by ``local.up`` (repli
 from quire_operator.domain.spec import KVCacheShare, KVCacheSize, PrefixCaching, Spec
 
 ENGINE_COMMAND = "quire-engine"
+ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
+"""Variables that begin so are flags to the engine."""
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
 READY_PATH = "/readyz"

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from quire_operator.domain.engine_contract import ENVIRONMENT_PREFIX
 from quire_operator.domain.names import FIELD_MANAGER
 
 Path = tuple[str, ...]
@@ -25,6 +26,7 @@ _CONTRACT: tuple[Path, ...] = (
     ("f:hostPID",),
     ("f:hostIPC",),
     ("f:shareProcessNamespace",),
+    ("f:nodeName",),
     ("f:securityContext",),
     ("f:containers", _ENGINE, "f:ports"),
     ("f:containers", _ENGINE, "f:command"),
@@ -35,6 +37,8 @@ _CONTRACT: tuple[Path, ...] = (
     ("f:containers", _ENGINE, "f:readinessProbe"),
     ("f:containers", _ENGINE, "f:startupProbe"),
 )
+_ENGINE_SETTINGS = ("f:containers", _ENGINE, "f:env")
+_ENGINE_SETTING = f'k:{{"name":"{ENVIRONMENT_PREFIX}'
 _CONTAINER_LISTS = ("f:containers", "f:initContainers", "f:ephemeralContainers")
 # Many write here side by side, so their entries are told apart even where none is ours.
 _MAPS_OF_STRANGERS = ("f:metadata", "f:annotations", "f:labels")
@@ -90,6 +94,8 @@ def breaks_contract(path: Path) -> bool:
         return False
     below = path[len(_POD_SPEC) :]
     if below[:1] and below[0] in _CONTAINER_LISTS and len(below) <= 2:
+        return True
+    if below[:3] == _ENGINE_SETTINGS and below[3:] and below[3].startswith(_ENGINE_SETTING):
         return True
     return any(below[: len(guarded)] == guarded for guarded in _CONTRACT)
 
