@@ -1,116 +1,259 @@
-"""The operator killed with SIGKILL between any two of its writes, and started again: it ends at the same objects."""
+"""The operator killed with SIGKILL between any two of its writes, and started again: it ends at the same objects.
 
+Which writes there are is found out by running each stage once undisturbed; then it is run once for each of them, all at
+once, each in a namespace of its own with an operator that dies just before that write.
+"""
+
+import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
+from kube_support.replicas import IDLE, engines_at
 
 from quire_cluster.audit import Position
 from quire_cluster.control_plane import ControlPlane
 
-SPEC: dict[str, Any] = {
+ENGINES = "127.0.77.2"
+PATIENCE = 90.0
+MADE: dict[str, Any] = {
     "model": {"source": "hf://org/model", "cache": {"size": "1Gi"}},
     "replicas": 2,
     "autoscaling": {"minReplicas": 1, "maxReplicas": 3},
 }
-FIRST_PASS = [
-    "write-status LLMDeployment",  # the number of replicas it starts from, before anything is acted upon
-    "create PersistentVolumeClaim",
-    "create ServiceAccount",
-    "create Service",
-    "create Service",
-    "create PodDisruptionBudget",
-    "create Deployment",
-    "write-status LLMDeployment",
-    "create Event",
-]
-OURS = {
-    "deployments": ["chat"],
-    "services": ["chat", "chat-headless"],
-    "poddisruptionbudgets": ["chat"],
-    "serviceaccounts": ["chat"],
-    "persistentvolumeclaims": ["chat-models"],
+CHANGED: dict[str, Any] = {"model": {"source": "hf://org/other"}, "replicas": 3, "engine": {"maxSequences": 8}}
+SHRINKING: dict[str, Any] = {
+    "replicas": 3,
+    "autoscaling": {"minReplicas": 1, "maxReplicas": 3, "scaleDown": {"window": "0s", "period": "1s", "maxStep": 2}},
 }
 
 
-def look(space: Namespace) -> dict[str, Any]:
-    """All that the operator made, less what differs from one namespace or minute to the next."""
-    objects: dict[str, Any] = {}
-    for kind, names in OURS.items():
-        for name in names:
-            body = space.get(kind, name)
-            assert body is not None
-            spec = dict(body.get("spec", {}))
-            for field in ("clusterIP", "clusterIPs"):
-                spec.pop(field, None)
-            ours = [e["fieldsV1"] for e in body["metadata"]["managedFields"] if e["manager"] == "quire"]
-            (owner,) = body["metadata"]["ownerReferences"]
-            objects[f"{kind}/{name}"] = (spec, body["metadata"]["labels"], str(ours).replace(owner["uid"], "its uid"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Of the life of an LLMDeployment. The operator dies between its writes from `begin` on."""
+
+    before: Callable[[Namespace], None]
+    begin: Callable[[Namespace], None]
+    is_over: Callable[[Namespace], bool]
+    must_write: frozenset[str]
+
+
+def seen(space: Namespace, replicas: int) -> bool:
+    """Whether the operator and the Deployment's controller have looked at what is asked for now."""
+    resource, deployment = space.get("llmdeployments", "chat"), space.get("deployments", "chat")
+    if resource is None or deployment is None:
+        return False
+    status = resource.get("status", {})
+    return bool(
+        status.get("observedGeneration") == resource["metadata"]["generation"]
+        and deployment["status"].get("observedGeneration") == deployment["metadata"]["generation"]
+        and deployment["spec"]["replicas"] == status.get("desiredReplicas") == replicas
+    )
+
+
+def nothing(space: Namespace) -> None:
+    """Before the first stage."""
+
+
+def make(space: Namespace) -> None:
+    space.apply(**MADE)
+
+
+def make_and_settle(space: Namespace) -> None:
+    make(space)
+    space.wait_settled("chat", within=PATIENCE)
+
+
+def change(space: Namespace) -> None:
+    space.apply(**CHANGED)
+
+
+def make_three(space: Namespace) -> None:
+    space.apply(**SHRINKING)
+    space.wait_settled("chat", within=PATIENCE)
+
+
+def run_three(space: Namespace) -> None:
+    assert len(space.run_pods("chat", address=ENGINES)) == 3
+
+
+def is_changed(space: Namespace) -> bool:
+    return seen(space, 3) and "chat-models" not in space.names("persistentvolumeclaims")
+
+
+STAGES = {
+    "made": Stage(
+        before=nothing,
+        begin=make,
+        is_over=lambda space: seen(space, 2),
+        must_write=frozenset({"create Deployment", "create PersistentVolumeClaim", "write-status LLMDeployment"}),
+    ),
+    "changed": Stage(
+        before=make_and_settle,
+        begin=change,
+        is_over=is_changed,
+        must_write=frozenset({"update Deployment", "delete PersistentVolumeClaim", "write-status LLMDeployment"}),
+    ),
+    "scaled down": Stage(
+        before=make_three,
+        begin=run_three,
+        is_over=lambda space: seen(space, 1) and len(space.pods("chat")) == 1,
+        must_write=frozenset({"set-deletion-cost Pod", "update Deployment", "create Event"}),
+    ),
+}
+
+
+def made_by_operator(space: Namespace, since: Position) -> Counter[str]:
+    """Requests that made an object, by its address with a {} for the namespace.
+
+    Events and the Lease tell of the operator, not of its work.
+    """
+    written = space.server.audit.mutating_requests(since, user_agent="quire-operator")
+    made = (r for r in written if r.namespace == space.name and r.status == 201)
+    addresses = (r.uri.partition("?")[0] for r in made if r.resource not in ("leases", "events"))
+    return Counter(address.replace(space.name, "{}") for address in addresses)
+
+
+def look(space: Namespace, addresses: Iterable[str]) -> dict[str, Any]:
+    """The status and what is at these addresses, less what differs from one namespace or minute to the next."""
     resource = space.get("llmdeployments", "chat")
     assert resource is not None
-    status = resource["status"]
-    objects["status"] = [(c["type"], c["status"], c["reason"]) for c in status["conditions"]], status["autoscaling"]
-    return objects
+    status, uid = resource["status"], resource["metadata"]["uid"]
+    found: dict[str, Any] = {
+        "status": [[c["type"], c["status"], c["reason"]] for c in status["conditions"]],
+        "desired": status.get("autoscaling", {}).get("desiredReplicas"),
+    }
+    for address in addresses:
+        answer = space.server.client().get(address.format(space.name))
+        body = answer.body if answer.ok else {}
+        spec = {key: value for key, value in body.items() if key not in ("metadata", "status")}
+        for field in ("clusterIP", "clusterIPs"):
+            spec.get("spec", {}).pop(field, None)
+        metadata = body.get("metadata", {})
+        ours = [e["fieldsV1"] for e in metadata.get("managedFields", ()) if e["manager"] == "quire"]
+        text = json.dumps([spec, metadata.get("labels"), ours], sort_keys=True)
+        found[address] = text.replace(uid, "UID").replace(space.name, "NAMESPACE")
+    return found
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[object]:
-    return [(key, found[key], wanted[key]) for key in wanted if found[key] != wanted[key]]
+    return [(key, found.get(key), wanted.get(key)) for key in wanted | found if found.get(key) != wanted.get(key)]
 
 
-def created(space: Namespace, since: Position) -> Counter[str]:
-    """Requests that made an object, by object."""
-    written = space.server.audit.mutating_requests(since, user_agent="quire-operator")
-    made = (
-        r for r in written if r.namespace == space.name and r.status == 201 and r.resource not in ("leases", "events")
-    )
-    return Counter(f"{request.resource}/{request.name}" for request in made)
+class Ordeal:
+    """One stage: namespaces and operators, undisturbed and doomed."""
+
+    def __init__(self, server: ControlPlane, operators: Operators, stage: Stage, folder: Path) -> None:
+        self.server, self.operators, self.stage, self._folder = server, operators, stage, folder
+        self.spaces: list[Namespace] = []
+        self.running: list[OperatorProcess] = []
+        self.start = server.audit.position()
+
+    def new_space(self) -> Namespace:
+        name = f"crash-{uuid.uuid4().hex[:8]}"
+        answer = self.server.client().post("/api/v1/namespaces", {"metadata": {"name": name}})
+        assert answer.ok, answer.body
+        self.spaces.append(Namespace(self.server, name))
+        return self.spaces[-1]
+
+    def armed_by(self, space: Namespace) -> Path:
+        return self._folder / space.name
+
+    def operator(self, space: Namespace, *, before_write: int | None = None) -> OperatorProcess:
+        # The same identity, as a container that was restarted in its pod: its Lease is its own, it need not wait.
+        operator = self.operators.start(
+            *space.flags(),
+            identity=space.name,
+            before_write=before_write,
+            armed_by=self.armed_by(space),
+            tick_seconds=1.0,
+        )
+        self.running.append(operator)
+        return operator
+
+    def begin(self, space: Namespace) -> None:
+        self.armed_by(space).touch()
+        self.stage.begin(space)
+
+    def undisturbed(self) -> tuple[Namespace, list[str]]:
+        """Where nothing happens to the operator; the writes it makes."""
+        space = self.new_space()
+        operator = self.operator(space)
+        self.stage.before(space)
+        self.begin(space)
+        until(lambda: self.stage.is_over(space), within=PATIENCE)
+        writes: list[str] = []
+
+        def is_quiet() -> bool:
+            nonlocal writes
+            before, writes = writes, operator.writes()
+            return len(writes) == len(before)
+
+        until(is_quiet, within=20, every=1.0)
+        return space, writes
+
+    def end(self) -> None:
+        for operator in self.running:
+            operator.kill()
+        for space in self.spaces:
+            self.server.client().delete(f"/api/v1/namespaces/{space.name}")
 
 
 @pytest.fixture
-def spaces(crd_installed: ControlPlane) -> Iterator[list[Namespace]]:
-    """One namespace for each write, and one where nothing happens to the operator."""
-    made = []
-    for _ in range(len(FIRST_PASS) + 1):
-        name = f"crash-{uuid.uuid4().hex[:8]}"
-        answer = crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": name}})
-        assert answer.ok, answer.body
-        made.append(Namespace(crd_installed, name))
-    yield made
-    for space in made:
-        crd_installed.client().delete(f"/api/v1/namespaces/{space.name}")
+def ordeal(
+    request: pytest.FixtureRequest, crd_installed: ControlPlane, operators: Operators, tmp_path: Path
+) -> Iterator[Ordeal]:
+    prepared = Ordeal(crd_installed, operators, STAGES[request.param], tmp_path)
+    scaled = request.param == "scaled down"
+    with engines_at(ENGINES, IDLE) if scaled else nullcontext():
+        yield prepared
+        prepared.end()
 
 
-def test_killed_before_any_write_and_started_again_it_makes_the_same_objects_once(
-    spaces: list[Namespace], operators: Operators
-) -> None:
-    start = spaces[0].server.audit.position()
-    for space in spaces:
-        space.apply(**SPEC)
-    undisturbed, *doomed = spaces
-    first: list[OperatorProcess] = [operators.start(*undisturbed.flags())]
-    # The same identity, as a container that was restarted in its pod: its Lease is its own, it need not wait.
-    for n, space in enumerate(doomed, start=1):
-        first.append(operators.start(*space.flags(), identity=space.name, before_write=n))
-    undisturbed.wait_settled("chat")
-    assert first[0].writes()[: len(FIRST_PASS)] == FIRST_PASS
-    until(lambda: not any(operator.is_alive for operator in first[1:]), within=30)
+@pytest.mark.parametrize("ordeal", STAGES, indirect=True)
+def test_killed_before_any_write_and_started_again_it_comes_to_the_same_objects_once(ordeal: Ordeal) -> None:
+    stage = ordeal.stage
+    undisturbed, writes = ordeal.undisturbed()
+    assert set(writes) >= stage.must_write, writes
+    doomed = {n: ordeal.new_space() for n in range(1, len(writes) + 1)}
+    first = {n: ordeal.operator(space, before_write=n) for n, space in doomed.items()}
+    for space in doomed.values():
+        stage.before(space)
+    for space in doomed.values():
+        ordeal.begin(space)
+    # How many writes of a status there are is up to how quick the controllers are: the last may not come.
+    until(
+        lambda: sum(not o.is_alive for o in first.values()) >= len(first) - 2, within=PATIENCE, why=lambda: alive(first)
+    )
+    for operator in first.values():
+        operator.kill()
+    for space in doomed.values():
+        ordeal.operator(space)
+    addresses = frozenset(made_by_operator(undisturbed, ordeal.start))
+    wanted = look(undisturbed, addresses)
+    for n, space in doomed.items():
+        killed = f"killed before write {n}, {writes[n - 1]}"
+        until(lambda space=space: stage.is_over(space), within=PATIENCE, why=lambda killed=killed: killed)
+        until(
+            lambda space=space: look(space, addresses) == wanted,
+            within=PATIENCE,
+            why=lambda space=space, killed=killed: (killed, differences(look(space, addresses), wanted)),
+        )
+    for n, space in doomed.items():
+        made = made_by_operator(space, ordeal.start)
+        # A server that took longer than the client would wait may have logged something else than 201.
+        assert made.keys() <= addresses and set(made.values()) == {1}, f"killed before write {n}: {made}"
+    print(f"killed before each of {len(writes)} writes: {Counter(writes)}")
 
-    second = [operators.start(*space.flags(), identity=space.name) for space in doomed]
-    for space in doomed:
-        space.wait_settled("chat", within=30)
-    wanted = look(undisturbed)
-    for space in doomed:
-        until(lambda space=space: look(space) == wanted, why=lambda space=space: differences(look(space), wanted))
-    objects = Counter({f"{kind}/{name}": 1 for kind, names in OURS.items() for name in names})
-    for n, space in enumerate(spaces):
-        assert created(space, start) == objects, f"killed before write {n} ({FIRST_PASS[n - 1] if n else 'never'})"
-        assert len(space.names("replicasets")) == 1
-    for operator in (first[0], *second):
-        operator.terminate()
-    until(lambda: not any(operator.is_alive for operator in (first[0], *second)))
+
+def alive(operators: dict[int, OperatorProcess]) -> list[object]:
+    return [(n, operator.writes()) for n, operator in operators.items() if operator.is_alive]
 
 
 def test_a_decision_that_was_persisted_before_a_crash_is_carried_out_after_it(
@@ -123,5 +266,4 @@ def test_a_decision_that_was_persisted_before_a_crash_is_carried_out_after_it(
     space.patch("llmdeployments", "chat/status", {"status": {"autoscaling": {"desiredReplicas": 4}}}, manager="quire")
     second = operators.start(*space.flags(), identity=space.name)
     until(lambda: (space.get("deployments", "chat") or {})["spec"]["replicas"] == 4)
-    second.terminate()
-    until(lambda: not second.is_alive)
+    second.kill()

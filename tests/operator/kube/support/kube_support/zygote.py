@@ -7,6 +7,7 @@ all children are killed.
 
 import asyncio
 import datetime
+import functools
 import json
 import os
 import signal
@@ -72,7 +73,7 @@ def be_operator(order: dict[str, Any]) -> None:
     if order["clock_skew_seconds"]:
         skew(order["clock_skew_seconds"])
     if order["tick_seconds"] is not None:
-        app.TICK_SECONDS = order["tick_seconds"]
+        app.keep_scaling = functools.partial(app.keep_scaling, tick_seconds=order["tick_seconds"])
     if order["service_account"] is not None:
         be_in_a_pod(Path(order["service_account"]))
     settings = parse_settings(order["argv"], {})
