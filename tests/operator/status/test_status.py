@@ -364,7 +364,8 @@ def test_events_tell_of_turns_and_of_nothing_else() -> None:
     starting = made(view(deployment=deployment(2, 0), pods=(LOADING,)))
     broken = made(view(deployment=deployment(2, 0), pods=(BROKEN,)), status=starting)
     serving = made(view(), status=broken)
-    assert [(e.reason, e.warning) for e in events({}, starting)] == [("Starting", False)]
+    assert events({}, starting) == (), "what is new starts: that is no news"
+    assert [(e.reason, e.warning) for e in events(serving, starting)] == [("Starting", False)], "all went away"
     assert [(e.reason, e.warning) for e in events(starting, broken)] == [("ImagePullFailed", True)]
     assert [(e.reason, e.warning) for e in events(broken, serving)] == [("Serving", False)]
     assert events(serving, serving) == ()

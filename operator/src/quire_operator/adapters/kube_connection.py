@@ -20,6 +20,7 @@ from kubernetes.aio.config.config_exception import ConfigException
 
 from quire_operator import __version__
 from quire_operator.adapters.kube_errors import error_of
+from quire_operator.adapters.pace import Turnstile
 from quire_operator.errors import ClusterProblem
 from quire_operator.ports import NotLeading, Unavailable
 
@@ -130,6 +131,7 @@ class Connection:
         if gate is not None:
             configuration = _gated(configuration, gate)
         self._before_write, self._written = before_write, written
+        self._turnstile = Turnstile()
         self.client = ApiClient(configuration)
         self.client.user_agent = f"quire-operator/{__version__} ({user})"
 
@@ -156,9 +158,10 @@ class Connection:
         content_type: str = "application/json",
     ) -> JSON:
         """Any other method; ``verb`` and ``kind`` name the write for fail points and metrics."""
-        if self._before_write is not None:
-            self._before_write(verb, kind)
-        answer = await self._request(method, path, query=query, body=body, content_type=content_type)
+        async with self._turnstile.turn():
+            if self._before_write is not None:
+                self._before_write(verb, kind)
+            answer = await self._request(method, path, query=query, body=body, content_type=content_type)
         if self._written is not None:
             self._written(verb, kind)
         return answer

@@ -16,6 +16,7 @@ from quire_operator.domain.pod_failures import FailureReason
 from quire_operator.domain.scaling_status import format_time, scaling_record, scaling_sections
 
 JSON = Mapping[str, object]
+_BEGINNINGS = ("Creating", "Starting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,9 @@ def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
             or (kind == c.DEGRADED and is_true)
             or (kind == c.AUTOSCALING and condition["reason"] != "NotConfigured")
         )
-        worth_telling = kind == c.READY or (warning and not (kind == c.AUTOSCALING and is_true))
+        # That replicas start is no news while none has served yet.
+        begins = condition["reason"] in _BEGINNINGS and old.get("status") != "True"
+        worth_telling = (kind == c.READY and not begins) or (warning and not (kind == c.AUTOSCALING and is_true))
         if worth_telling:
             told.append(Event(warning=warning, reason=str(condition["reason"]), message=str(condition["message"])))
     # Ready and Degraded often turn for the same reason: that is one piece of news.

@@ -1,0 +1,380 @@
+"""A thousand LLMDeployments of three replicas on a real API server with kwok nodes: the operator beside a bare loop.
+
+The bare loop applies the same children with the same client, as many at once as the operator, and looks at nothing.
+Each run has a control plane of its own; they take turns. Of the operator it says besides: what a quiet minute costs,
+and how a restart among all that is there goes.
+
+    python benchmarks/operator/scale.py --count 1000 --runs 1 --json out/scale.json
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire_operator.adapters.kube import KubeCluster
+from quire_operator.adapters.kube_connection import Connection, load_configuration
+from quire_operator.domain.desired import Manifests, desired
+from quire_operator.domain.observed import Key
+from quire_operator.domain.pod_template import Images
+from quire_operator.domain.spec import Spec
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+
+from quire_cluster.audit import Position  # noqa: E402
+from quire_cluster.binaries import ensure  # noqa: E402
+from quire_cluster.client import ApiClient  # noqa: E402
+from quire_cluster.control_plane import PROGRAMS, ControlPlane  # noqa: E402
+from quire_cluster.fake_nodes import PROGRAMS as NODE_PROGRAMS  # noqa: E402
+from quire_cluster.fake_nodes import FakeNodes  # noqa: E402
+from quire_cluster.ports import free_ports  # noqa: E402
+from quire_cluster.progress import Progress  # noqa: E402
+
+CRD = ROOT / "crds" / "llmdeployments.yaml"
+NAMESPACE = "scale"
+IMAGES = Images(engine="quire-engine:scale", operator="quire-operator:scale")
+REPLICAS, WORKERS, NODES = 3, 32, 5
+IDENTITY = "scale-operator"
+LIMIT_SECONDS = 1800.0
+Row = dict[str, Any]
+
+
+# --- the cluster ---
+
+
+class Cluster:
+    """A control plane with fake nodes and so many LLMDeployments that nobody has looked at yet."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.plane = ControlPlane.temporary(ensure((*PROGRAMS, *NODE_PROGRAMS), Progress(sys.stderr)))
+        self.plane.start()
+        self.plane.kubectl("apply", "--server-side", "-f", str(CRD))
+        self.plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD))
+        self.nodes = FakeNodes(self.plane)
+        self.nodes.start(NODES)
+        self.client: ApiClient = self.plane.client()
+        self.client.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        for number in range(count):
+            answer = self.client.post(f"/apis/quire.dev/v1alpha1/namespaces/{NAMESPACE}/llmdeployments", body(number))
+            assert answer.ok, answer.body
+
+    def there(self, group: str, plural: str) -> int:
+        """How many objects of a kind there are: one is listed, the rest are counted by the server."""
+        answer = self.client.get(f"/{group}/namespaces/{NAMESPACE}/{plural}?limit=1").body
+        return len(answer["items"]) + int(answer["metadata"].get("remainingItemCount") or 0)
+
+    def applied(self) -> bool:
+        return (
+            self.there("apis/apps/v1", "deployments") >= self.count
+            and self.there("api/v1", "services") >= 2 * self.count
+        )
+
+    def serving(self) -> bool:
+        """Every Deployment has its replicas ready."""
+        deployments = self.client.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments").body["items"]
+        ready = sum(item["status"].get("readyReplicas", 0) for item in deployments)
+        return bool(ready == REPLICAS * self.count)
+
+    def told(self) -> bool:
+        """Every LLMDeployment says so."""
+        resources = self.client.get(f"/apis/quire.dev/v1alpha1/namespaces/{NAMESPACE}/llmdeployments").body["items"]
+        return sum(item.get("status", {}).get("readyReplicas", 0) for item in resources) == REPLICAS * self.count
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the cluster has taken."""
+        processes = (*self.plane.processes, self.nodes.scheduler, self.nodes.kwok)
+        return sum(cpu_seconds(process.pid) for process in processes if process.pid is not None)
+
+    def children(self) -> dict[str, int]:
+        """Objects per kind that belong to LLMDeployments."""
+        kinds = {
+            "Deployment": ("apis/apps/v1", "deployments"),
+            "Service": ("api/v1", "services"),
+            "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
+            "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+            "Pod": ("api/v1", "pods"),
+        }
+        return {kind: self.there(*where) for kind, where in kinds.items()}
+
+
+def body(number: int) -> dict[str, Any]:
+    """One LLMDeployment."""
+    return {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": f"model-{number:04}", "namespace": NAMESPACE},
+        "spec": {"model": {"source": "file:///models/demo"}, "replicas": REPLICAS},
+    }
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, its own and the system's for it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait(look: Callable[[], bool], what: str, started: float, *, every: float = 1.0) -> float:
+    """Seconds since ``started`` when it was so."""
+    while not look():
+        if time.monotonic() - started > LIMIT_SECONDS:
+            sys.exit(f"not after {LIMIT_SECONDS:g} s: {what}")
+        time.sleep(every)
+    took = time.monotonic() - started
+    print(f"  {what}: {took:.0f} s", file=sys.stderr)
+    return took
+
+
+# --- the bare loop ---
+
+
+def bare_run(count: int) -> Row:
+    """The same children by a process that does nothing else."""
+    cluster = Cluster(count)
+    try:
+        started, burnt = time.monotonic(), cluster.cpu_seconds()
+        loop = subprocess.Popen(
+            [sys.executable, __file__, "--bare", str(cluster.plane.admin_kubeconfig)], stdout=subprocess.PIPE
+        )
+        applied = wait(lambda: loop.poll() is not None, "bare loop: applied", started, every=0.2)
+        assert loop.returncode == 0 and cluster.applied()
+        own = float(loop.communicate()[0])
+        serving = wait(cluster.serving, "bare loop: all replicas ready", started, every=3.0)
+        return {
+            "applied_seconds": applied,
+            "serving_seconds": serving,
+            "cluster_cpu_seconds": cluster.cpu_seconds() - burnt,
+            "cpu_seconds": own,
+            "children": cluster.children(),
+        }
+    finally:
+        cluster.plane.stop()
+
+
+async def apply_all(kubeconfig: str) -> None:
+    """Every child of every LLMDeployment there is, ``WORKERS`` LLMDeployments at a time."""
+    connection = Connection(await load_configuration(kubeconfig), user="bare-loop")
+    cluster = KubeCluster(connection, namespaces=(NAMESPACE,))
+    work = [(resource.key, manifests(resource.body, resource.uid)) async for resource in cluster.list_resources()]
+
+    async def worker() -> None:
+        while work:
+            key, children = work.pop()
+            await apply(cluster, key, children)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WORKERS):
+            group.create_task(worker())
+    await connection.close()
+
+
+async def apply(cluster: KubeCluster, key: Key, children: Manifests) -> None:
+    for manifest in children:
+        await cluster.create(key, manifest)
+
+
+def manifests(resource: Any, uid: str) -> Manifests:
+    spec = Spec.parse(resource)
+    assert isinstance(spec, Spec)
+    made = desired(spec, REPLICAS, uid=uid, images=IMAGES)
+    assert isinstance(made, Manifests)
+    return made
+
+
+# --- the operator ---
+
+
+class Operator:
+    """One as a process of its own."""
+
+    def __init__(self, cluster: Cluster, log: Path) -> None:
+        (self.port,) = free_ports(1)
+        flags = {
+            "--kubeconfig": cluster.plane.admin_kubeconfig,
+            "--namespace": NAMESPACE,
+            "--watch-namespace": NAMESPACE,
+            "--identity": IDENTITY,
+            "--workers": WORKERS,
+            "--engine-image": IMAGES.engine,
+            "--operator-image": IMAGES.operator,
+            "--host": "127.0.0.1",
+            "--port": self.port,
+        }
+        command = [sys.executable, "-m", "quire_operator"] + [str(word) for pair in flags.items() for word in pair]
+        self._log = log.open("a")
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self._log.close()
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def is_idle(self) -> bool:
+        """It leads, and nothing waits for a pass."""
+        try:
+            values = dict(re.findall(r"^(quire_operator_(?:leading|queue_depth)) (\S+)$", self.metrics(), re.MULTILINE))
+        except OSError:
+            return False
+        return values == {"quire_operator_leading": "1.0", "quire_operator_queue_depth": "0.0"}
+
+    def percentile_milliseconds(self, share: float) -> float:
+        """Of the time of a pass: the upper bound of the bucket it falls into."""
+        pattern = r'^quire_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)$'
+        buckets = [(float(bound), float(count)) for bound, count in re.findall(pattern, self.metrics(), re.MULTILINE)]
+        least = share * buckets[-1][1]
+        return 1000 * next(bound for bound, count in buckets if count >= least)
+
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self.process.pid)
+
+    def megabytes(self, field: str) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)[0]) / 1024
+
+
+def operator_run(count: int, folder: Path, *, quiet_seconds: float) -> Row:
+    """From nothing to all replicas ready; a quiet minute; a restart."""
+    cluster = Cluster(count)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "operator.log"
+    try:
+        started, burnt = time.monotonic(), cluster.cpu_seconds()
+        operator = Operator(cluster, log)
+        row: Row = {"applied_seconds": wait(cluster.applied, "operator: applied", started)}
+        row["serving_seconds"] = wait(cluster.serving, "operator: all replicas ready", started, every=3.0)
+        row["told_seconds"] = wait(cluster.told, "operator: every status says so", started, every=3.0)
+        row["children"] = cluster.children()
+        row["writes"] = writes(cluster, Position(offset=0))
+        wait(operator.is_idle, "operator: idle", started)
+        row["cpu_seconds"], row["cluster_cpu_seconds"] = operator.cpu_seconds(), cluster.cpu_seconds() - burnt
+        row["pass_p99_milliseconds"] = operator.percentile_milliseconds(0.99)
+        row |= quiet(cluster, operator, quiet_seconds)
+        row["megabytes"], row["peak_megabytes"] = operator.megabytes("VmRSS"), operator.megabytes("VmHWM")
+        row |= restarted(cluster, operator, log)
+        return row
+    finally:
+        cluster.plane.stop()
+
+
+def quiet(cluster: Cluster, operator: Operator, seconds: float) -> Row:
+    """What it writes and burns while nothing happens."""
+    time.sleep(15.0)  # kopf's watches begin anew every so often; what the last ready pods caused is over
+    since, burnt, started = cluster.plane.audit.position(), operator.cpu_seconds(), time.monotonic()
+    time.sleep(seconds)
+    share = (operator.cpu_seconds() - burnt) / (time.monotonic() - started)
+    return {"quiet_seconds": seconds, "quiet_cpu_percent": 100 * share, "quiet_writes": writes(cluster, since)}
+
+
+def restarted(cluster: Cluster, operator: Operator, log: Path) -> Row:
+    """Ended by SIGTERM and started anew: until everything was looked at again."""
+    before = generations(cluster)
+    operator.stop()
+    since, started = cluster.plane.audit.position(), time.monotonic()
+    fresh = Operator(cluster, log)
+    try:
+        wait(fresh.is_idle, "operator: leads again", started, every=0.5)
+        looked_at = wait(lambda: fresh.is_idle() and passes(fresh) >= cluster.count, "operator: all seen", started)
+        return {
+            "restart_seconds": looked_at,
+            "restart_writes": writes(cluster, since),
+            "restart_changed": sum(before[name] != version for name, version in generations(cluster).items()),
+            "restart_megabytes": fresh.megabytes("VmRSS"),
+        }
+    finally:
+        fresh.stop()
+
+
+def passes(operator: Operator) -> float:
+    return float(re.findall(r"^quire_operator_reconcile_seconds_count (\S+)$", operator.metrics(), re.MULTILINE)[0])
+
+
+def generations(cluster: Cluster) -> dict[str, int]:
+    deployments = cluster.client.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments").body["items"]
+    return {item["metadata"]["name"]: item["metadata"]["generation"] for item in deployments}
+
+
+def writes(cluster: Cluster, since: Position) -> dict[str, int]:
+    """Mutating requests of the operator but its Lease's, by verb and resource."""
+    made = cluster.plane.audit.mutating_requests(since, user_agent=IDENTITY, besides=frozenset({"leases"}))
+    counted: dict[str, int] = {}
+    for request in made:
+        name = f"{request.verb} {request.resource}"
+        counted[name] = counted.get(name, 0) + 1
+    return counted
+
+
+# --- the report ---
+
+
+def summary(bare: Sequence[Row], operator: Sequence[Row]) -> list[tuple[str, str]]:
+    def median(rows: Sequence[Row], name: str) -> float:
+        return statistics.median(row[name] for row in rows)
+
+    lines = []
+    for name, what in (("applied_seconds", "all children applied"), ("serving_seconds", "all replicas ready")):
+        ours, loops = median(operator, name), median(bare, name)
+        lines.append((what, f"{ours:.0f} s; bare loop {loops:.0f} s; ratio {ours / loops:.2f}"))
+    last = operator[-1]
+    ours, loops = (median(rows, "cpu_seconds") + median(rows, "cluster_cpu_seconds") for rows in (operator, bare))
+    processor_time = (
+        f"{ours:.0f} s, {median(operator, 'cpu_seconds'):.0f} of them the operator's; bare loop {loops:.0f} s,"
+        f" {median(bare, 'cpu_seconds'):.0f} its own; ratio {ours / loops:.2f}"
+    )
+    lines += [
+        ("children", ", ".join(f"{count} {kind}" for kind, count in last["children"].items())),
+        ("every status says so", f"{median(operator, 'told_seconds'):.0f} s"),
+        ("writes until then", f"{sum(last['writes'].values())}: {last['writes']}"),
+        ("processor time until then", processor_time),
+        ("pass, p99", f"below {median(operator, 'pass_p99_milliseconds'):.0f} ms"),
+        ("memory", f"{median(operator, 'megabytes'):.0f} MB resident, {median(operator, 'peak_megabytes'):.0f} peak"),
+        (
+            "quiet minute",
+            f"{last['quiet_writes'] or 'no'} writes, {median(operator, 'quiet_cpu_percent'):.1f} % of a core",
+        ),
+        ("restart", f"{median(operator, 'restart_seconds'):.0f} s, {last['restart_changed']} Deployments changed"),
+        ("writes of the restart", str(last["restart_writes"] or "none")),
+    ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="LLMDeployments (default 1000)")
+    parser.add_argument("--runs", type=int, default=1, help="of each, by turns (default 1)")
+    parser.add_argument("--quiet", type=float, default=60.0, metavar="SECONDS", help="how long nothing happens")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    parser.add_argument("--logs", type=Path, default=Path("out/operator-scale"), help="where the operator's log goes")
+    parser.add_argument("--bare", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare:
+        asyncio.run(apply_all(options.bare))
+        print(cpu_seconds(os.getpid()))
+        return
+    bare, operator = [], []
+    for _ in range(options.runs):
+        bare.append(bare_run(options.count))
+        operator.append(operator_run(options.count, options.logs, quiet_seconds=options.quiet))
+    for name, value in summary(bare, operator):
+        print(f"{name:28} {value}")
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"count": options.count, "bare": bare, "operator": operator}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""How many writes are under way at once, with a server that answers in a time we choose."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from quire_operator.adapters.pace import FEWEST, FIRST, MOST, QUICK_SECONDS, SLOW_SECONDS, Pace, Turnstile
+
+
+def test_quick_answers_let_more_in_up_to_a_limit() -> None:
+    pace = Pace()
+    for second in range(int(MOST) ** 2):
+        pace.answered(QUICK_SECONDS, float(second))
+    assert pace.limit == MOST
+
+
+def test_slow_answers_let_fewer_in_but_never_none() -> None:
+    pace = Pace()
+    for second in range(0, 1000, 10):
+        pace.answered(SLOW_SECONDS, float(second))
+    assert pace.limit == FEWEST
+
+
+def test_answers_that_were_slow_together_count_once() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.answered(SLOW_SECONDS + 1, 100.0)
+    assert pace.limit == pytest.approx(FIRST * 2 / 3)
+    pace.answered(SLOW_SECONDS, 100.0 + SLOW_SECONDS - 0.1)
+    assert pace.limit == pytest.approx(FIRST * 2 / 3), "this one began before the last lowering"
+
+
+def test_what_is_neither_quick_nor_slow_changes_nothing() -> None:
+    pace = Pace()
+    pace.answered((QUICK_SECONDS + SLOW_SECONDS) / 2, 1.0)
+    assert pace.limit == FIRST
+
+
+class Server:
+    """Works off one write at a time, each for so long by a clock of its own."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now = 0.0
+        self.most_inside = 0
+        self.longest = 0.0
+        self._seconds = seconds
+        self._one = asyncio.Lock()
+        self._inside = 0
+
+    async def write(self) -> None:
+        entered = self.now
+        self._inside += 1
+        self.most_inside = max(self.most_inside, self._inside)
+        async with self._one:
+            await asyncio.sleep(0)
+            self.now += self._seconds
+        self._inside -= 1
+        self.longest = max(self.longest, self.now - entered)
+
+
+async def run(server: Server, turnstile: Turnstile, count: int) -> None:
+    async def one() -> None:
+        async with turnstile.turn():
+            await server.write()
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+async def test_a_server_that_works_off_one_by_one_is_never_waited_for_in_vain() -> None:
+    server = Server(seconds=0.1)
+    await run(server, Turnstile(lambda: server.now), 600)
+    assert server.longest < SLOW_SECONDS + 0.5, "below the five seconds after which a call is given up"
+    assert server.most_inside > FEWEST
+
+
+async def test_a_quick_server_gets_all_there_may_be_at_once() -> None:
+    server = Server(seconds=0.001)
+    await run(server, Turnstile(lambda: server.now), 2000)
+    assert server.most_inside == MOST
+
+
+@pytest.mark.parametrize("cancel_when", ["waiting", "let in"])
+async def test_one_that_is_cancelled_leaves_its_place_to_the_next(cancel_when: str) -> None:
+    turnstile = Turnstile(lambda: 0.0)
+    entered: list[int] = []
+    leave = asyncio.Event()
+
+    async def one(number: int) -> None:
+        async with turnstile.turn():
+            entered.append(number)
+            await leave.wait()
+
+    tasks = [asyncio.create_task(one(number)) for number in range(int(FIRST) + 2)]
+    await settled(lambda: len(entered) == int(FIRST))
+    waiting = tasks[int(FIRST)]
+    if cancel_when == "let in":
+        leave.set()  # its turn comes in the same moment as the cancellation
+        await asyncio.sleep(0)
+    waiting.cancel()
+    leave.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert int(FIRST) + 1 in entered, "the one behind it"
+    async with asyncio.timeout(1), turnstile.turn():
+        pass
+
+
+async def settled(so: Callable[[], bool]) -> None:
+    while not so():
+        await asyncio.sleep(0)
