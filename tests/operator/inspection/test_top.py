@@ -115,7 +115,7 @@ def test_why_something_is_not_known_stands_below() -> None:
         sort=Sort.name,
     )
     assert notes(one_look) == ["– TTFT, gen tok/s, hits, preempt/s, prompt tok/s: rates need a second look"]
-    assert notes(load(30))[-1].startswith("chat-llama-29-new, chat-llama-28-new, chat-llama-27-new and 27 more")
+    assert notes(load(30))[0] == "chat-llama-29-new, chat-llama-28-new, chat-llama-27-new and 27 more: it is loading"
 
 
 def test_three_hundred_replicas_are_ten_rows_and_no_more_than_a_screen_has() -> None:
