@@ -53,8 +53,16 @@ class FakeNodes:
         for process in (self.scheduler, self.kwok):
             process.start()
         for number in range(count):
-            self._control_plane.client().post("/api/v1/nodes", _node(f"fake-{number}", gpus=gpus))
-        self.kwok.wait_until(lambda: self._ready() == count, timeout_seconds=READY_SECONDS)
+            self._post(f"fake-{number}", gpus=gpus)
+        self.kwok.wait_until(lambda: self._ready() >= count, timeout_seconds=READY_SECONDS)
+
+    def add(self, name: str, *, gpus: int, labels: dict[str, str] | None = None) -> None:
+        """One more; it is Ready soon. Pods choose it by `kubernetes.io/hostname`."""
+        self._post(name, gpus=gpus, labels=labels)
+
+    def _post(self, name: str, *, gpus: int, labels: dict[str, str] | None = None) -> None:
+        answer = self._control_plane.client().post("/api/v1/nodes", _node(name, gpus=gpus, labels=labels or {}))
+        assert answer.ok, answer.body
 
     def stop(self) -> None:
         """Its processes and its nodes; pods on them are collected by the controllers."""
@@ -71,7 +79,7 @@ class FakeNodes:
         )
 
 
-def _node(name: str, *, gpus: int) -> dict[str, Any]:
+def _node(name: str, *, gpus: int, labels: dict[str, str]) -> dict[str, Any]:
     resources = {"cpu": "64", "memory": "512Gi", "pods": "1000", "nvidia.com/gpu": str(gpus)}
     return {
         "apiVersion": "v1",
@@ -79,7 +87,8 @@ def _node(name: str, *, gpus: int) -> dict[str, Any]:
         "metadata": {
             "name": name,
             "annotations": {FAKE: "fake"},
-            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"},
+            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+            | labels,
         },
         "status": {"capacity": resources, "allocatable": resources},
     }

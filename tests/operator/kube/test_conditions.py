@@ -1,0 +1,346 @@
+"""Each reason of a condition, reached by causing it on a real API server, and left again by taking the cause away.
+
+Quotas, admission and the scheduler are real. What only a kubelet could say is written into the pod's status with the
+words that one uses; such pods are kept from the scheduler. All cases live side by side in one namespace.
+"""
+
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, Operators, until
+
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.fake_nodes import FakeNodes
+from quire_operator.domain import engine_contract
+from quire_operator.domain.pod_failures import FailureReason
+
+NO_SUCH_SCHEDULER = {"spec": {"schedulerName": "nobody"}}
+SILENT = "127.0.77.9"
+PRIORITY_CLASS = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+Status = dict[str, Any]
+
+
+def container(name: str = "engine", **fields: Any) -> Status:
+    return {"name": name, "ready": False, "restartCount": 1, "image": "x", "imageID": ""} | fields
+
+
+def waiting(reason: str, message: str, *, name: str = "engine") -> Status:
+    return container(name, state={"waiting": {"reason": reason, "message": message}})
+
+
+def looping(code: int, message: str, *, reason: str = "Error", name: str = "engine") -> Status:
+    back_off = "back-off 40s restarting failed container=engine pod=chat-5d8f9c7b6d-abcde_default(0f3a)"
+    ended = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    return waiting("CrashLoopBackOff", back_off, name=name) | {"lastState": ended}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """`words` are in the message and in what kubectl describe shows."""
+
+    reason: str
+    words: str
+    kind: str = "Degraded"
+    spec: dict[str, Any] = field(default_factory=dict)
+    pod: Status | None = None
+    """What a kubelet would say of it; such pods are kept from the scheduler."""
+    mend: dict[str, Any] = field(default_factory=dict)
+    """The spec that takes the cause away, where it is the spec; else the pod becomes well."""
+
+    @property
+    def starting_spec(self) -> dict[str, Any]:
+        return ({"podTemplate": NO_SUCH_SCHEDULER} if self.pod is not None else {}) | self.spec
+
+
+def of_class(name: str) -> dict[str, Any]:
+    return {"podTemplate": {"spec": {"priorityClassName": name, "schedulerName": "nobody"}}}
+
+
+PULL = (
+    'Back-off pulling image "registry.example/engine:none": ErrImagePull: rpc error: code = NotFound desc = failed to '
+    'pull and unpack image "registry.example/engine:none": failed to resolve reference "registry.example/engine:none": '
+    "registry.example/engine:none: not found"
+)
+AS_ROOT = 'container has runAsNonRoot and image will run as root (pod: "chat_default(0f3a)", container: engine)'
+NO_PROGRAM = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    'unable to start container process: exec: "quire-engine": executable file not found in $PATH: unknown'
+)
+TOO_LARGE = "quire-engine cannot start:\n  the weights need 15.0 GiB and the GPU has 11.9 GiB\n\nquire-engine --help …"
+NO_HUB = "quire: https://huggingface.co/org/model does not exist, or needs a token (401)\n"
+NO_DEVICE = (
+    "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, "
+    "which is unexpected"
+)
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+WITHOUT_GPUS = "fake-without-gpus"
+
+CASES: dict[str, Case] = {
+    "image": Case(
+        reason="ImagePullFailed",
+        words="engine:none: not found",
+        pod={"containerStatuses": [waiting("ImagePullBackOff", PULL)]},
+    ),
+    "image-name": Case(
+        reason="ImagePullFailed",
+        words="couldn't parse image name",
+        pod={
+            "containerStatuses": [
+                waiting(
+                    "InvalidImageName",
+                    'Failed to apply default image tag "A//b": couldn\'t parse image name "A//b": invalid format',
+                )
+            ]
+        },
+    ),
+    "secret": Case(
+        reason="SecretMissing",
+        words='secret "hf" not found',
+        pod={
+            "initContainerStatuses": [
+                waiting("CreateContainerConfigError", 'secret "hf" not found', name="fetch-model")
+            ]
+        },
+    ),
+    "key": Case(
+        reason="SecretMissing",
+        words="couldn't find key token in Secret",
+        pod={
+            "containerStatuses": [waiting("CreateContainerConfigError", "couldn't find key token in Secret default/hf")]
+        },
+    ),
+    "as-root": Case(
+        reason="ContainerConfigError",
+        words="runAsNonRoot and image will run as root",
+        pod={"containerStatuses": [waiting("CreateContainerConfigError", AS_ROOT)]},
+    ),
+    "no-program": Case(
+        reason="ContainerConfigError",
+        words="executable file not found",
+        pod={
+            "containerStatuses": [
+                waiting("RunContainerError", NO_PROGRAM)
+                | {"lastState": {"terminated": {"exitCode": 128, "reason": "StartError", "message": NO_PROGRAM}}}
+            ]
+        },
+    ),
+    "download": Case(
+        reason="ModelDownloadFailed",
+        words="needs a token (401)",
+        pod={"initContainerStatuses": [looping(1, NO_HUB, name="fetch-model")]},
+    ),
+    "memory": Case(
+        reason="OutOfMemory",
+        words="it used more memory than its limit",
+        pod={"containerStatuses": [looping(137, "", reason="OOMKilled")]},
+    ),
+    "refused": Case(
+        reason="EngineRefused",
+        words="the weights need 15.0 GiB and the GPU has 11.9 GiB",
+        pod={"containerStatuses": [looping(engine_contract.CONFIG_ERROR_EXIT_CODE, TOO_LARGE)]},
+    ),
+    "crash": Case(
+        reason="CrashLooping",
+        words="ended with code 1: RuntimeError: CUDA error: an illegal memory access was encountered",
+        pod={
+            "containerStatuses": [
+                looping(1, "Traceback …\nRuntimeError: CUDA error: an illegal memory access was encountered\n")
+            ]
+        },
+    ),
+    "no-device": Case(
+        reason="PodFailed",
+        words=f"UnexpectedAdmissionError: {NO_DEVICE}",
+        pod={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": NO_DEVICE},
+    ),
+    "no-gpu": Case(
+        reason="InsufficientGPU",
+        words="Insufficient nvidia.com/gpu",
+        spec=GPU | {"podTemplate": {"spec": {"nodeSelector": {"kubernetes.io/hostname": WITHOUT_GPUS}}}},
+        mend=GPU,
+    ),
+    "no-node": Case(
+        reason="Unschedulable",
+        words="didn't match Pod's node affinity/selector",
+        spec={"podTemplate": {"spec": {"nodeSelector": {"gpu": "H100"}}}},
+        mend={"replicas": 1},
+    ),
+    "quota-of-claims": Case(
+        reason="QuotaExceeded",
+        words="exceeded quota: no-claims",
+        spec={"model": {"source": "hf://org/model", "cache": {"size": "1Gi"}}},
+        mend={"model": {"source": "hf://org/model"}},
+    ),
+    "quota-of-pods": Case(
+        reason="QuotaExceeded", words="exceeded quota: no-pods", spec=of_class("poor"), mend={"replicas": 1}
+    ),
+    "refused-pods": Case(
+        reason="ReplicasRefused",
+        words="no PriorityClass with name missing-class was found",
+        spec=of_class("missing-class"),
+        mend={"replicas": 1},
+    ),
+    "invalid": Case(
+        reason="InvalidSpec",
+        words="spec.parallelism.tensor",
+        spec={"parallelism": {"tensor": 2}},
+        mend={"replicas": 1},
+    ),
+    "rejected": Case(
+        reason="InvalidSpec",
+        words="the API server refuses the Deployment",
+        spec={"podTemplate": {"spec": {"nodeSelektor": {"a": "b"}}}},
+        mend={"replicas": 1},
+    ),
+    "taken": Case(reason="NameConflict", words="Service taken is there already and was not made by quire"),
+    "asleep": Case(
+        kind="Ready", reason="ScaledToZero", words="spec.replicas is 0", spec={"replicas": 0}, mend={"replicas": 1}
+    ),
+    "no-prometheus": Case(
+        kind="Autoscaling",
+        reason="PrometheusUnavailable",
+        words="--prometheus-url",
+        spec={"autoscaling": {"minReplicas": 1, "maxReplicas": 2, "metricsSource": "Prometheus"}},
+        mend={"replicas": 1},
+    ),
+    "silent": Case(
+        kind="Autoscaling",
+        reason="MetricsStale",
+        words="have given none of late",
+        spec={"podTemplate": NO_SUCH_SCHEDULER, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
+        mend={"replicas": 1},
+    ),
+}
+
+
+def set_the_scene(space: Namespace) -> None:
+    """What stands in the way of some."""
+    space.create(
+        "resourcequotas", {"metadata": {"name": "no-claims"}, "spec": {"hard": {"persistentvolumeclaims": "0"}}}
+    )
+    scope = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["poor"]}]}
+    space.create(
+        "resourcequotas", {"metadata": {"name": "no-pods"}, "spec": {"hard": {"pods": "0"}, "scopeSelector": scope}}
+    )
+    answer = space.server.client().post(PRIORITY_CLASS, {"metadata": {"name": "poor"}, "value": 1})
+    assert answer.status in (201, 409), answer.body
+    space.create("services", {"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}], "selector": {"a": "b"}}})
+    for quota in ("no-claims", "no-pods"):
+        until(lambda quota=quota: (space.get("resourcequotas", quota) or {}).get("status", {}).get("hard"))
+
+
+@pytest.fixture(scope="module")
+def scene(crd_installed: ControlPlane, operators: Operators, fake_nodes: FakeNodes) -> Iterator[Namespace]:
+    name = f"conditions-{uuid.uuid4().hex[:8]}"
+    assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": name}}).ok
+    space = Namespace(crd_installed, name)
+    fake_nodes.add(WITHOUT_GPUS, gpus=0)
+    set_the_scene(space)
+    operator = operators.start(*space.flags(), identity=space.name, tick_seconds=1.0)
+    space.wait_holder(operator.identity)
+    yield space
+    operator.kill()
+    crd_installed.client().delete(f"{PRIORITY_CLASS}/poor")
+    crd_installed.client().delete(f"/api/v1/namespaces/{name}")
+
+
+def say(space: Namespace, name: str, status: Status) -> bool:
+    """A kubelet's words for the pods of this one; whether there were any."""
+    pods = [pod for pod in space.pods(name) if (space.get("pods", pod) or {})["status"].get("phase") != "Failed"]
+    for pod in pods:
+        space.patch("pods", f"{pod}/status", {"status": {"phase": "Pending"} | status})
+    return bool(pods)
+
+
+@pytest.fixture(scope="module")
+def caused(scene: Namespace) -> Namespace:
+    """Every cause is there, and was seen."""
+    for name, case in CASES.items():
+        scene.apply(name, **case.starting_spec)
+    for name, case in CASES.items():
+        if case.pod is not None:
+            until(lambda name=name, pod=case.pod: say(scene, name, pod))
+    until(lambda: scene.run_pods("silent", address=SILENT))
+    for name, case in CASES.items():
+        scene.wait_reason(name, case.kind, case.reason, within=60)
+    return scene
+
+
+@pytest.fixture(scope="module")
+def described(caused: Namespace) -> dict[str, str]:
+    """By LLMDeployment, what kubectl describe shows of it, on one line each."""
+    text = caused.server.kubectl("describe", "llmd", "-n", caused.name)
+    parts = re.split(r"^Name:\s+(\S+)$", text, flags=re.MULTILINE)[1:]
+    return {name: " ".join(part.split()) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def told(space: Namespace, name: str) -> Counter[str]:
+    """Its Events, by reason."""
+    ours = (e for e in space.items("events") if e["involvedObject"].get("kind") == "LLMDeployment")
+    return Counter(e["reason"] for e in ours if e["involvedObject"]["name"] == name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cause_is_in_the_condition_in_an_event_and_in_what_kubectl_shows(
+    name: str, caused: Namespace, described: dict[str, str]
+) -> None:
+    case = CASES[name]
+    condition = caused.condition(name, case.kind)
+    assert (condition["reason"], case.words in condition["message"]) == (case.reason, True), condition
+    assert " ".join(case.words.split()) in described[name] and f"Reason: {case.reason}" in described[name]
+    until(lambda: told(caused, name)[case.reason], why=lambda: told(caused, name))
+    assert told(caused, name)[case.reason] == 1, "once, for it turned once"
+    if case.kind == "Degraded":
+        assert condition["status"] == "True"
+        assert caused.condition(name, "Ready")["status"] == "False"
+        assert caused.condition(name, "Progressing")["status"] == "False"
+
+
+def test_the_table_of_kubectl_get_names_the_reason(caused: Namespace) -> None:
+    table = caused.server.kubectl("get", "llmd", "-n", caused.name)
+    rows = {line.split()[0]: line.split()[1:3] for line in table.splitlines()[1:]}
+    assert rows["no-gpu"] == ["False", "InsufficientGPU"] and rows["asleep"] == ["False", "ScaledToZero"]
+    print(table)
+
+
+@pytest.fixture(scope="module")
+def mended(caused: Namespace) -> Namespace:
+    """Every cause was taken away."""
+    caused.delete("services", "taken")
+    caused.touch("taken", "once-the-name-is-free")
+    for name, case in CASES.items():
+        if case.mend:
+            caused.apply(name, **case.mend)
+    for name, case in CASES.items():
+        if case.pod is not None:
+            until(lambda name=name: replaced(caused, name))
+    return caused
+
+
+def replaced(space: Namespace, name: str) -> bool:
+    """The pods are well; one that has failed for good gets another in its place."""
+    return say(space, name, {}) and bool(space.run_pods(name))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_the_cause_the_condition_is_well_again(name: str, mended: Namespace) -> None:
+    case = CASES[name]
+    if case.kind == "Autoscaling":
+        mended.wait_reason(name, "Autoscaling", "NotConfigured", within=60)
+    else:
+        mended.wait_reason(name, "Ready", "Serving", within=60)
+        mended.wait_reason(name, "Degraded", "AsExpected")
+        assert mended.condition(name, "Progressing")["reason"] == "Complete"
+        until(lambda: told(mended, name)["Serving"])
+    assert told(mended, name)[case.reason] == 1, "and was not told again"
+
+
+def test_every_reason_that_pods_and_their_deployment_give_is_caused_here_or_in_the_test_of_rollouts() -> None:
+    caused_here = {case.reason for case in CASES.values()}
+    assert set(FailureReason) - caused_here == {FailureReason.DEADLINE_EXCEEDED}
