@@ -48,8 +48,11 @@ def read(file: Path) -> list[Value]:
     values: list[Value] = []
     path: list[str] = []
     comment: list[str] = []
+    inside = len(text)  # of what is one value on several lines: how far its lines are indented at the least
     for line in text.splitlines():
         match = _KEY.fullmatch(line)
+        if line.strip() and len(line) - len(line.lstrip()) >= inside:
+            continue
         if match is None:
             # An empty line parts a comment on what follows in general from the comment of one key.
             comment = [*comment, line.strip()[1:].strip()] if line.strip().startswith("#") else []
@@ -67,6 +70,8 @@ def read(file: Path) -> list[Value]:
             )
         )
         comment = []
+        is_open = not match["rest"].strip() and not isinstance(default, Mapping)
+        inside = len(match["indent"]) + 1 if is_open else len(text)
     return values
 
 

@@ -97,7 +97,7 @@ def _legend(form: str, labels: dict[str, str]) -> str:
         ("deployment", "Held requests", "held", 2),
         ("operator", "Leading", "", 1),
         ("operator", "Passes", "passes", 1),
-        ("operator", "Passes that failed", "ServerFailed", 1 / 15),
+        ("operator", "Passes that failed", "Unavailable", 1 / 15),
         ("operator", "Decisions", "Steady", 4),
         ("operator", "Since Prometheus last answered", "since the last answer", 5),
         ("operator", "Watch lag", "", 1.5),

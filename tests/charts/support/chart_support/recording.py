@@ -144,7 +144,7 @@ class Operator:
         telemetry, key = self._telemetry, str(Key(NAMESPACE, NAME))
         for _ in range(STEP):
             telemetry.reconciles.observe(0.003)
-        telemetry.errors.labels(reason="ServerFailed").inc()
+        telemetry.errors.labels(reason="Unavailable").inc()
         telemetry.written("patch", "LLMDeployment")
         telemetry.decisions.labels(reason="Steady").inc()
         telemetry.queue.set(4)
