@@ -1,24 +1,27 @@
 """Metrics straight from the replicas: ``metricsSource: Pods``, and local mode.
 
-The half of ``ports.Metrics`` that reads replicas, over HTTP. Every replica is asked at once, within one deadline; one
-that does not answer, or answers with something else than metrics, is simply absent: what that means is the autoscaler's
-to say.
+The half of ``ports.Metrics`` that reads replicas, over HTTP. All replicas are asked within one deadline, those that
+answered before ahead of those that did not; one that does not answer, or answers with something else than metrics, is
+simply absent: what that means is the autoscaler's to say.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-
+from quire_operator.adapters.pages import NoPage, Pages
 from quire_operator.domain.engine_metrics import NAMES, Point, sample_of
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
 from quire_operator.ports import Clock, ReplicaAddress
 
+Read = Callable[[str], Awaitable[bytes]]
+
 _TIMEOUT_SECONDS = 3.0
+_ROUND_SECONDS = 8.0
+"""For all replicas together, however many are silent."""
 _AT_ONCE = 100
-_MAX_BYTES = 4 * 2**20
 
 _log = logging.getLogger(__name__)
 
@@ -30,91 +33,85 @@ class Scraper:
         self,
         *,
         clock: Clock,
-        client: httpx.AsyncClient | None = None,
+        read: Read | None = None,
         failed: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """``read`` None: over HTTP."""
         self._clock, self._failed = clock, failed
-        # Neither proxies nor credentials of the environment: replicas are neighbours.
-        self._client = client or httpx.AsyncClient(
-            timeout=_TIMEOUT_SECONDS,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE),
-        )
+        self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS, at_once=_AT_ONCE)
+        self._read = read or self._pages.read
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._silent: set[str] = set()
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        await self._pages.aclose()
 
     async def samples(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
         """See ``ports.Metrics``. Draining replicas are asked too: their work teaches the rates."""
-        asked = [r for r in replicas if r.metrics_url and r.phase in (ReplicaPhase.READY, ReplicaPhase.DRAINING)]
-        self._silent &= {str(replica.metrics_url) for replica in asked}
-        samples = await asyncio.gather(*(self._sample(replica) for replica in asked))
-        return {replica.name: sample for replica, sample in zip(asked, samples, strict=True) if sample is not None}
+        urls = {
+            replica.name: replica.metrics_url
+            for replica in replicas
+            if replica.metrics_url and replica.phase in (ReplicaPhase.READY, ReplicaPhase.DRAINING)
+        }
+        self._silent &= set(urls.values())
+        deadline = asyncio.get_running_loop().time() + _ROUND_SECONDS
+        asked = sorted(urls.items(), key=lambda item: item[1] in self._silent)
+        samples = await asyncio.gather(*(self._sample(url, deadline) for _, url in asked))
+        return {name: sample for (name, _), sample in zip(asked, samples, strict=True) if sample is not None}
 
-    async def _sample(self, replica: ReplicaAddress) -> ReplicaSample | None:
-        if replica.metrics_url is None:
-            return None
-        page = await self._page(replica.metrics_url)
-        if page is None:
-            return None
-        sample = sample_of(points(page, NAMES), time=self._clock.now())
-        if sample is None:
-            self._failed("bad_answer")
-        return sample
-
-    async def _page(self, url: str) -> str | None:
-        """What stands at ``url``, or None; whether it answers is logged when that changes."""
+    async def _sample(self, url: str, deadline: float) -> ReplicaSample | None:
+        """None, and why is counted, where there is none; whether it answers is logged when that changes."""
         try:
-            async with self._gate, asyncio.timeout(_TIMEOUT_SECONDS):
-                text = await self._read(url)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, UnicodeDecodeError) as error:
-            self._failed(_reason(error))
-            if url not in self._silent:
-                self._silent.add(url)
-                _log.warning("no metrics from %s: %s", url, error or type(error).__name__)
-            return None
+            async with asyncio.timeout_at(deadline), self._gate:
+                page = await self._read(url)
+            sample = sample_of(points(page.decode(), NAMES), time=self._clock.now())
+            if sample is None:
+                raise NoPage("its answer tells too little of an engine", reason="bad_answer")
+        except TimeoutError:
+            return self._note_silence(url, f"no turn within {_ROUND_SECONDS:g} s: too many are silent", "timeout")
+        except UnicodeDecodeError as error:
+            return self._note_silence(url, str(error), "bad_answer")
+        except NoPage as error:
+            return self._note_silence(url, str(error), error.reason)
         if url in self._silent:
             self._silent.discard(url)
             _log.info("metrics from %s again", url)
-        return text
+        return sample
 
-    async def _read(self, url: str) -> str:
-        async with self._client.stream("GET", url) as response:
-            response.raise_for_status()
-            body = bytearray()
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > _MAX_BYTES:
-                    raise httpx.DecodingError(f"over {_MAX_BYTES} bytes of metrics")
-            return body.decode()
+    def _note_silence(self, url: str, why: str, reason: str) -> None:
+        self._failed(reason)
+        if url not in self._silent:
+            self._silent.add(url)
+            _log.warning("no metrics from %s: %s", url, why)
 
 
-def _reason(error: Exception) -> str:
-    """In a word, for a metric."""
-    match error:
-        case TimeoutError() | httpx.TimeoutException():
-            return "timeout"
-        case httpx.HTTPStatusError():
-            return "http"
-        case httpx.TransportError() | httpx.InvalidURL():
-            return "unreachable"
-        case _:
-            return "bad_answer"
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+_ESCAPE = re.compile(r'\\[n"\\]')
 
 
 def points(page: str, names: Iterable[str]) -> list[Point]:
-    """The series called ``names`` in a page of metrics. The parser sees only their lines: it is slow and pages long."""
-    wanted = frozenset(names)
-    lines = [line for line in page.splitlines() if line.partition("{")[0].partition(" ")[0] in wanted]
-    if not lines:
-        return []
+    """The series called ``names`` in a page of metrics, in Prometheus's text format; none where one has no number.
+
+    By an expression of our own: with the parser of the client library a tick takes three times as long.
+    """
     try:
         return [
-            Point(name=sample.name, labels=sample.labels, value=float(sample.value))
-            for family in text_string_to_metric_families("\n".join(lines) + "\n")
-            for sample in family.samples
+            Point(name, _labels(text) if text else {}, float(value))
+            for name, text, value in _lines(frozenset(names)).findall(page)
         ]
-    except (ValueError, IndexError, KeyError):
+    except ValueError:
         return []
+
+
+@lru_cache(maxsize=8)
+def _lines(names: frozenset[str]) -> re.Pattern[str]:
+    choice = "|".join(sorted(map(re.escape, names)))
+    return re.compile(rf"^({choice})[ \t]*(?:{{(.*)}}[ \t]*|[ \t])(\S+)", re.MULTILINE)
+
+
+def _labels(text: str) -> Mapping[str, str]:
+    found = dict(_LABEL.findall(text))
+    if "\\" in text:
+        return {name: _ESCAPE.sub(lambda match: _ESCAPES[match[0]], value) for name, value in found.items()}
+    return found

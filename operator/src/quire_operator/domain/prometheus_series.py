@@ -100,7 +100,7 @@ def by_replica(figures: Iterable[Series], times: Iterable[Series], *, labels: Re
     for found, _, value in figures:
         replica = replica_of(found)
         if replica is not None:
-            points.setdefault(replica, []).append(Point(name=found.get("__name__", ""), labels=found, value=value))
+            points.setdefault(replica, []).append(Point(found.get("__name__", ""), found, value))
     return {
         replica: Told(points, ages[replica])
         for replica, points in points.items()
