@@ -21,6 +21,7 @@ from quire_cluster.control_plane import ControlPlane
 T = TypeVar("T")
 POLL_SECONDS: Final = 0.05
 ZYGOTE: Final = Path(__file__).parent / "zygote.py"
+CUSTOM: Final = frozenset({"llmdeployments", "podmonitors", "prometheusrules"})
 
 
 def until(
@@ -189,6 +190,9 @@ class Namespace:
             "poddisruptionbudgets": "/apis/policy/v1",
             "llmdeployments": "/apis/quire.dev/v1alpha1",
             "leases": "/apis/coordination.k8s.io/v1",
+            "networkpolicies": "/apis/networking.k8s.io/v1",
+            "podmonitors": "/apis/monitoring.coreos.com/v1",
+            "prometheusrules": "/apis/monitoring.coreos.com/v1",
             "horizontalpodautoscalers": "/apis/autoscaling/v2",
         }.get(kind, "/api/v1")
         return f"{prefix}/namespaces/{self.name}/{kind}" + (f"/{name}" if name else "")
@@ -214,8 +218,8 @@ class Namespace:
         return dict(answer.body)
 
     def patch(self, kind: str, name: str, body: Any, *, manager: str = "somebody") -> dict[str, Any]:
-        """A strategic merge patch (a merge patch for our own kind), as another field manager."""
-        flavour = "merge" if kind.startswith("llmdeployments") else "strategic-merge"
+        """A strategic merge patch (a merge patch for custom resources), as another field manager."""
+        flavour = "merge" if kind in CUSTOM else "strategic-merge"
         path, _, subresource = name.partition("/")
         where = self.path(kind, path) + (f"/{subresource}" if subresource else "")
         answer = self._client.request(

@@ -1,0 +1,149 @@
+"""PodMonitors and PrometheusRules on a real API server whose CRDs are the Prometheus operator's: there, gone and back.
+
+These CRDs are the whole server's: whatever happens, they are gone when this module is done.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+
+from quire_cluster.control_plane import ControlPlane
+
+CRDS = Path(__file__).parent / "crds"
+KINDS = ("podmonitors", "prometheusrules")
+PEERS = [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "quire-system"}}}]
+DISCOVERY = ("--discovery", "1s", "--monitor-labels", "release=prom", "--alert-labels", "team=ml")
+GARBAGE_SECONDS = 90.0
+
+
+def install(server: ControlPlane) -> None:
+    for kind in KINDS:
+        server.kubectl("apply", "--server-side", "-f", str(CRDS / f"{kind}.yaml"))
+    for kind in KINDS:
+        server.kubectl("wait", "--for=condition=Established", f"crd/{kind}.monitoring.coreos.com", "--timeout=20s")
+
+
+def remove(server: ControlPlane) -> None:
+    names = [f"crd/{kind}.monitoring.coreos.com" for kind in KINDS]
+    server.kubectl("delete", "--ignore-not-found", "--timeout=30s", *names)
+
+
+@pytest.fixture
+def server(crd_installed: ControlPlane) -> Iterator[ControlPlane]:
+    yield crd_installed
+    remove(crd_installed)
+
+
+@pytest.fixture
+def operator(server: ControlPlane, operators: Operators, space: Namespace) -> Iterator[OperatorProcess]:
+    process = operators.start(*space.flags(), *DISCOVERY, "--network-policy-from", json.dumps(PEERS))
+    space.wait_holder(process.identity)
+    yield process
+    process.kill()
+
+
+def both(space: Namespace) -> dict[str, dict[str, Any]]:
+    """By kind; fewer while one is not there."""
+    found = {kind: space.get(kind, "chat") for kind in KINDS}
+    return {kind: child for kind, child in found.items() if child is not None}
+
+
+def wait_for_both(space: Namespace) -> dict[str, dict[str, Any]]:
+    until(lambda: len(both(space)) == 2, within=15, why=lambda: space.get("llmdeployments", "chat"))
+    return both(space)
+
+
+def faults(process: OperatorProcess) -> list[dict[str, Any]]:
+    return [line for line in process.lines() if line.get("level") in ("error", "critical")]
+
+
+def test_monitors_come_stay_go_and_come_again_with_their_kinds(
+    server: ControlPlane, space: Namespace, operator: OperatorProcess
+) -> None:
+    start = server.audit.position()
+    space.apply(autoscaling={"maxReplicas": 3}, replicas=1)
+    space.wait_settled("chat")
+    asked = server.audit.requests(start, user_agent=operator.identity)
+    assert not [r for r in asked if r.resource in KINDS], "there is nothing to ask for yet"
+    assert space.condition("chat", "Degraded")["reason"] == "AsExpected"
+
+    install(server)
+    children = wait_for_both(space)
+    owner = (space.get("llmdeployments", "chat") or {})["metadata"]["uid"]
+    for child in children.values():
+        assert [(o["uid"], o["controller"]) for o in child["metadata"]["ownerReferences"]] == [(owner, True)]
+    monitor, rule = children["podmonitors"], children["prometheusrules"]
+    assert monitor["metadata"]["labels"]["release"] == "prom" and rule["metadata"]["labels"]["team"] == "ml"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
+    assert [entry["alert"] for entry in rule["spec"]["groups"][0]["rules"]] == [
+        "QuireTimeToFirstTokenHigh",
+        "QuireAtMaxReplicas",
+    ]
+
+    # Looks go on each second: seen by the third list from now, and nothing was written for them.
+    start = server.audit.position()
+
+    def looked() -> bool:
+        lists = [r for r in server.audit.requests(start, user_agent=operator.identity) if r.resource == "podmonitors"]
+        return len(lists) >= 3
+
+    until(looked)
+    written = server.audit.mutating_requests(start, user_agent=operator.identity)
+    assert [str(request) for request in written if request.resource != "leases"] == []
+
+    space.delete("podmonitors", "chat")
+    edited = {"spec": {"groups": [{"name": "quire-chat", "rules": []}]}}
+    space.patch("prometheusrules", "chat", edited, manager="meddler")
+    until(lambda: space.get("podmonitors", "chat"), within=15)
+    until(lambda: len((space.get("prometheusrules", "chat") or {})["spec"]["groups"][0].get("rules", [])) == 2)
+
+    remove(server)
+    space.apply(autoscaling={"maxReplicas": 4, "minReplicas": 2}, replicas=1)
+    until(lambda: (space.get("deployments", "chat") or {})["spec"]["replicas"] == 2)
+    assert space.condition("chat", "Degraded")["reason"] == "AsExpected"
+
+    install(server)
+    children = wait_for_both(space)
+    rules = children["prometheusrules"]["spec"]["groups"][0]["rules"]
+    assert rules[1]["expr"].endswith(">= 4")
+    assert faults(operator) == []
+
+    space.delete("llmdeployments", "chat")
+    until(lambda: not both(space), within=GARBAGE_SECONDS, why=lambda: both(space))
+
+
+def test_policies_say_who_may_come_are_kept_so_and_go_when_switched_off(
+    space: Namespace, operators: Operators, operator: OperatorProcess
+) -> None:
+    space.apply()
+    space.wait_settled("chat")
+    policy = space.get("networkpolicies", "chat")
+    assert policy is not None
+    assert policy["spec"]["ingress"] == [{"from": PEERS, "ports": [{"port": 8000, "protocol": "TCP"}]}]
+    assert policy["spec"]["policyTypes"] == ["Ingress"], "what replicas reach is left open"
+    space.patch("networkpolicies", "chat", {"spec": {"ingress": [{}]}}, manager="meddler")
+    until(lambda: (space.get("networkpolicies", "chat") or {})["spec"] == policy["spec"], within=8)
+
+    operator.terminate()
+    untold = operators.start(*space.flags())
+    space.wait_holder(untold.identity)
+    until(lambda: space.get("networkpolicies", "chat") is None)
+    untold.kill()
+
+
+def test_a_policy_that_has_the_name_already_is_left_alone_and_replicas_run(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    theirs = space.create("networkpolicies", {"metadata": {"name": "chat"}, "spec": {"podSelector": {}}})
+    space.apply()
+    space.wait_settled("chat")
+    degraded = space.wait_reason("chat", "Degraded", "NameConflict")
+    assert "NetworkPolicy chat is there already and was not made by quire" in degraded["message"]
+    assert space.condition("chat", "Ready")["reason"] == "Starting"
+    found = space.get("networkpolicies", "chat")
+    assert found is not None and found["spec"] == theirs["spec"]

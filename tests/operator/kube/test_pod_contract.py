@@ -1,0 +1,113 @@
+"""What a pod template may not take away, on a real API server: refused all at once, or, added by others, removed."""
+
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, until
+
+BREAKING: dict[str, Any] = {
+    "hostNetwork": True,
+    "serviceAccountName": "admin",
+    "automountServiceAccountToken": True,
+    "nodeName": "n",
+    "volumes": [{"name": "tmp", "hostPath": {"path": "/"}}],
+    "initContainers": [{"name": "root", "image": "x", "securityContext": {"privileged": True}}],
+    "containers": [
+        {"name": "thief", "image": "x", "ports": [{"containerPort": 8000, "hostPort": 80}]},
+        {
+            "name": "engine",
+            "ports": [{"containerPort": 8000, "name": "other"}],
+            "readinessProbe": None,
+            "env": [{"name": "QUIRE_ENGINE_PORT", "value": "1"}],
+            "resources": {"limits": {"cpu": 1}},
+        },
+    ],
+}
+PATHS = (
+    "spec.hostNetwork",
+    "spec.serviceAccountName",
+    "spec.automountServiceAccountToken",
+    "spec.nodeName",
+    "spec.volumes[name=tmp]",
+    "spec.initContainers[name=root].securityContext.privileged",
+    "spec.containers[name=thief].ports",
+    "spec.containers[name=engine].ports",
+    "spec.containers[name=engine].readinessProbe",
+    "spec.containers[name=engine].env[name=QUIRE_ENGINE_PORT]",
+    "spec.containers[name=engine].resources.limits",
+)
+
+
+@pytest.fixture
+def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
+    return shared_space
+
+
+def test_everything_that_breaks_a_replica_is_refused_in_one_message(shared: Namespace) -> None:
+    shared.apply("broken", podTemplate={"spec": BREAKING})
+    message = shared.wait_reason("broken", "Ready", "InvalidSpec")["message"]
+    assert [path for path in PATHS if f"spec.podTemplate.{path}:" not in message] == []
+    assert "broken" not in shared.names("deployments")
+
+
+def test_what_only_the_server_knows_to_be_wrong_is_told_in_its_words(shared: Namespace) -> None:
+    """Each of these is a trap: fields of a Deployment that are none of a pod, and a pod that would not be a replica."""
+    traps: dict[str, tuple[dict[str, Any], str]] = {
+        "trap-replicas": ({"replicas": 3}, "field not declared in schema"),
+        "trap-restart": ({"restartPolicy": "Never"}, 'supported values: "Always"'),
+        "trap-deadline": ({"activeDeadlineSeconds": 60}, "activeDeadlineSeconds"),
+        "trap-mount": (
+            {"containers": [{"name": "engine", "volumeMounts": [{"name": "no-such", "mountPath": "/x"}]}]},
+            "no-such",
+        ),
+    }
+    for name, (pod, _) in traps.items():
+        shared.apply(name, podTemplate={"spec": pod})
+    for name, (_, says) in traps.items():
+        message = shared.wait_reason(name, "Ready", "InvalidSpec")["message"]
+        assert f"the API server refuses the Deployment {name}" in message and says in message
+
+
+def test_what_others_add_to_a_service_is_removed_or_named(shared: Namespace) -> None:
+    shared.apply("exposed")
+    shared.wait_settled("exposed")
+    added = {"publishNotReadyAddresses": True, "externalIPs": ["192.0.2.1"]}
+    shared.patch("services", "exposed", {"spec": added}, manager="meddler")
+    degraded = shared.wait_reason("exposed", "Degraded", "ForeignFields")
+    assert "to the Service exposed: spec.externalIPs (set by meddler)" in degraded["message"]
+    assert "publishNotReadyAddresses" not in degraded["message"]
+
+    def ready_alone() -> bool:
+        service = shared.get("services", "exposed")
+        return service is not None and not service["spec"].get("publishNotReadyAddresses")
+
+    until(ready_alone)
+    shared.patch(
+        "services", "exposed", {"spec": {"externalIPs": None, "externalTrafficPolicy": None}}, manager="meddler"
+    )
+    shared.wait_reason("exposed", "Degraded", "AsExpected")
+
+
+def test_keys_that_are_missing_are_told_from_the_pod_alone(shared: Namespace) -> None:
+    """There is no kubelet here: the pod's status is what one writes for an init container without its secret."""
+    shared.apply("keyed", auth={"secretName": "team-keys"}, replicas=1)
+    shared.wait_settled("keyed")
+    (pod,) = (p for p in shared.items("pods") if p["metadata"]["name"].startswith("keyed-"))
+    (check,) = pod["spec"]["initContainers"]
+    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "api-keys")
+    assert volume["secret"]["optional"] is True, "else the pod would wait for it, and no status would say so"
+    for words in ('secret "team-keys" not found', "couldn't find key keys in Secret shared/team-keys"):
+        waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": words}}
+        state = {
+            "name": check["name"],
+            "ready": False,
+            "restartCount": 0,
+            "image": "x",
+            "imageID": "",
+            "state": waiting,
+        }
+        status = {"status": {"phase": "Pending", "initContainerStatuses": [state]}}
+        shared.patch("pods", f"{pod['metadata']['name']}/status", status)
+        until(lambda words=words: words in shared.condition("keyed", "Degraded").get("message", ""))  # type: ignore[misc]
+        for kind in ("Ready", "Degraded", "Progressing"):
+            assert shared.condition("keyed", kind)["reason"] == "SecretMissing"
