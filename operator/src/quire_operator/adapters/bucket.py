@@ -52,9 +52,10 @@ class BucketOrigin(PlainFiles):
 
     def __init__(self, source: BucketSource) -> None:
         self._source = source
+        self._where = Where(source=source, endpoint="S3", anonymous=False)
 
     def listing(self) -> Listing:
-        with explained(self._where):
+        with explained(lambda: self._where):
             objects = self._objects()
             with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
                 files = tuple(pool.map(self._file, objects))
@@ -64,7 +65,7 @@ class BucketOrigin(PlainFiles):
         return Listing(model=str(self._source), version=version, files=files)
 
     def describe(self) -> Description:
-        with explained(self._where):
+        with explained(lambda: self._where):
             objects = {_name(entry): entry for entry in self._objects()}
             check_weights(str(self._source), list(objects))
             if "config.json" not in objects:
@@ -81,7 +82,7 @@ class BucketOrigin(PlainFiles):
 
     def request(self, file: RemoteFile) -> Request:
         parameters = {"Bucket": self._source.bucket, "Key": file.address}
-        with explained(self._where):
+        with explained(lambda: self._where):
             url = self._client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=_ADDRESS_SECONDS)
         # Whatever is here already is of this very object.
         return Request(url=url, headers={"If-Match": file.tag} if file.tag else {})
@@ -136,36 +137,25 @@ class BucketOrigin(PlainFiles):
         body: bytes = self._client.get_object(Bucket=self._source.bucket, Key=key, **part)["Body"].read()
         return body
 
-    @property
-    def _where(self) -> Where:
-        return Where(source=self._source, endpoint=self._endpoint, anonymous=self._anonymous)
-
-    @cached_property
-    def _session(self) -> Any:
-        return botocore.session.Session()
-
-    @cached_property
-    def _anonymous(self) -> bool:
-        return self._session.get_credentials() is None
-
-    @cached_property
-    def _endpoint(self) -> str:
-        return urlsplit(str(self._client.meta.endpoint_url)).netloc
-
     @cached_property
     def _client(self) -> Any:
+        session = botocore.session.Session()
+        anonymous = session.get_credentials() is None
         # AWS_REGION is what pods are given; the library itself reads AWS_DEFAULT_REGION.
-        region = self._source.region or os.environ.get("AWS_REGION") or self._session.get_config_variable("region")
+        region = self._source.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
         config = Config(
-            signature_version=UNSIGNED if self._anonymous else "s3v4",
+            signature_version=UNSIGNED if anonymous else "s3v4",
             connect_timeout=10,
             read_timeout=20,
             retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
             user_agent_extra=f"quire/{__version__}",
         )
-        return self._session.create_client(
+        client = session.create_client(
             "s3", region_name=region or _DEFAULT_REGION, endpoint_url=self._source.endpoint, config=config
         )
+        endpoint = urlsplit(str(client.meta.endpoint_url)).netloc
+        self._where = Where(source=self._source, endpoint=endpoint, anonymous=anonymous)
+        return client
 
 
 def _name(entry: dict[str, Any]) -> str:

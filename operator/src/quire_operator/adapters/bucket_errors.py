@@ -4,7 +4,7 @@ For ``bucket``. The codes are those of Amazon S3, which others that speak its pr
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,24 +41,24 @@ class Where:
 
 
 @contextmanager
-def explained(where: Where) -> Iterator[None]:
-    """What the AWS library raises, as a ModelProblem."""
+def explained(where: Callable[[], Where]) -> Iterator[None]:
+    """What the AWS library raises, as a ModelProblem. ``where`` is asked for when something was raised."""
     try:
         yield
     except aws.ClientError as error:
         told = error.response.get("Error", {})
         region = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
-        raise _problem(where, str(told.get("Code", "")), str(told.get("Message", "")), region=region) from error
+        raise _problem(where(), str(told.get("Code", "")), str(told.get("Message", "")), region=region) from error
     except _UNSIGNED_IN as error:
-        raise ModelProblem(f"no credentials for {where.source}: {first_line(error)}", hint=_CREDENTIALS) from error
+        raise ModelProblem(f"no credentials for {where().source}: {first_line(error)}", hint=_CREDENTIALS) from error
     except _LOGIN as error:
         raise ModelProblem(
-            f"the login for {where.source} has run out: {first_line(error)}", hint="run aws sso login"
+            f"the login for {where().source} has run out: {first_line(error)}", hint="run aws sso login"
         ) from error
     except _NETWORK as error:
-        raise unreachable(where, error) from error
+        raise unreachable(where(), error) from error
     except (aws.BotoCoreError, ValueError) as error:
-        raise ModelProblem(f"{where.source} can't be asked for: {first_line(error)}") from error
+        raise ModelProblem(f"{where().source} can't be asked for: {first_line(error)}") from error
 
 
 def of_answer(answer: Answer, where: Where, *, key: str) -> ModelProblem | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aiohttp import web
 
@@ -105,8 +106,12 @@ class HubStub:
         return response
 
 
+class Stub(Protocol):
+    def app(self) -> web.Application: ...
+
+
 @contextmanager
-def serving(stub: HubStub) -> Iterator[str]:
+def serving(stub: Stub) -> Iterator[str]:
     """The address of the stub while it runs, in a thread of its own: some of its clients block theirs."""
     address: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 

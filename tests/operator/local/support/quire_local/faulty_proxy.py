@@ -1,0 +1,136 @@
+"""A proxy on loopback in front of a store or a registry: it passes all on but what a test tells it to break.
+
+It also asks for a login, by basic authentication or by tokens, as registries do.
+"""
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+_SKIPPED = frozenset({"host", "transfer-encoding", "connection", "keep-alive", "content-encoding"})
+TOKEN = "a-token"
+
+
+@dataclass(frozen=True)
+class Canned:
+    """An answer that the server behind never gave."""
+
+    status: int
+    body: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    times: int = 10**9
+
+
+@dataclass
+class FaultyProxy:
+    upstream: str
+    canned: dict[str, Canned] = field(default_factory=dict)
+    """By the end of the path, perhaps with the method before it ("GET /m/model.safetensors")."""
+    cut: dict[str, int] = field(default_factory=dict)
+    """Bytes after which a download breaks off, by the end of its path; each once."""
+    stall_after: dict[str, int] = field(default_factory=dict)
+    """Bytes after which nothing more comes; each once."""
+    damaged: set[str] = field(default_factory=set)
+    """Downloads whose last byte comes wrong."""
+    login: tuple[str, str] | None = None
+    """Who may come in."""
+    scheme: str = "bearer"
+    seen: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, path and Range of every request."""
+    authorizations: list[str] = field(default_factory=list)
+    used: dict[str, int] = field(default_factory=dict)
+    token: str = TOKEN
+    renew_after_cut: str | None = None
+    """The token that alone is good after a connection was cut."""
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/token", self._give_token)
+        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        return app
+
+    def ranges(self, end: str) -> list[str]:
+        """Of each download whose path ends so."""
+        return [wanted for method, path, wanted in self.seen if method == "GET" and path.endswith(end)]
+
+    async def _give_token(self, request: web.Request) -> web.Response:
+        if self.login is not None and request.headers.get("Authorization") != _basic(self.login):
+            return web.json_response({"errors": [{"code": "UNAUTHORIZED", "message": "who are you"}]}, status=401)
+        return web.json_response({"token": self.token, "expires_in": 300})
+
+    def _unauthorized(self, request: web.Request) -> web.Response | None:
+        if self.login is None:
+            return None
+        given = request.headers.get("Authorization", "")
+        self.authorizations.append(given)
+        if given == (_basic(self.login) if self.scheme == "basic" else f"Bearer {self.token}"):
+            return None
+        realm = f'Bearer realm="{request.url.origin()}/token",service="registry",scope="repository:x:pull"'
+        challenge = 'Basic realm="registry"' if self.scheme == "basic" else realm
+        return web.json_response({}, status=401, headers={"WWW-Authenticate": challenge})
+
+    def _broken(self, request: web.Request) -> web.Response | None:
+        for end, answer in self.canned.items():
+            if f"{request.method} {request.path}".endswith(end) and self.used.get(end, 0) < answer.times:
+                self.used[end] = self.used.get(end, 0) + 1
+                return web.Response(status=answer.status, body=answer.body.encode(), headers=answer.headers)
+        return None
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append((request.method, request.path, request.headers.get("Range", "")))
+        refused = self._unauthorized(request) or self._broken(request)
+        if refused is not None:
+            return refused
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _SKIPPED}
+        url = f"{self.upstream}{request.raw_path}"
+        async with (
+            aiohttp.ClientSession(auto_decompress=False) as session,
+            session.request(
+                request.method,
+                URL(url, encoded=True),
+                headers=headers,
+                data=await request.read(),
+                allow_redirects=False,
+            ) as answer,
+        ):
+            data = await answer.read()
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in _SKIPPED}
+            return await self._send(request, answer.status, kept, data)
+
+    async def _send(
+        self, request: web.Request, status: int, headers: dict[str, str], data: bytes
+    ) -> web.StreamResponse:
+        if request.method != "GET" or status not in (200, 206):
+            return web.Response(status=status, body=data, headers=_for(request, headers, data))
+        if any(request.path.endswith(end) for end in self.damaged):
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        response = web.StreamResponse(status=status, headers={**headers, "Content-Length": str(len(data))})
+        await response.prepare(request)
+        stall = _once(self.stall_after, request.path)
+        if stall is not None:
+            await response.write(data[:stall])
+            await asyncio.Event().wait()
+        cut = _once(self.cut, request.path)
+        await response.write(data if cut is None else data[:cut])
+        if cut is not None and request.transport is not None:
+            self.token = self.renew_after_cut or self.token
+            request.transport.abort()
+        return response
+
+
+def _once(faults: dict[str, int], path: str) -> int | None:
+    end = next((end for end in faults if path.endswith(end)), None)
+    return None if end is None else faults.pop(end)
+
+
+def _for(request: web.Request, headers: dict[str, str], data: bytes) -> dict[str, str]:
+    # The answer to HEAD speaks of a body that does not come.
+    return headers if request.method == "HEAD" else {k: v for k, v in headers.items() if k.lower() != "content-length"}
+
+
+def _basic(login: tuple[str, str]) -> str:
+    return f"Basic {base64.b64encode(':'.join(login).encode()).decode()}"
