@@ -166,6 +166,10 @@ class Reconciler:
             memory.metrics_problem = problem
             self._enqueue(key)
 
+    def served_name_conflict(self, key: Key) -> str | None:
+        """Why requests for its served name go to another LLMDeployment; None if they come to this one."""
+        return self._rivals.conflict(key) if self._around().unique_served_names else None
+
     async def reconcile(self, key: Key) -> float | None:
         """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
         self._rivals.look(key)
@@ -355,7 +359,7 @@ class Reconciler:
             metrics_problem=memory.metrics_problem,
             fought_over=memory.repairs.contests(now),
             aside=outcome.aside,
-            rival=self._rivals.conflict(resource.key) if self._around().unique_served_names else None,
+            rival=self.served_name_conflict(resource.key),
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         if memory.status is not None and memory.status[0] == wanted and memory.status[1] != resource.status != wanted:

@@ -181,7 +181,8 @@ class ClusterScaling:
     ) -> Subject:
         return Subject(
             key=str(key),
-            model=spec.model.served_name,
+            # Of one whose name another has, no gateway holds a request: those of that name are not for it.
+            model=spec.model.served_name if self._reconciler.served_name_conflict(key) is None else "",
             policy=policy,
             replicas=tuple(
                 _address(key, pod, by_prometheus=by_prometheus)

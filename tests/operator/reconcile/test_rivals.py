@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quire_operator.domain.observed import Child, Key, Owner, Ref
 from quire_operator.domain.served_names import Claim, conflict, seniority
+from quire_operator.scaling import ClusterScaling
 
 KEY, OTHER = Key("prod", "chat"), Key("team", "talk")
 OLDER, YOUNGER = "2026-01-01T00:00:00Z/u", "2026-01-03T00:00:00Z/u"
@@ -42,6 +43,15 @@ async def test_the_younger_is_told_whose_the_name_is_and_serves_on(world: Any) -
     )
     assert world.condition("Available") == "True ReplicaReady"
     assert "requests for the model chat go to team/talk, which serves it and is older" in world.message("Ready")
+
+
+async def test_requests_that_gateways_hold_for_the_older_do_not_wake_the_younger(world: Any) -> None:
+    world.apply(autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    await world.settle()
+    scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
+    assert [subject.model for subject in scaling.subjects()] == ["chat"]
+    world.store.put_child(OTHER, rival_service(OLDER))
+    assert [subject.model for subject in scaling.subjects()] == [""]
 
 
 async def test_it_recovers_when_the_other_goes(world: Any) -> None:
