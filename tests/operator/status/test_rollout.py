@@ -115,10 +115,11 @@ def test_at_its_deadline_it_says_that_it_stopped_why_and_what_now() -> None:
     reason, message = said("Progressing", deployment=late)
     assert reason == "False ProgressDeadlineExceeded"
     assert message.startswith(
-        "the rollout has stopped, no replica more became ready within 1m30s (spec.rollout.progressDeadline): " + WHERE
+        "the rollout has stopped: no further replica became ready within 1m30s (spec.rollout.progressDeadline); "
+        + WHERE
     )
     assert "2 Insufficient nvidia.com/gpu" in message
-    assert message.endswith("those of the version before are kept; correct the spec or go back to the one before")
+    assert message.endswith("those of the version before go on serving; correct the spec or go back to the one before")
     assert said("Degraded", deployment=late)[0] == "True InsufficientGPU", "the cause, not that it took long"
     assert said("Degraded", deployment=late, pods=OLD)[0] == "True ProgressDeadlineExceeded", "no cause is known"
 
@@ -126,7 +127,7 @@ def test_at_its_deadline_it_says_that_it_stopped_why_and_what_now() -> None:
 def test_replicas_that_never_started_are_no_stopped_rollout() -> None:
     first = replace(STUCK, replicas=2, updated=2, ready=0, available=0, progressing=OVERDUE)
     _, message = said("Progressing", deployment=first, pods=())
-    assert message.startswith("no replica more became ready within 1m30s")
+    assert message.startswith("no further replica became ready within 1m30s")
     assert "version before" not in message
 
 

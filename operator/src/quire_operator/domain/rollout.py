@@ -36,18 +36,15 @@ def overdue(
     deployment: DeploymentState, pods: Sequence[Pod], *, deadline_seconds: float, failure: Failure | None
 ) -> str:
     """What is to be said of one that has not gone on for too long: where it stopped, why, and what now."""
-    within = f"no replica more became ready within {format_duration(deadline_seconds)} (spec.rollout.progressDeadline)"
+    late = f"no further replica became ready within {format_duration(deadline_seconds)} (spec.rollout.progressDeadline)"
     is_told = failure is not None and failure.reason is not FailureReason.DEADLINE_EXCEEDED
     cause = f"; {failure.message}" if failure is not None and is_told else ""
     if not deployment.is_rolling:
-        return f"{within}: {standing(deployment, pods)}{cause}"
-    kept = max(0, deployment.replicas - deployment.updated)
-    then = (
-        "those of the version before are kept; correct the spec or go back to the one before"
-        if kept
-        else "correct the spec or go back to the one before"
-    )
-    return f"the rollout has stopped, {within}: {standing(deployment, pods)}{cause}; {then}"
+        return f"{late}; {standing(deployment, pods)}{cause}"
+    keeps = deployment.replicas > deployment.updated
+    then = "those of the version before go on serving; " if keeps else ""
+    where = f"{standing(deployment, pods)}{cause}"
+    return f"the rollout has stopped: {late}; {where}; {then}correct the spec or go back to the one before"
 
 
 def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout | None) -> str:

@@ -14,7 +14,6 @@ from quire_cluster.waiting import eventually
 
 CHART: Final = Path(__file__).parents[5] / "charts" / "quire"
 RELEASE: Final = "quire"
-ACCOUNT: Final = "quire-operator"
 PLACEHOLDER: Final = "the-namespace"
 PATHS: Final = {
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
@@ -23,19 +22,22 @@ PATHS: Final = {
     "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
 }
-_rendered: dict[bool, str] = {}
+_rendered: dict[tuple[bool, str], str] = {}
 
 
-def operator_rights(server: ControlPlane, namespace: str, *, everywhere: bool) -> list[dict[str, Any]]:
+def operator_rights(
+    server: ControlPlane, namespace: str, *, everywhere: bool = False, release: str = RELEASE
+) -> list[dict[str, Any]]:
     """The chart's objects that say what the operator of this namespace may do, there or everywhere."""
-    if everywhere not in _rendered:
+    kind = (everywhere, release)
+    if kind not in _rendered:
         values = {"crds": {"create": False}} | ({} if everywhere else {"watchNamespaces": [PLACEHOLDER]})
         with tempfile.TemporaryDirectory() as folder:
             helm = Helm(server.binaries["helm"], CHART, Path(folder))
-            documents = helm.template(values, release=RELEASE, namespace=PLACEHOLDER)
+            documents = helm.template(values, release=release, namespace=PLACEHOLDER)
         ours = [d for d in documents if d["kind"] in PATHS and _component(d) == "operator"]
-        _rendered[everywhere] = json.dumps(ours)
-    documents = json.loads(_rendered[everywhere].replace(PLACEHOLDER, namespace))
+        _rendered[kind] = json.dumps(ours)
+    documents = json.loads(_rendered[kind].replace(PLACEHOLDER, namespace))
     return list(documents)
 
 
@@ -43,17 +45,18 @@ def _component(document: dict[str, Any]) -> object:
     return document["metadata"].get("labels", {}).get("app.kubernetes.io/component")
 
 
-def grant(server: ControlPlane, namespace: str, *, everywhere: bool = False) -> Path:
+def grant(server: ControlPlane, namespace: str, *, everywhere: bool = False, release: str = RELEASE) -> Path:
     """A kubeconfig of the ServiceAccount that has them."""
-    client = server.client()
-    for document in operator_rights(server, namespace, everywhere=everywhere):
+    client, account = server.client(), f"{release}-operator"
+    for document in operator_rights(server, namespace, everywhere=everywhere, release=release):
         answer = client.post(PATHS[document["kind"]].format(namespace=namespace), document)
         assert answer.status in (201, 409), answer.body
-    assert eventually(lambda: _may_begin(server, namespace)), "the API server does not know of the rights"
-    return server.service_account_kubeconfig(namespace, ACCOUNT)
+    user = f"system:serviceaccount:{namespace}:{account}"
+    assert eventually(lambda: _may_begin(server, namespace, user)), "the API server does not know of the rights"
+    return server.service_account_kubeconfig(namespace, account)
 
 
-def _may_begin(server: ControlPlane, namespace: str) -> bool:
+def _may_begin(server: ControlPlane, namespace: str, user: str) -> bool:
     """Its authorizer learns of new bindings by a watch."""
     asked = (
         {"group": "quire.dev", "resource": "llmdeployments", "verb": "watch", "namespace": namespace},
@@ -65,11 +68,10 @@ def _may_begin(server: ControlPlane, namespace: str) -> bool:
             "name": "llmdeployments.quire.dev",
         },
     )
-    return all(_allows(server, namespace, attributes) for attributes in asked)
+    return all(_allows(server, user, attributes) for attributes in asked)
 
 
-def _allows(server: ControlPlane, namespace: str, attributes: dict[str, str]) -> bool:
-    user = f"system:serviceaccount:{namespace}:{ACCOUNT}"
+def _allows(server: ControlPlane, user: str, attributes: dict[str, str]) -> bool:
     spec = {"user": user, "resourceAttributes": attributes}
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
     answer = server.client().post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
