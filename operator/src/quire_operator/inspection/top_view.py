@@ -82,6 +82,8 @@ def notes(load: FleetLoad) -> list[str]:
             if replica.silence is not None:
                 silent.setdefault(replica.silence, []).append(replica.name)
     lines = [f"{_names(names)}: {why}" for why, names in silent.items()]
+    empty = [deployment.title for deployment in load.deployments if not deployment.replicas]
+    lines += [f"{_names(empty)}: there is no replica"] if empty else []
     reasons: dict[str, set[str]] = {}
     for deployment in load.deployments:
         if deployment.answering:

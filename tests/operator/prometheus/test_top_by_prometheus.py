@@ -1,0 +1,57 @@
+"""``quire top --prometheus-url``, with a real Prometheus between it and the replicas."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from quire_operator.adapters.replica_pages import Asked, PrometheusPages
+from quire_operator.domain import engine_metrics as m
+from quire_operator.domain.load import Reading, figures, growth
+
+Start = Callable[[], Awaitable[Any]]
+
+
+async def scraped(pages: PrometheusPages, asked: Asked, waiting: float) -> Reading:
+    """The replica as Prometheus has it, once that is what it says."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = (await pages.read([asked]))[asked.id]
+            if isinstance(answer, Reading) and answer.values[m.WAITING] == waiting:
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def test_figures_are_those_that_prometheus_scraped_last(server: Any, engine: Start) -> None:
+    replica = await engine()
+    replica.waiting, replica.generated = 3, 100
+    server.show(replica.address)
+    pages = PrometheusPages(server.url)
+    asked = Asked(id="chat-0", url=f"http://{replica.address}/metrics")
+    try:
+        first = await scraped(pages, asked, 3)
+        replica.waiting, replica.generated = 5, 400
+        second = await scraped(pages, asked, 5)
+        told = figures([growth(first, second)])
+        assert second.time > first.time, "as of the scrape, not of the question"
+        assert told.generation_tokens_per_second is not None and told.generation_tokens_per_second > 0
+        assert told.kv_percent == 50.0
+        assert await pages.earlier() == {}, "a minute ago there was nothing"
+        assert (await pages.read([Asked(id="gone", url="http://127.0.0.1:1/metrics")]))["gone"] == (
+            "Prometheus has no figures of it"
+        )
+        server.kill()
+        silence = (await pages.read([asked]))[asked.id]
+        assert isinstance(silence, str) and silence.startswith("no answer from Prometheus: ")
+    finally:
+        await pages.close()
+
+
+async def test_pods_are_known_by_their_names(server: Any, engine: Start) -> None:
+    replica = await engine()
+    server.show(replica.address, namespace="prod", pod="chat-0")
+    pages = PrometheusPages(server.url)
+    try:
+        found = await scraped(pages, Asked(id="prod/chat-0", url=None), 0)
+        assert found.values[m.RUNNING] == 0
+    finally:
+        await pages.close()
