@@ -108,9 +108,8 @@ def _decided(decisions: Mapping[str, Decision]) -> Iterator[Metric]:
             numbers[name].add_metric(labels, value)
         for term in decision.terms:
             need.add_metric([*labels, term.reason.value], term.need)
-        for name, value in decision.inputs.items():
-            if not name.startswith("need"):
-                seen.add_metric([*labels, name], value)
+        for name in _SEEN & decision.inputs.keys():
+            seen.add_metric([*labels, name], decision.inputs[name])
         reasons.add_metric([*labels, decision.reason.value], 1.0)
         if (oldest := decision.oldest_sample) is not None:
             age.add_metric(labels, max(0.0, now - oldest))
@@ -124,6 +123,8 @@ _NUMBERS = {
     "max_replicas": "spec.autoscaling.maxReplicas.",
     "enforced": "1 in mode Enforce, 0 in mode Recommend.",
 }
+_SEEN = frozenset({"ready", "starting", "fresh", "waiting", "running", "heldRequests"})
+"""What replicas say themselves is scraped from them; here is what they can't say, and what was decided by."""
 _NEED = ("need_replicas", "Replicas that demand asks for, by term, not rounded; the largest counts.")
 _INPUT = ("input", "What was seen at the last look.")
 _REASON = ("reason", "1 for the reason of the last decision.")

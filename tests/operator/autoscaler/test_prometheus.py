@@ -75,9 +75,14 @@ def server(found: list[dict[str, object]], times: list[dict[str, object]]) -> Se
 async def connect():
     made: list[Prometheus] = []
 
-    def build(handler: Callable[[httpx.Request], httpx.Response], **options: object) -> Prometheus:
+    def build(
+        handler: Callable[[httpx.Request], httpx.Response],
+        failed: Callable[[str], None] = lambda reason: None,
+        **options: object,
+    ) -> Prometheus:
         client = httpx.AsyncClient(transport=httpx.MockTransport(handler))
-        made.append(Prometheus(PrometheusOptions(url="http://p:9090/", **options), clock=SetClock(), client=client))
+        options = PrometheusOptions(url="http://p:9090/", **options)
+        made.append(Prometheus(options, clock=SetClock(), client=client, failed=failed))
         return made[-1]
 
     yield build
@@ -157,31 +162,37 @@ def hang(request: httpx.Request) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    ("handler", "said"),
+    ("handler", "said", "reason"),
     [
-        pytest.param(refuse, "connection refused", id="down"),
-        pytest.param(hang, "no answer", id="hangs"),
-        pytest.param(lambda r: httpx.Response(401, text="Unauthorized"), "HTTP 401", id="not allowed"),
-        pytest.param(lambda r: httpx.Response(503, text="<html>" + "x" * 9999), "HTTP 503", id="a proxy's page"),
+        pytest.param(refuse, "connection refused", "unreachable", id="down"),
+        pytest.param(hang, "no answer", "timeout", id="hangs"),
+        pytest.param(lambda r: httpx.Response(401, text="Unauthorized"), "HTTP 401", "unauthorized", id="not allowed"),
+        pytest.param(lambda r: httpx.Response(503, text="<html>" + "x" * 9999), "HTTP 503", "http", id="a proxy's"),
         pytest.param(
             lambda r: httpx.Response(
                 422, json={"status": "error", "errorType": "execution", "error": "too many samples"}
             ),
             "HTTP 422: too many samples",
+            "query",
             id="its own refusal",
         ),
         pytest.param(
             lambda r: httpx.Response(200, json={"status": "success", "data": {"resultType": "matrix", "result": [1]}}),
             "not an answer of its API",
+            "bad_answer",
             id="another shape",
         ),
-        pytest.param(lambda r: httpx.Response(200, content=b"\xff\xfe"), "not an answer", id="not text"),
-        pytest.param(lambda r: httpx.Response(200, content=b'{"status": "\xff"}'), "not an answer", id="half text"),
+        pytest.param(lambda r: httpx.Response(200, content=b"\xff\xfe"), "not an answer", "bad_answer", id="not text"),
+        pytest.param(
+            lambda r: httpx.Response(200, content=b'{"status": "\xff"}'), "not an answer", "bad_answer", id="half text"
+        ),
     ],
 )
-async def test_no_answer_is_no_sample_and_says_why(connect, handler, said):
-    prometheus = connect(handler)
+async def test_no_answer_is_no_sample_and_says_why(connect, handler, said, reason):
+    reasons: list[str] = []
+    prometheus = connect(handler, failed=reasons.append)
     assert await prometheus.samples([replica()]) == {}
+    assert (reasons, prometheus.last_answer) == ([reason], 0.0)
     assert said in prometheus.problem
     assert len(prometheus.problem) < 600
 

@@ -68,11 +68,14 @@ class Scraper:
             if sample is None:
                 raise NoPage("its answer tells too little of an engine", reason="bad_answer")
         except TimeoutError:
-            return self._note_silence(url, f"no turn within {_ROUND_SECONDS:g} s: too many are silent", "timeout")
+            self._note_silence(url, f"no turn within {_ROUND_SECONDS:g} s: too many are silent", "timeout")
+            return None
         except UnicodeDecodeError as error:
-            return self._note_silence(url, str(error), "bad_answer")
+            self._note_silence(url, str(error), "bad_answer")
+            return None
         except NoPage as error:
-            return self._note_silence(url, str(error), error.reason)
+            self._note_silence(url, str(error), error.reason)
+            return None
         if url in self._silent:
             self._silent.discard(url)
             _log.info("metrics from %s again", url)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import le, lt
 
 
 class ReplicaPhase(StrEnum):
@@ -85,25 +86,25 @@ class Observation:
     rolling_out: bool = False
 
 
+_FIGURES = tuple(field.name for field in fields(ReplicaSample) if field.name != "first_token_waits")
+
+
 def is_sane(sample: ReplicaSample) -> bool:
     """No figure in it is negative, infinite or not a number, and a replica that has a KV cache says so."""
-    for field in fields(sample):
-        value = getattr(sample, field.name)
-        if isinstance(value, Histogram):
-            if not _is_sane_histogram(value):
-                return False
-        elif value is not None and not (math.isfinite(value) and value >= 0):
-            return False
-    return sample.kv_tokens_capacity > 0
+    figures = [value for value in map(sample.__getattribute__, _FIGURES) if value is not None]
+    if not all(map(math.isfinite, figures)) or min(figures) < 0 or sample.kv_tokens_capacity <= 0:
+        return False
+    return sample.first_token_waits is None or _is_sane_histogram(sample.first_token_waits)
 
 
 def _is_sane_histogram(histogram: Histogram) -> bool:
     counts, bounds = histogram.counts, histogram.bounds
     if len(counts) != len(bounds) or not counts:
         return False
-    rising = all(a <= b for a, b in zip(counts, counts[1:], strict=False))
-    ordered = all(a < b for a, b in zip(bounds, bounds[1:], strict=False))
-    return rising and ordered and all(math.isfinite(c) and c >= 0 for c in counts)
+    rising = all(map(le, counts, counts[1:]))
+    ordered = all(map(lt, bounds, bounds[1:]))
+    # Rising from zero to what is finite, all in between is as well; what is no number never compares.
+    return rising and ordered and counts[0] >= 0 and math.isfinite(counts[-1])
 
 
 def without_duplicates(replicas: Iterable[ReplicaObservation]) -> tuple[ReplicaObservation, ...]:
