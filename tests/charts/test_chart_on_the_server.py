@@ -1,6 +1,5 @@
 """The chart on a real API server: dry run, install, upgrade, uninstall, and who may do what afterwards."""
 
-import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,6 @@ from quire_cluster.helm import Helm
 from quire_cluster.waiting import eventually
 
 CHART = Path(__file__).parents[2] / "charts" / "quire"
-CRD = "llmdeployments.quire.dev"
-LLMDEPLOYMENT = json.dumps(
-    {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "file:///models/demo"}},
-    }
-)
 
 
 class Release:
@@ -101,38 +91,6 @@ def test_upgrading_to_some_namespaces_takes_the_rights_in_all_away(release: Rele
     assert release.server.kubectl(*can_list, "-n", release.namespace).strip() == "yes"
     with pytest.raises(KubectlFailed):
         release.server.kubectl(*can_list, "-n", "kube-public")
-
-
-@pytest.fixture
-def untouched_server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
-    """A control plane of its own, which has never seen the CRD."""
-    server = ControlPlane.temporary(cluster_binaries)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-
-
-def test_the_crd_and_what_is_served_outlive_the_release(
-    cluster_binaries: Binaries, untouched_server: ControlPlane, tmp_path: Path
-) -> None:
-    """Installed, used, upgraded, uninstalled and installed again under the same name."""
-    server = untouched_server
-    server.kubectl("create", "namespace", "llm")
-    helm = Helm(cluster_binaries["helm"], CHART, tmp_path, kubeconfig=server.admin_kubeconfig)
-    release = Release(helm, server, "llm")
-    get_chat = ("get", "llmd", "chat", "-n", "llm", "-o", "name")
-    release.helm("install")
-    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
-    server.kubectl("apply", "-n", "llm", "-f", "-", stdin=LLMDEPLOYMENT)
-    release.helm("upgrade", {"operator": {"logLevel": "debug"}})
-    assert server.kubectl(*get_chat)
-    release.uninstall()
-    assert release.names(KINDS) == set()
-    assert server.kubectl(*get_chat)
-    release.helm("install")
-    assert server.kubectl(*get_chat)
 
 
 def test_a_crd_of_another_release_is_not_taken_over_silently(release: Release) -> None:

@@ -4,92 +4,19 @@ They are run here as the chart's containers are told to, as the ServiceAccounts 
 """
 
 import json
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chart_support.installation import Installation, get
 
-from quire_cluster.audit import Position
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.helm import Helm
-from quire_cluster.ports import free_ports
 from quire_cluster.waiting import eventually
 
 CHART = Path(__file__).parents[2] / "charts" / "quire"
-
-
-class Installation:
-    """A release, and its processes on this machine."""
-
-    def __init__(self, helm: Helm, server: ControlPlane, values: dict[str, Any], namespace: str, logs: Path) -> None:
-        self.helm, self.server, self.values, self.namespace, self._logs = helm, server, values, namespace, logs
-        self.name = f"quire-{uuid.uuid4().hex[:6]}"
-        self._running = ExitStack()
-
-    def __enter__(self) -> "Installation":
-        self.helm.on_chart("install", self.name, f"--namespace={self.namespace}", values=self.values)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._running.close()
-        self.helm.run("uninstall", self.name, f"--namespace={self.namespace}")
-
-    def account(self, component: str) -> str:
-        return f"system:serviceaccount:{self.namespace}:{self.name}-{component}"
-
-    def container(self, component: str) -> dict[str, Any]:
-        documents = self.helm.template(self.values, release=self.name, namespace=self.namespace)
-        name = f"{self.name}-{component}"
-        (deployment,) = [d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == name]
-        (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        assert isinstance(container, dict)
-        return container
-
-    def run(self, component: str) -> str:
-        """Starts the component; where it listens."""
-        (port,) = free_ports(1)
-        kubeconfig = self.server.service_account_kubeconfig(self.namespace, f"{self.name}-{component}")
-        command = [
-            *(sys.executable, "-m", f"quire_{component}"),
-            *self.container(component)["args"],
-            *("--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", str(port)),
-        ]
-        log = self._running.enter_context((self._logs / f"{component}.log").open("w"))
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        self._running.callback(process.wait)
-        self._running.callback(process.kill)
-        return f"http://127.0.0.1:{port}"
-
-    def probes_pass(self, component: str, address: str) -> bool:
-        probes = [value for key, value in self.container(component).items() if key.endswith("Probe")]
-        assert len(probes) == 3
-        return all(get(address + probe["httpGet"]["path"]) is not None for probe in probes)
-
-    def log(self, component: str) -> str:
-        return (self._logs / f"{component}.log").read_text()
-
-    def refused(self, component: str, since: Position) -> list[str]:
-        asked = self.server.audit.requests(since, user=self.account(component))
-        assert asked
-        return [str(request) for request in asked if request.status == 403]
-
-
-def get(url: str) -> bytes | None:
-    """None for whatever is not 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            content: bytes = answer.read()
-            return content
-    except (urllib.error.URLError, ConnectionError):
-        return None
 
 
 @pytest.fixture(params=["all namespaces", "some namespaces"])

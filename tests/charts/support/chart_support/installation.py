@@ -1,0 +1,106 @@
+"""A release of the chart, with operator and gateway as processes here, told and entitled as its pods would be."""
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from quire_cluster.audit import Position
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.helm import Helm
+from quire_cluster.ports import free_ports
+
+
+class Installation:
+    """A release, and its processes on this machine."""
+
+    def __init__(self, helm: Helm, server: ControlPlane, values: dict[str, Any], namespace: str, logs: Path) -> None:
+        self.helm, self.server, self.values, self.namespace, self._logs = helm, server, values, namespace, logs
+        self.name = f"quire-{uuid.uuid4().hex[:6]}"
+        self._running, self._uid = ExitStack(), uuid.uuid4()
+
+    def __enter__(self) -> "Installation":
+        self.helm.on_chart("install", self.name, f"--namespace={self.namespace}", values=self.values)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+        self.helm.run("uninstall", self.name, f"--namespace={self.namespace}")
+
+    def upgrade(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.helm.on_chart("upgrade", self.name, f"--namespace={self.namespace}", values=values)
+
+    def account(self, component: str) -> str:
+        return f"system:serviceaccount:{self.namespace}:{self.name}-{component}"
+
+    def container(self, component: str) -> dict[str, Any]:
+        documents = self.helm.template(self.values, release=self.name, namespace=self.namespace)
+        name = f"{self.name}-{component}"
+        (deployment,) = [d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == name]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert isinstance(container, dict)
+        return container
+
+    def run(self, component: str) -> str:
+        """Starts the component, until the release goes; where it listens."""
+        return self._running.enter_context(self.running(component))
+
+    @contextmanager
+    def running(self, component: str) -> Iterator[str]:
+        """Where it listens, while it does. It ends as one that is killed."""
+        (port,) = free_ports(1)
+        kubeconfig = self.server.service_account_kubeconfig(self.namespace, f"{self.name}-{component}")
+        command = [
+            *(sys.executable, "-m", f"quire_{component}"),
+            *self.container(component)["args"],
+            *("--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--port", str(port)),
+        ]
+        with (self._logs / f"{component}.log").open("w") as log:
+            process = subprocess.Popen(command, env=os.environ | self._environment(component), stdout=log, stderr=log)
+            try:
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                process.kill()
+                process.wait()
+
+    def _environment(self, component: str) -> dict[str, str]:
+        """As the kubelet makes it, of a pod that is the same whenever its container is started anew."""
+        fields = {"metadata.name": f"{self.name}-{component}-0", "metadata.uid": str(self._uid)}
+        environment: dict[str, str] = {}
+        for variable in self.container(component).get("env", []):
+            source = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+            value = variable["value"] if source is None else fields[source]
+            for name, known in environment.items():
+                value = value.replace(f"$({name})", known)
+            environment[variable["name"]] = value
+        return environment
+
+    def probes_pass(self, component: str, address: str) -> bool:
+        probes = [value for key, value in self.container(component).items() if key.endswith("Probe")]
+        assert len(probes) == 3
+        return all(get(address + probe["httpGet"]["path"]) is not None for probe in probes)
+
+    def log(self, component: str) -> str:
+        return (self._logs / f"{component}.log").read_text()
+
+    def refused(self, component: str, since: Position) -> list[str]:
+        asked = self.server.audit.requests(since, user=self.account(component))
+        assert asked
+        return [str(request) for request in asked if request.status == 403]
+
+
+def get(url: str) -> bytes | None:
+    """None for whatever is not 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            content: bytes = answer.read()
+            return content
+    except (urllib.error.URLError, ConnectionError):
+        return None

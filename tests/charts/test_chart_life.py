@@ -1,0 +1,155 @@
+"""The chart over time, on a control plane of its own: upgraded, uninstalled, installed again, while an operator works.
+
+What is served must not notice: nobody touches an LLMDeployment, and no child is made anew or changed.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chart_support.installation import Installation, get
+
+from quire_cluster.binaries import Binaries
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.helm import Helm
+from quire_cluster.waiting import eventually
+
+CHART = Path(__file__).parents[2] / "charts" / "quire"
+CRD, NAMESPACE, HOME = "llmdeployments.quire.dev", "llm", "quire-system"
+CHILDREN = "deployments,services,serviceaccounts,poddisruptionbudgets,networkpolicies"
+CHAT = {
+    "apiVersion": "quire.dev/v1alpha1",
+    "kind": "LLMDeployment",
+    "metadata": {"name": "chat"},
+    "spec": {"model": {"source": "pvc://models/demo"}, "replicas": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
+    """It has never seen the CRD."""
+    server = ControlPlane.temporary(cluster_binaries)
+    try:
+        server.start()
+        for namespace in (NAMESPACE, HOME):
+            server.kubectl("create", "namespace", namespace)
+        yield server
+    finally:
+        server.stop()
+
+
+class Life:
+    """One release, and what it serves."""
+
+    def __init__(self, helm: Helm, server: ControlPlane, logs: Path) -> None:
+        self.server = server
+        self.release = Installation(helm, server, {}, HOME, logs)
+        self.release.name = "quire"  # the CRD stays, and belongs to releases of this name
+
+    @contextmanager
+    def operator(self) -> Iterator[None]:
+        """While it runs and leads; at the end it is stopped as a pod that is deleted at once."""
+        position = self.server.audit.position()
+        with self.release.running("operator") as address:
+
+            def settled() -> bool:
+                page = (get(f"{address}/metrics") or b"").decode()
+                figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+                passes = float(figures.get("quire_operator_reconcile_seconds_count", 0))
+                return passes >= 1 and figures["quire_operator_leading"] == "1.0" and self.is_told()
+
+            assert eventually(settled), self.release.log("operator")
+            yield
+            assert self.release.refused("operator", position) == []
+
+    def is_told(self) -> bool:
+        return self.field("status.observedGeneration") == self.field("metadata.generation") != ""
+
+    def field(self, path: str) -> str:
+        return self.server.kubectl("get", "llmd", "chat", "-n", NAMESPACE, "-o", f"jsonpath={{.{path}}}")
+
+    def served(self) -> dict[str, Any]:
+        """Who everything is, and the version of what is asked of it."""
+        text = self.server.kubectl("get", f"llmd,{CHILDREN}", "-n", NAMESPACE, "-o", "json")
+        found = {}
+        for item in json.loads(text)["items"]:
+            metadata = item["metadata"]
+            if item["kind"] == "LLMDeployment" or "quire.dev/llmdeployment" in metadata.get("labels", {}):
+                told = metadata.get("generation", metadata["resourceVersion"])
+                found[f"{item['kind']}/{metadata['name']}"] = (metadata["uid"], told)
+        return found
+
+    def objects(self) -> set[str]:
+        """The release's own."""
+        kinds = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings,clusterroles"
+        selector = f"--selector=app.kubernetes.io/instance={self.release.name}"
+        return set(self.server.kubectl("get", kinds, "-A", selector, "-o", "name").split())
+
+
+@pytest.fixture
+def life(cluster_binaries: Binaries, server: ControlPlane, tmp_path: Path) -> Life:
+    helm = Helm(cluster_binaries["helm"], CHART, tmp_path, kubeconfig=server.admin_kubeconfig)
+    return Life(helm, server, tmp_path)
+
+
+def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallation(life: Life) -> None:
+    server = life.server
+    with life.release:
+        server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+        server.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(CHAT))
+        with life.operator():
+            served = life.served()
+        assert {name.partition("/")[0] for name in served} >= {"LLMDeployment", "Deployment", "Service"}
+
+        life.release.upgrade({"operator": {"logLevel": "debug", "workers": 4}, "gateway": {"replicas": 3}})
+        assert life.served() == served
+        with life.operator():
+            assert life.served() == served
+    assert life.objects() == set()
+    assert life.served() == served, "without an operator what serves goes on serving"
+    with life.release, life.operator():
+        assert life.served() == served, "and the next one takes it for its own"
+        server.kubectl("patch", "llmd", "chat", "-n", NAMESPACE, "--type=merge", "-p", '{"spec": {"replicas": 3}}')
+        replicas = ("get", "deployment", "chat", "-n", NAMESPACE, "-o", "jsonpath={.spec.replicas}")
+        assert eventually(lambda: server.kubectl(*replicas) == "3"), life.release.log("operator")
+
+
+def test_an_upgrade_brings_a_changed_crd_and_keeps_what_is_there(
+    life: Life, cluster_binaries: Binaries, tmp_path: Path
+) -> None:
+    """Helm leaves what is in a chart's crds/ folder as it was installed first; ours is a template."""
+    server = life.server
+    with life.release:
+        server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+        server.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(CHAT))
+        before = life.field("metadata.uid")
+        newer = tmp_path / "newer" / "quire"
+        shutil.copytree(CHART, newer)
+        template = newer / "templates" / "crds" / "llmdeployments.yaml"
+        old = "        - name: Age\n"
+        text = template.read_text()
+        assert text.count(old) == 1
+        column = "        - {name: Generation, type: integer, jsonPath: .metadata.generation}\n"
+        template.write_text(text.replace(old, column + old))
+        life.release.helm = Helm(cluster_binaries["helm"], newer, tmp_path, kubeconfig=server.admin_kubeconfig)
+        life.release.upgrade({})
+        assert eventually(lambda: "GENERATION" in server.kubectl("get", "llmd", "-n", NAMESPACE))
+        assert life.field("metadata.uid") == before
+    assert life.field("metadata.uid") == before
+
+
+def test_whoever_scales_the_gateway_keeps_its_number_at_an_upgrade(life: Life) -> None:
+    autoscaled = {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 1, "maxReplicas": 9}}}
+    name = f"{life.release.name}-gateway"
+    replicas = ("get", "deployment", name, "-n", HOME, "-o", "jsonpath={.spec.replicas}")
+    life.release.values = autoscaled
+    with life.release:
+        life.server.kubectl("scale", f"deployment/{name}", "--replicas=7", "-n", HOME)
+        life.release.upgrade(autoscaled | {"operator": {"workers": 4}})
+        assert life.server.kubectl(*replicas) == "7"
+        life.release.upgrade({"gateway": {"autoscaling": {"enabled": False}}})
+        assert life.server.kubectl(*replicas) == "2", "the chart's own again"
