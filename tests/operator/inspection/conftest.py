@@ -88,7 +88,7 @@ def api_answers(tmp_path: Path) -> Iterator[FakeApiServer]:
             """The test's own output is enough."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         config = {
             "apiVersion": "v1",

@@ -211,6 +211,23 @@ def test_of_several_operators_the_leader_is_heard(quire: Any, api_answers: Any) 
     assert json.loads(out)["now"]["reason"] == "ScaleDownWindow"
 
 
+def test_whoever_may_look_only_into_one_namespace_hears_the_operator_there(quire: Any, api_answers: Any) -> None:
+    api_answers.answers = {
+        f"{PROD}/chat": (200, resource(desiredReplicas=2)),
+        "/api/v1/pods": (403, {"message": 'User "u" cannot list resource "pods" in API group "" at the cluster scope'}),
+        "/api/v1/namespaces/prod/pods": (
+            200,
+            {"items": [{"metadata": {"name": "op", "namespace": "prod"}, "status": {"phase": "Running"}}]},
+        ),
+        "/api/v1/namespaces/prod/pods/op:8080/proxy/decisions/prod/chat": (200, log_json(log())),
+    }
+    where = ("--kubeconfig", api_answers.kubeconfig, "--json")
+    assert json.loads(quire("explain", "chat", *where)[1])["now"] is not None
+    del api_answers.answers["/api/v1/namespaces/prod/pods"]
+    told = json.loads(quire("explain", "chat", *where)[1])
+    assert told["nowMissing"] == "you have not the right to list pods in all namespaces, to ask the operator"
+
+
 @pytest.mark.parametrize(
     ("answers", "code", "words"),
     [

@@ -144,7 +144,7 @@ def engine() -> Iterator[str]:
             """The test's own output is enough."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -198,18 +198,24 @@ def cluster(**replicas: tuple[int, Any]) -> dict[str, tuple[int, Any]]:
 def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_answers: Any) -> None:
     denied = 'pods "b" is forbidden: User "u" cannot get resource "pods/proxy" in API group "" in the namespace "prod"'
     away = "error trying to reach service: dial tcp 10.0.0.1:8000: connect: connection refused"
+    kept_out = "error trying to reach service: dial tcp 10.0.0.1:8000: i/o timeout"
     api_answers.answers = cluster(
-        a=(200, PAGE), b=(403, {"message": denied}), c=(503, {"message": away}), d=(200, "<html>")
+        a=(200, PAGE),
+        b=(403, {"message": denied}),
+        c=(503, {"message": away}),
+        d=(200, "<html>"),
+        e=(503, {"message": kept_out}),
     )
     code, out, _ = quire("top", "--kubeconfig", api_answers.kubeconfig, "--once", "--interval", "200ms", "--json")
     assert code == 0
     (chat,) = json.loads(out)["deployments"]
-    assert (chat["ready"], chat["asked"], chat["answering"], chat["figures"]["waiting"]) == (4, 4, 1, 7.0)
+    assert (chat["ready"], chat["asked"], chat["answering"], chat["figures"]["waiting"]) == (5, 5, 1, 7.0)
     assert {replica["name"]: replica["silence"] for replica in chat["replicas"]} == {
         "a": None,
         "b": "you have not the right to get pods/proxy in namespace prod",
         "c": away,
         "d": "it answers with something else than an engine's metrics",
+        "e": f"{kept_out}; if a NetworkPolicy keeps the API server out, --prometheus-url is another way",
     }
 
 

@@ -57,7 +57,10 @@ def write(text: str, name: str = "f.yaml") -> None:
     Path("model/config.json").write_text(json.dumps(MODEL))
 
 
-@pytest.mark.parametrize("args", [(), ("up",), ("plan",), ("up", "--help"), ("plan", "--help"), ("bench", "--help")])
+@pytest.mark.parametrize(
+    "args",
+    [(), ("up",), ("plan",), *((command, "--help") for command in ("up", "plan", "bench", "explain", "top"))],
+)
 def test_help_shows_a_command_to_copy(quire: Quire, args: tuple[str, ...]) -> None:
     _, out, err = quire(*args)
     assert "quire " + (args[0] if args else "up") + " " in out + err

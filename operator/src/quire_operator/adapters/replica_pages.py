@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # slow to import
 
 _SECONDS = 4.0
 _AT_ONCE = 64
+_KEPT_OUT = "; if a NetworkPolicy keeps the API server out, --prometheus-url is another way"
 _NO_ENGINE = "it answers with something else than an engine's metrics"
 
 
@@ -112,7 +113,8 @@ class ProxiedPages:
             async with self._gate:
                 page = await self._reader.page(replica.pod, engine_contract.HTTP_PORT, engine_contract.METRICS_PATH)
         except ClusterError as error:
-            return in_words(str(error))
+            timed_out = "did not answer" in str(error) or "timeout" in str(error)
+            return in_words(str(error)) + (_KEPT_OUT if timed_out else "")
         return _reading(page.decode(errors="replace"))
 
 

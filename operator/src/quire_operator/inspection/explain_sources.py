@@ -1,5 +1,6 @@
 """From where ``quire explain`` reads: a run's state file, or status and the operator through the API server."""
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
@@ -132,7 +133,7 @@ class ClusterSource:
         if self._operator_url is not None:
             return await self._hear_url(self._operator_url)
         try:
-            pods = [self._leader] if self._leader is not None else await self._reader.operators(None)
+            pods = [self._leader] if self._leader is not None else await self._operators()
         except Forbidden as error:
             return _silent(f"{in_words(str(error))}, to ask the operator")
         except ClusterError as error:
@@ -150,6 +151,16 @@ class ClusterSource:
                 return _heard(answer)
         self._leader = None
         return _silent(said)
+
+    async def _operators(self) -> list[Key]:
+        """In all namespaces; for whoever may not look there, in the LLMDeployment's own."""
+        try:
+            return await self._reader.operators(None)
+        except Forbidden:
+            with contextlib.suppress(ClusterError):
+                if found := await self._reader.operators(self._key.namespace):
+                    return found
+            raise
 
     async def _hear_url(self, url: str) -> OperatorSays:
         try:
