@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from chart_support.values import EVERYTHING
 
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
@@ -49,12 +50,19 @@ WITHOUT_CRD: dict[str, Any] = {"crds": {"create": False}}
 KINDS = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings,clusterroles,clusterrolebindings"
 
 
-@pytest.mark.parametrize("namespaced", [False, True], ids=["all namespaces", "some namespaces"])
+OF_OTHERS = {"HTTPRoute", "PodMonitor", "PrometheusRule", "Certificate", "Issuer"}
+"""Kinds that come with other people's CRDs."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"watchNamespaces": ["default", "kube-public"]}, EVERYTHING | {"watchNamespaces": ["default"]}],
+    ids=["all namespaces", "some namespaces", "everything"],
+)
 def test_the_server_takes_every_rendered_object(
-    cluster_helm: Helm, api_server: ControlPlane, namespace: str, namespaced: bool
+    cluster_helm: Helm, api_server: ControlPlane, namespace: str, values: dict[str, Any]
 ) -> None:
-    values = {"watchNamespaces": [namespace, "default"]} if namespaced else {}
-    documents = cluster_helm.template(values, namespace=namespace)
+    documents = [d for d in cluster_helm.template(values, namespace=namespace) if d["kind"] not in OF_OTHERS]
     applied = api_server.kubectl(
         *("apply", "--dry-run=server", "--server-side", "--validate=strict", "-f", "-"),
         stdin=yaml.safe_dump_all(documents),
@@ -63,11 +71,37 @@ def test_the_server_takes_every_rendered_object(
     assert applied.count("(server dry run)") == len(documents)
 
 
-def test_pods_come_into_being_under_restricted_pod_security(release: Release) -> None:
-    release.helm("install", WITHOUT_CRD)
+PLACED = {
+    "priorityClassName": "system-cluster-critical",
+    "tolerations": [{"operator": "Exists"}],
+    "nodeSelector": {"kubernetes.io/os": "linux"},
+}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {
+            "operator": {"prometheus": {"url": "http://p", "tokenSecret": {"name": "t"}, "caConfigMap": {"name": "c"}}},
+            "gateway": {"tls": {"secretName": "tls"}, "auth": {"secretName": "keys"}},
+            "webhook": {"create": True, "certificate": {"secretName": "webhook"}},
+        },
+        {"operator": PLACED, "gateway": PLACED},
+    ],
+    ids=["defaults", "with all that is mounted", "placed"],
+)
+def test_pods_come_into_being_under_restricted_pod_security(release: Release, values: dict[str, Any]) -> None:
+    """The namespace enforces the restricted profile, and refuses pods that keep to less."""
+    release.helm("install", WITHOUT_CRD | values)
     pods = ("get", "pods", "-n", release.namespace, "-o", "name")
     assert eventually(lambda: len(release.server.kubectl(*pods).split()) == 4)
     assert "violates PodSecurity" not in release.server.kubectl("get", "events", "-n", release.namespace)
+
+
+def test_the_namespace_that_pods_are_tried_in_does_refuse_others(release: Release) -> None:
+    with pytest.raises(KubectlFailed, match="violates PodSecurity"):
+        release.server.kubectl("run", "root", "--image=any", "-n", release.namespace)
 
 
 def test_an_upgrade_changes_what_changed_and_uninstalling_leaves_nothing(release: Release) -> None:
@@ -129,11 +163,18 @@ def test_accounts_may_do_their_work_and_no_more(
     ("role", "verb", "resource", "allowed"),
     [
         ("view", "list", "llmdeployments.quire.dev", True),
+        ("view", "get", "llmdeployments.quire.dev/status", True),
+        ("view", "get", "llmdeployments.quire.dev/scale", True),
+        ("view", "patch", "llmdeployments.quire.dev/scale", False),
         ("view", "patch", "llmdeployments.quire.dev", False),
         ("edit", "create", "llmdeployments.quire.dev", True),
+        ("edit", "get", "llmdeployments.quire.dev/scale", True),
         ("edit", "patch", "llmdeployments.quire.dev/scale", True),
+        ("edit", "update", "llmdeployments.quire.dev/scale", True),
         ("edit", "patch", "llmdeployments.quire.dev/status", False),
         ("edit", "deletecollection", "llmdeployments.quire.dev", False),
+        ("admin", "create", "llmdeployments.quire.dev", True),
+        ("admin", "update", "llmdeployments.quire.dev/scale", True),
         ("admin", "deletecollection", "llmdeployments.quire.dev", True),
         ("admin", "patch", "llmdeployments.quire.dev/status", False),
     ],
