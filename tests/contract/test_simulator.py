@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_engine.config import AdmissionOptions, SchedulerOptions
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request as EngineRequest
+from quire_engine.server import serve
 from quire_engine.server.metrics import TIME_TO_FIRST_TOKEN
 from quire_gateway import balance as real_balance
 from quire_gateway import prefixes as real_prefixes
@@ -113,6 +115,15 @@ def test_the_simulated_engine_schedules_as_the_real_one(model, told):
 def test_the_simulated_engine_finds_the_prefixes_that_the_real_one_finds(model, told):
     simulated, real = as_simulated(model, told), as_scheduled(model, told)
     assert simulated == {key: (pytest.approx(first), pytest.approx(last)) for key, (first, last) in real.items()}
+
+
+def test_queues_are_as_long_as_the_engines():
+    model = EngineModel(
+        prefill_tokens_per_second=1.0, step_seconds=1.0, decode_seconds_per_sequence=1.0, kv_tokens=1600
+    )
+    assert model.max_queued_requests == AdmissionOptions().max_queued_requests
+    assert model.max_queued_kv_caches == serve._KV_FULLS_QUEUED
+    assert model.max_generation_stall_seconds == SchedulerOptions().max_generation_stall_seconds
 
 
 def test_first_token_waits_have_the_engines_buckets():

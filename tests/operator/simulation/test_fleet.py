@@ -167,3 +167,18 @@ def test_the_gateways_are_asked_only_where_it_hangs_on_them(play):
     assert {(seen.held_requests, seen.in_flight_requests) for _, seen in story.script.seen} == {(None, None)}
     may_sleep = play((0.0, 100, 500), (1.0, 100, 500), min_replicas=0)
     assert may_sleep.script.seen[0][1].in_flight_requests == 2
+
+
+def test_a_full_queue_turns_requests_away_to_another_replica_or_to_nobody(play):
+    queue = {"kv_tokens": 160, "max_queued_kv_caches": 2, "max_sequences": 1}
+    # One runs, and 320 tokens may wait: three prompts of 100.
+    crowd = [(0.001 * n, 100, 50) for n in range(6)]
+    alone = play((0.0, 100, 50), *[(0.01 + t, p, o) for t, p, o in crowd], engine=queue).run
+    assert [r.outcome for r in alone.requests].count(Outcome.FAILED) == 3
+    both = play((0.0, 100, 50), *[(0.01 + t, p, o) for t, p, o in crowd], engine=queue, initial_replicas=2).run
+    assert {r.outcome for r in both.requests} == {Outcome.FINISHED}
+
+
+def test_no_more_requests_wait_than_may(play):
+    run = play(*[(0.0, 10, 50)] * 9, engine={"max_sequences": 1, "max_queued_requests": 4}).run
+    assert [r.outcome for r in run.requests].count(Outcome.FINISHED) == 4

@@ -74,6 +74,14 @@ class Engine:
         """When something happens next, of itself."""
         return self.end if self.end < inf or not self.num_unfinished else self._clock
 
+    def is_full_for(self, sequence: Sequence) -> bool:
+        """It would turn it away: too much waits already."""
+        model = self._model
+        most_tokens = model.max_queued_kv_caches * self.kv.num_blocks * model.block_size
+        return len(self.waiting) >= model.max_queued_requests or (
+            bool(self.waiting) and self._queued_tokens + sequence.prompt_tokens > most_tokens
+        )
+
     def add(self, sequence: Sequence, now: float) -> None:
         """A request arrives; the engine has been advanced to ``now``."""
         sequence.replica = self.name

@@ -6,7 +6,7 @@ Under ``simulate``. Where no replica is ready, it holds requests until one is or
 import random
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from collections.abc import Sequence as Blocks
+from collections.abc import Sequence as Row
 
 from quire_operator.simulation.balance import Candidate, Load, pick
 from quire_operator.simulation.engine import Engine
@@ -48,13 +48,19 @@ class Gateway:
             self.send(self.held.popleft(), now)
 
     def send(self, sequence: Sequence, now: float) -> None:
-        """A request arrives, at a fleet advanced to ``now``."""
+        """A request arrives, at a fleet advanced to ``now``. One that every replica turns away fails."""
         if not self._backends:
             self.held.append(sequence)
             return
-        backend = self._backends[self._choose(sequence.prefix)]
-        self._prefixes.sent(sequence.prefix, backend.engine.name)
-        backend.engine.add(sequence, now)
+        names = list(self._backends)
+        while names:
+            backend = self._backends[self._choose(names, sequence.prefix)]
+            if not backend.engine.is_full_for(sequence):
+                self._prefixes.sent(sequence.prefix, backend.engine.name)
+                backend.engine.add(sequence, now)
+                return
+            names.remove(backend.engine.name)
+        sequence.outcome = Outcome.FAILED
 
     def give_up(self, now: float) -> None:
         """On those that were held too long."""
@@ -62,18 +68,18 @@ class Gateway:
             sequence = self.held.popleft()
             sequence.outcome = Outcome.FAILED
 
-    def _choose(self, prefix: Blocks[int]) -> str:
-        if len(self._backends) == 1:
-            return next(iter(self._backends))
+    def _choose(self, names: Row[str], prefix: Row[int]) -> str:
+        if len(names) == 1:
+            return names[0]
         shares = self._prefixes.shares(prefix)
         candidates = [
             Candidate(
                 name=name,
-                in_flight=backend.engine.num_unfinished,
-                load=backend.load,
+                in_flight=self._backends[name].engine.num_unfinished,
+                load=self._backends[name].load,
                 prefix_share=shares.get(name, 0.0),
             )
-            for name, backend in self._backends.items()
+            for name in names
         ]
         return pick(candidates, self._rng.random()).name
 
@@ -119,7 +125,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
 
-    def shares(self, blocks: Blocks[int]) -> dict[str, float]:
+    def shares(self, blocks: Row[int]) -> dict[str, float]:
         """By replica: the share of these blocks, from the first one on without a gap."""
         found: dict[str, float] = {}
         leading = set(self._holders.get(blocks[0], ())) if blocks else set()
@@ -131,7 +137,7 @@ class PrefixIndex:
                 found[name] = count / len(blocks)
         return found
 
-    def sent(self, blocks: Blocks[int], name: str) -> None:
+    def sent(self, blocks: Row[int], name: str) -> None:
         for block in reversed(blocks):
             others = tuple(other for other in self._holders.pop(block, ()) if other != name)
             self._holders[block] = (name, *others)[:_MAX_HOLDERS]

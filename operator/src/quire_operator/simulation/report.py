@@ -42,7 +42,12 @@ def _figures(summary: Summary, title: str, slo_seconds: float) -> Table:
         ("worst queue", f"{summary.worst_queue:,} requests waiting"),
     ]
     if summary.failed:
-        rows.append(("failed", f"{summary.failed:,}: refused as too long, held too long, or their replica went"))
+        rows.append(
+            (
+                "failed",
+                f"{summary.failed:,}: turned away as too long or by full queues, held too long, or their replica went",
+            )
+        )
     if summary.unfinished:
         rows.append(("unfinished", f"{summary.unfinished:,} when the simulation ended"))
     if summary.preemptions:

@@ -13,7 +13,8 @@ LATE_SECONDS = 2.0
 class Outcome(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
-    """Its replica died or was ended under it, no replica took it in time, or none could ever hold it."""
+    """Its replica died or was ended under it, no replica took it in time, all had too long a queue, or none could ever
+    hold it."""
     UNFINISHED = "unfinished"
     """Still under way when the simulation ended."""
 

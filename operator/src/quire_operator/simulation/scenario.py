@@ -46,6 +46,9 @@ class EngineModel:
     prefix_caching: bool = True
     max_generation_stall_seconds: float | None = DEFAULT_GENERATION_STALL_SECONDS
     """How long a step may take prompts in while others generate; None bounds it by ``max_batched_tokens`` only."""
+    max_queued_requests: int = 1024
+    max_queued_kv_caches: int = 8
+    """More prompt tokens than fill the KV cache so many times may not wait: the engine turns requests away."""
 
     def prefill_seconds(self, tokens: int, *, cached: int = 0) -> float:
         """Of a prompt alone on an idle engine, ``cached`` more tokens of it having been found in the prefix cache."""

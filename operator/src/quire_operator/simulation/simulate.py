@@ -102,7 +102,7 @@ class _Simulation:
             self._worst_queue = max(self._worst_queue, self._fleet.waiting + len(self._gateway.held))
         self._gateway.send(sequence, now)
         self._fleet.set_paces(now)
-        if sequence.replica is None:
+        if self._gateway.held and self._gateway.held[-1] is sequence:
             self._later(now + self._scenario.hold_seconds, self._gateway.give_up)
             if self._scenario.wake_seconds is not None:
                 self._later(now + self._scenario.wake_seconds, self._wake)
