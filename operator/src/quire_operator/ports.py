@@ -128,6 +128,10 @@ class Cluster(Protocol):
         """Which of the optional kinds the API server has."""
         ...
 
+    async def takes_image_volumes(self, key: Key) -> bool:
+        """Whether a pod may have an image as a volume: the same for all keys."""
+        ...
+
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         """The object of this name, whosever it is; None if there is none."""
         ...

@@ -14,6 +14,7 @@ from typing import assert_never
 from quire_operator.domain.conditions import Blocker, MetricsProblem, View
 from quire_operator.domain.desired import Manifest, all_problems, child_refs, desired
 from quire_operator.domain.history import ScalingRecord
+from quire_operator.domain.model_volume import wants_image_volume
 from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Resource
 from quire_operator.domain.ownership import ForeignField
 from quire_operator.domain.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update, plan
@@ -204,8 +205,9 @@ class Reconciler:
         if _only_recommends(spec):
             children, memory.contest = following_replicas(children), None
         await self._persist(resource, memory, spec, goal)
+        images = await self._images_for(key, spec)
         manifests = desired(
-            spec, goal.replicas, uid=resource.uid, images=self._images, created=resource.created, around=around
+            spec, goal.replicas, uid=resource.uid, images=images, created=resource.created, around=around
         )
         if isinstance(manifests, Invalid):
             return _Outcome(blocker=Blocker.invalid(manifests.problems), target=goal.replicas)
@@ -222,6 +224,12 @@ class Reconciler:
                 again_seconds=again if blocking else _soonest(again, outcome.again_seconds),
             )
         return replace(outcome, target=goal.replicas, additions=todo.additions)
+
+    async def _images_for(self, key: Key, spec: Spec) -> Images:
+        """With what only the cluster knows of them, asked for where a spec needs it."""
+        if self._images.image_volumes is not None or not wants_image_volume(spec):
+            return self._images
+        return replace(self._images, image_volumes=await self._cluster.takes_image_volumes(key))
 
     async def _children(self, key: Key, spec: Spec, around: Surroundings) -> Mapping[Ref, Child]:
         """Also those that no watch shows: without a label of ours, theirs or ours, or just made."""

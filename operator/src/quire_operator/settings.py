@@ -36,6 +36,7 @@ Each flag can also be set in the environment, e.g. QUIRE_OPERATOR_ENGINE_IMAGE=r
 (several namespaces separated by commas)."""
 
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,511}")
+_OCI_VOLUMES: Mapping[str, bool | None] = {"auto": None, "image": True, "fetch": False}
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -108,6 +109,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             engine=reader.read("engine_image", _image, image.format("engine"), "an image reference"),
             operator=reader.read("operator_image", _image, image.format("operator"), "an image reference"),
             hub_endpoint=reader.read("hub_endpoint", _url, None, "an http or https URL"),
+            image_volumes=reader.read("oci_volumes", _oci_volumes, None, f"one of {', '.join(_OCI_VOLUMES)}"),
         ),
         lease_name=reader.read("lease_name", _name, "quire-operator", "the name of a Lease"),
         identity=reader.read("identity", _identity, _own_identity(), "1 to 128 letters, digits, '-', '_', '.'"),
@@ -184,6 +186,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     pods.add_argument("--operator-image", metavar="IMAGE", help="downloads models: has the quire command")
     pods.add_argument("--hub-endpoint", metavar="URL", help="a mirror of the model hub (default the hub itself)")
+    pods.add_argument(
+        "--oci-volumes",
+        metavar="HOW",
+        help="how oci:// models without a cache come to pods: image (a volume of the kubelet's), fetch (a download"
+        " beside the engine) or auto (image where the API server takes it; the default)",
+    )
     add_child_flags(parser)
     election = parser.add_argument_group("several operators")
     election.add_argument("--lease-name", metavar="NAME", help="they share this Lease (default quire-operator)")
@@ -337,6 +345,12 @@ def _duration(least: float) -> Callable[[str], float]:
         return value
 
     return convert
+
+
+def _oci_volumes(text: str) -> bool | None:
+    if text not in _OCI_VOLUMES:
+        raise ValueError
+    return _OCI_VOLUMES[text]
 
 
 def _level(text: str) -> str:

@@ -47,6 +47,9 @@ class FakeCluster:
     """Fields of status that an older CRD drops."""
     kinds: frozenset[str] = frozenset()
     """The optional ones that it has."""
+    image_volumes: bool = False
+    manifests: dict[Ref, Manifest] = field(default_factory=dict)
+    """What was applied last."""
     version: int = 100
 
     def _next(self) -> str:
@@ -63,6 +66,11 @@ class FakeCluster:
             raise self.errors["served kinds"].pop(0)
         return self.kinds
 
+    async def takes_image_volumes(self, key: Key) -> bool:
+        if self.errors.get("image volumes"):
+            raise self.errors["image volumes"].pop(0)
+        return self.image_volumes
+
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         return self.children.get(ref)
 
@@ -76,6 +84,7 @@ class FakeCluster:
 
     def _apply(self, manifest: Manifest) -> Child:
         body: Any = manifest.body
+        self.manifests[manifest.ref] = manifest
         (owner,) = body["metadata"]["ownerReferences"]
         annotations = body["metadata"].get("annotations", {})
         old = self.children.get(manifest.ref)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from quire_operator.adapters.image_volumes import ImageVolumes
 from quire_operator.adapters.kube_connection import JSON, Connection
 from quire_operator.domain import names
 from quire_operator.domain.desired import Manifest
@@ -60,6 +61,7 @@ class KubeCluster:
     def __init__(self, connection: Connection, *, namespaces: Sequence[str]) -> None:
         """No namespaces means all."""
         self._connection = connection
+        self._image_volumes = ImageVolumes(connection)
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
 
     async def is_established(self) -> bool:
@@ -78,6 +80,10 @@ class KubeCluster:
         except NotFound:
             return frozenset()
         return OPTIONAL_KINDS & {resource.get("kind") for resource in body.get("resources") or []}
+
+    async def takes_image_volumes(self, key: Key) -> bool:
+        """See ``ports.Cluster``."""
+        return await self._image_volumes.supported(key.namespace)
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         """See ``ports.Cluster``."""

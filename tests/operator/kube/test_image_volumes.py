@@ -1,0 +1,34 @@
+"""oci:// on a real API server: the operator finds out by a dry run that it takes image volumes, and uses them."""
+
+from kube_support.operators import Namespace, OperatorProcess, until
+
+PROBE = "quire-image-volume-probe"
+
+
+def test_an_image_is_a_volume_of_the_pods_where_the_api_server_takes_it(
+    shared_space: Namespace, operator: OperatorProcess
+) -> None:
+    start = shared_space.server.audit.position()
+    model = {"source": "oci://registry.example/llama:1/weights", "credentials": {"secretName": "pull"}}
+    for name in ("pictured", "pictured-too"):
+        shared_space.apply(name, model=model)
+        shared_space.wait_settled(name)
+    made = until(lambda: shared_space.get("deployments", "pictured-too"))
+    pod = made["spec"]["template"]["spec"]
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
+    assert volume["image"]["reference"] == "registry.example/llama:1", "the server kept it"
+    assert "initContainers" not in pod and pod["imagePullSecrets"] == [{"name": "pull"}]
+    (mount,) = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "models")
+    assert (mount["mountPath"], mount["readOnly"]) == ("/models", True)
+    probes = [write for write in shared_space.server.audit.mutating_requests(start) if write.name == PROBE]
+    assert len(probes) <= 1 and all(probe.is_dry_run for probe in probes), "asked once, if nobody had asked before"
+    assert PROBE not in shared_space.names("deployments")
+
+
+def test_whoever_wants_it_on_a_claim_gets_a_download(shared_space: Namespace, operator: OperatorProcess) -> None:
+    shared_space.apply("unpacked", model={"source": "oci://registry.example/llama:1", "cache": {"size": "1Gi"}})
+    shared_space.wait_settled("unpacked")
+    made = until(lambda: shared_space.get("deployments", "unpacked"))
+    (fetch,) = made["spec"]["template"]["spec"]["initContainers"]
+    assert fetch["args"][1] == "oci://registry.example/llama:1"
+    assert "unpacked-models" in shared_space.names("persistentvolumeclaims")

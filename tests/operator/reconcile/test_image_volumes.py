@@ -1,0 +1,79 @@
+"""How an oci:// model comes to its pods: as the cluster can, which is asked only where a spec needs it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from quire_operator.adapters.image_volumes import ImageVolumes
+from quire_operator.domain.observed import Ref
+from quire_operator.ports import ClusterError, Forbidden, QuotaExceeded, Refused, Unavailable
+
+IMAGE = {"source": "oci://registry.example/llama:1"}
+
+
+def ways(world: Any) -> tuple[bool, bool]:
+    """Whether the pods have an image volume, and whether they download."""
+    pod = world.cluster.manifests[Ref("Deployment", "chat")].body["spec"]["template"]["spec"]
+    return any("image" in volume for volume in pod["volumes"]), "initContainers" in pod
+
+
+@pytest.mark.parametrize(("there", "expected"), [(True, (True, False)), (False, (False, True))])
+async def test_the_kubelet_brings_an_image_where_it_can(world: Any, there: bool, expected: tuple[bool, bool]) -> None:
+    world.cluster.image_volumes = there
+    world.apply(model=IMAGE)
+    await world.settle()
+    assert ways(world) == expected
+
+
+@pytest.mark.parametrize("model", [{**IMAGE, "cache": {"claimName": "models"}}, {"source": "hf://org/m"}])
+async def test_what_needs_no_answer_asks_no_question(world: Any, model: Mapping[str, Any]) -> None:
+    world.cluster.errors["image volumes"] = [Unavailable("must not be asked")]
+    world.apply(model=model)
+    await world.settle()
+    assert ways(world) == (False, True)
+
+
+async def test_while_the_answer_is_not_to_be_had_nothing_is_changed(world: Any) -> None:
+    world.cluster.image_volumes = True
+    world.cluster.errors["image volumes"] = [Unavailable("the API server did not answer")]
+    world.apply(model=IMAGE)
+    with pytest.raises(Unavailable):
+        await world.settle()
+    assert not world.cluster.asked
+    await world.settle()
+    assert ways(world) == (True, False)
+
+
+class Connection:
+    """Answers each write with the next outcome."""
+
+    def __init__(self, *outcomes: ClusterError | None) -> None:
+        self.outcomes = list(outcomes)
+        self.queries: list[Any] = []
+
+    async def write(self, *_: Any, query: Any, **__: Any) -> Mapping[str, Any]:
+        self.queries.append(query)
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "supported"),
+    [(None, True), (Refused("must specify a volume type"), False), (QuotaExceeded("count/deployments.apps"), True)],
+)
+async def test_a_dry_run_tells_and_is_not_repeated(outcome: ClusterError | None, supported: bool) -> None:
+    connection = Connection(outcome)
+    volumes = ImageVolumes(connection)  # type: ignore[arg-type]
+    assert [await volumes.supported("prod") for _ in range(2)] == [supported] * 2
+    assert [("dryRun", "All") in query for query in connection.queries] == [True]
+
+
+async def test_an_answer_that_tells_nothing_is_asked_for_again() -> None:
+    volumes = ImageVolumes(Connection(Forbidden("no"), Unavailable("down"), None))  # type: ignore[arg-type]
+    for error in (Forbidden, Unavailable):
+        with pytest.raises(error):
+            await volumes.supported("prod")
+    assert await volumes.supported("prod")
