@@ -34,8 +34,8 @@ WARM_UP = 1 / 3
 """Share of the trace's time that is not scored."""
 
 DAY = "day"
-_DAY_SECONDS = 5400.0
-_DAY_REQUESTS = 8000
+_DAY_SECONDS = 3600.0
+_DAY_REQUESTS = 5000
 _DAY_SWING = 0.75
 _DAY_NOISE = 0.25
 _MINUTE = 60.0
@@ -132,7 +132,7 @@ def _cached_tokens(request: Request, seen: set[int]) -> int:
 
 
 def day_shaped(lengths: Sequence[Request], *, seed: int = 1) -> Load:
-    """A day in 90 minutes: night, morning, noon, evening, each minute a little off; lengths drawn from ``lengths``.
+    """A day in an hour: night, morning, noon, evening, each minute a little off; lengths drawn from ``lengths``.
 
     A Poisson process whose rate is 1 − swing · cos(2πt / day), times a log-normal factor each minute.
     """

@@ -60,7 +60,7 @@ class Oracle:
 
 
 class Statics:
-    """Fixed numbers of replicas, each tried once. To them metrics are nothing, nor is the start-up but after a crash."""
+    """Fixed numbers of replicas, each tried once. Metrics don't matter to them, nor the start-up but for a crash."""
 
     def __init__(self, seeds: Sequence[int], *, told: Callable[[], None] = lambda: None) -> None:
         self._seeds = seeds

@@ -2,10 +2,10 @@
 
 *Oracle*: the fewest replicas, fixed, that meet a target on the scored part. It knows the future, and it never scales.
 
-*Reactive bound*: at each second it knows all requests that came so far, what each costs without a prefix cache, and asks
-at once for half as many again as would have served every one of them in time, and two more; it never removes one. A law that
-never holds more replicas than demand has called for so far can't do better: it learns later, and holds fewer. Where
-even this is late too often, the start-up is longer than the ramp, and the row is named infeasible.
+*Reactive bound*: at each second it knows all requests that came so far, what each costs without a prefix cache, and
+asks at once for half as many again as would have served every one of them in time, and two more; it never removes
+one. A law that never holds more replicas than demand has called for so far can't do better: it learns later, and holds
+fewer. Where even this is late too often, the start-up is longer than the ramp, and the row is named infeasible.
 """
 
 import math

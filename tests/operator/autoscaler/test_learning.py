@@ -1,11 +1,13 @@
 """What is learnt of the engine, and demand that is seen coming because of it."""
 
+import math
 import random
 
 import pytest
 
 from quire_operator.domain.rates import Evidence, Rates, Work
 from quire_operator.domain.scaling_reasons import Reason
+from quire_operator.domain.tuning import Tuning
 
 STEP, PREFILL, DECODE = 0.02, 0.0005, 0.0008
 
@@ -108,18 +110,48 @@ class Engine:
 
 def test_arrivals_that_outgrow_a_replica_scale_up_before_anything_queues(kit):
     story, engine = kit.story(current=1, max_sequences=4), Engine()
-    for requests in [15, 20, 25, 15, 20, 25] * 3:
+    for requests in [3, 4, 5, 3, 4, 5] * 9:
         story.tick(kit.ready("a", running=1, **engine.serve(requests)))
     assert story.target == 1
 
     # A busy replica takes 0.1 s of prefill and 50 × (0.02 / 4 + 0.0008) s of decoding a request: 2.56 a second.
     for _ in range(4):
         decision = story.tick(kit.ready("a", running=1, **engine.serve(60)))
-    assert (decision.desired, story.decisions[-1].inputs["waiting"]) == (2, 0)
+    burst = Tuning().with_spare(4.0 / 2.56, percentile=95)
+    assert (decision.desired, story.decisions[-1].inputs["waiting"]) == (math.ceil(burst), 0)
     risen = next(d for d in story.decisions if d.is_change)
     assert risen.reason is Reason.WORK
-    assert "requests/s of 50 output tokens" in risen.message
-    assert story.decisions[-1].inputs["needArrivingWork"] == pytest.approx(4.0 / 2.56 / 0.8, rel=0.1)
+    assert "requests/s of 50 output tokens" in risen.message and "to spare for p95" in risen.message
+    assert story.decisions[-1].inputs["needArrivingWork"] == pytest.approx(burst, rel=0.1)
+
+
+def test_spare_replicas_grow_with_the_percentile_and_more_slowly_than_the_work():
+    spare = {p: [Tuning().with_spare(busy, percentile=p) - busy for busy in (1, 4, 100)] for p in (50, 95, 99)}
+    assert spare[99] > spare[95] > spare[50]
+    assert spare[95][1] == pytest.approx(2 * spare[95][0]) and spare[95][2] == pytest.approx(10 * spare[95][0])
+    assert Tuning().with_spare(0.0, percentile=99) == 0.0
+
+
+def test_many_replicas_need_room_by_share_and_not_only_spare_ones(kit):
+    """From where √ grows less than the share that ``target_load`` leaves."""
+    story, engine = kit.story(current=1, max_sequences=4, max_replicas=400), Engine()
+    for _ in range(12):
+        story.tick(kit.ready("a", running=1, **engine.serve(60)))
+    for _ in range(5):
+        decision = story.tick(kit.ready("a", running=1, **engine.serve(60_000)))
+    assert decision.inputs["needArrivingWork"] == pytest.approx(4000 / 2.56 / 0.8, rel=0.1)
+    assert "over 0.8" in next(term.detail for term in decision.terms if term.reason is Reason.WORK)
+
+
+def test_what_arrived_during_an_outage_is_no_burst_after_it(kit):
+    story, engine = kit.story(current=1, max_sequences=4), Engine()
+    for _ in range(20):
+        story.tick(kit.ready("a", running=1, **engine.serve(4)))
+    for _ in range(20):
+        story.tick(kit.ready("a", age=None))
+        engine.serve(4)
+    after = [story.tick(kit.ready("a", running=1, **engine.serve(4))) for _ in range(6)]
+    assert [decision.desired for decision in after] == [1] * 6
 
 
 def test_learnt_rates_are_persisted_seldom_and_used_after_a_restart(kit):

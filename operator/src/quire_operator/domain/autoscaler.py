@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from quire_operator.domain import demand
 from quire_operator.domain.demand import Load, Term
 from quire_operator.domain.flow import Increment, flow, increment, learnt
-from quire_operator.domain.history import FLOW_SECONDS, Change, Flow, History, Move, Need, ScalingRecord
+from quire_operator.domain.history import Change, Flow, History, Move, Need, ScalingRecord
 from quire_operator.domain.limits import kept_moves, kept_needs
 from quire_operator.domain.observation import Observation, ReplicaSample
 from quire_operator.domain.rates import Rates
@@ -20,6 +20,7 @@ from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.spec.deployment import Spec
 from quire_operator.domain.spec.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.supply import Supply, known_samples, take_stock
+from quire_operator.domain.tuning import Tuning
 from quire_operator.domain.verdict import Demand, Situation, Verdict, judge
 
 
@@ -30,6 +31,7 @@ class Policy:
     autoscaling: Autoscaling
     max_sequences: int
     """Sequences one replica runs at once."""
+    tuning: Tuning = Tuning()
 
     @classmethod
     def of(cls, spec: Spec) -> "Policy | None":
@@ -79,9 +81,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     is_first = history.last_tick is None
     known = known_samples(observation, history.samples)
     supply = take_stock(observation, known, now)
-    history = _remember_flow(
-        history, known, supply, threshold=rules.targets.time_to_first_token.threshold_seconds, now=now
-    )
+    history = _remember_flow(history, known, supply, policy, now)
     rates = _rates(history, known)
     enforced = rules.mode is AutoscalingMode.ENFORCE
     demanded = _demand(policy, supply, observation, history, rates, now)
@@ -122,9 +122,11 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
 
 
 def _remember_flow(
-    history: History, known: Mapping[str, ReplicaSample], supply: Supply, *, threshold: float, now: float
+    history: History, known: Mapping[str, ReplicaSample], supply: Supply, policy: Policy, now: float
 ) -> History:
     """With this tick's samples, and what they show since the last."""
+    threshold = policy.autoscaling.targets.time_to_first_token.threshold_seconds
+    remembered = max(policy.tuning.flow_seconds, policy.tuning.first_token_seconds)
     increments: list[Increment] = [
         increment(before, after, threshold_seconds=threshold)
         for name, after in known.items()
@@ -133,7 +135,7 @@ def _remember_flow(
     flows = history.flows
     if history.last_tick is not None and now > history.last_tick:
         latest = flow(increments, seconds=now - history.last_tick, now=now)
-        flows = tuple(f for f in (*flows, latest) if f.time > now - FLOW_SECONDS)
+        flows = tuple(f for f in (*flows, latest) if f.time > now - remembered)
     settled = None if supply.starting else (history.settled_since if history.settled_since is not None else now)
     return replace(
         history,
@@ -189,16 +191,16 @@ def _concluded(
 def _demand(
     policy: Policy, supply: Supply, observation: Observation, history: History, rates: Rates | None, now: float
 ) -> Demand:
-    targets = policy.autoscaling.targets
+    target, tuning = policy.autoscaling.targets.time_to_first_token, policy.tuning
     if supply.is_stale:
         return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
-    terms = _terms(policy, supply, observation, history.flows, rates)
+    terms = _terms(policy, supply, observation, history.flows, rates, now)
     need = max((term.need for term in terms), default=0.0)
     down = need + supply.starting + supply.missing
-    late = demand.first_token_term(history.flows, target=targets.time_to_first_token, replicas=supply.current, now=now)
+    late = demand.first_token_term(history.flows, target=target, replicas=supply.current, tuning=tuning, now=now)
     if late is not None:
-        down = max(down, demand.first_token_hold(supply.current))
-        settled = history.settled_since is not None and now - history.settled_since >= demand.SLO_SECONDS
+        down = max(down, tuning.first_token_hold * supply.current)
+        settled = history.settled_since is not None and now - history.settled_since >= tuning.first_token_seconds
         if settled:
             terms.append(late)
             need = max(need, late.need)
@@ -206,7 +208,7 @@ def _demand(
 
 
 def _terms(
-    policy: Policy, supply: Supply, observation: Observation, flows: Sequence[Flow], rates: Rates | None
+    policy: Policy, supply: Supply, observation: Observation, flows: Sequence[Flow], rates: Rates | None, now: float
 ) -> list[Term]:
     """Every term that there are figures for, but the late first tokens."""
     terms: list[Term] = []
@@ -218,12 +220,22 @@ def _terms(
             kv_tokens=sum(s.kv_tokens_capacity for s in samples) / len(samples),
             max_sequences=policy.max_sequences,
             targets=policy.autoscaling.targets,
+            tuning=policy.tuning,
         )
-    work = demand.work_term(flows, rates=rates, max_sequences=policy.max_sequences)
+    work = demand.work_term(
+        [flow for flow in flows if flow.time > now - policy.tuning.flow_seconds],
+        rates=rates,
+        max_sequences=policy.max_sequences,
+        percentile=policy.autoscaling.targets.time_to_first_token.percentile,
+        tuning=policy.tuning,
+        now=now,
+    )
     if work is not None:
         terms.append(work)
     if observation.held_requests is not None:
-        terms.append(demand.held_term(observation.held_requests, max_sequences=policy.max_sequences))
+        terms.append(
+            demand.held_term(observation.held_requests, max_sequences=policy.max_sequences, tuning=policy.tuning)
+        )
     if supply.current > 0:
         # At zero what is in flight is with a replica that drains, and asks for no other.
         arrived = flows[-1].requests if flows else 0.0

@@ -7,16 +7,13 @@ Pure, and monotone: more waiting, running, queued, held or arriving never lowers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire_operator.domain.history import FLOW_SECONDS, Flow
+from quire_operator.domain.history import Flow
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.rates import Rates
 from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.spec.scaling import LatencyTarget, ScalingTargets
+from quire_operator.domain.tuning import Tuning
 
-TARGET_LOAD = 0.8
-"""How full a replica may be by plan: what is left absorbs the next seconds."""
-SLO_SECONDS = 30.0
-_SLO_HOLD = 0.99
 _ACTIVE = 0.01
 _ENOUGH_SECONDS = 10.0
 """A mean over less than this says nothing about arrivals."""
@@ -54,24 +51,25 @@ class Load:
 
 
 def gauge_terms(
-    load: Load, *, rates: Rates | None, kv_tokens: float, max_sequences: int, targets: ScalingTargets
+    load: Load, *, rates: Rates | None, kv_tokens: float, max_sequences: int, targets: ScalingTargets, tuning: Tuning
 ) -> list[Term]:
     """What is at the replicas now."""
     output = rates.mean_output_tokens if rates else 0.0
-    growth = output * load.running / 2
-    kv = (load.kv_tokens_used + load.queued_prompt_tokens + growth) / (TARGET_LOAD * kv_tokens)
-    slots = (load.running + load.waiting) / (TARGET_LOAD * max_sequences)
+    growth = output * load.running * tuning.growth_share
+    full = tuning.target_load
+    kv = (load.kv_tokens_used + load.queued_prompt_tokens + growth) / (full * kv_tokens)
+    slots = (load.running + load.waiting) / (full * max_sequences)
     terms = [
         Term(
             reason=Reason.KV_DEMAND,
             need=kv,
             detail=f"{load.kv_tokens_used:,.0f} KV tokens in use + {load.queued_prompt_tokens:,.0f} queued + "
-            f"{growth:,.0f} still to be generated over {TARGET_LOAD} × {kv_tokens:,.0f} a replica",
+            f"{growth:,.0f} still to be generated over {full} × {kv_tokens:,.0f} a replica",
         ),
         Term(
             reason=Reason.CONCURRENCY,
             need=slots,
-            detail=f"{load.running:.0f} running + {load.waiting:.0f} waiting over {TARGET_LOAD} × {max_sequences} "
+            detail=f"{load.running:.0f} running + {load.waiting:.0f} waiting over {full} × {max_sequences} "
             "sequences a replica",
         ),
     ]
@@ -95,27 +93,49 @@ def gauge_terms(
     return terms
 
 
-def work_term(flows: Sequence[Flow], *, rates: Rates | None, max_sequences: int) -> Term | None:
-    """What arrived in the last minute, in seconds of a busy replica per second; None while too little is known."""
+def work_term(
+    flows: Sequence[Flow], *, rates: Rates | None, max_sequences: int, percentile: int, tuning: Tuning, now: float
+) -> Term | None:
+    """What arrived of late, in busy replicas: its mean with room, or the last burst with some to spare if that is more.
+
+    None while too little is known.
+    """
     seconds = sum(flow.seconds for flow in flows)
     if rates is None or seconds < _ENOUGH_SECONDS:
         return None
-    requests = sum(flow.requests for flow in flows) / seconds
-    prompt_tokens = sum(flow.prompt_tokens for flow in flows) / seconds
-    prefill = prompt_tokens * rates.prefill_seconds_per_token
-    decode = requests * rates.mean_output_tokens * rates.seconds_per_output_token(max_sequences)
+    mean = _busy(flows, rates, max_sequences)
+    steady = mean / tuning.target_load
+    latest: Sequence[Flow] = [flow for flow in flows if flow.time > now - tuning.burst_seconds]
+    if sum(flow.seconds for flow in latest) < _ENOUGH_SECONDS:
+        latest = flows
+    burst = _busy(latest, rates, max_sequences)
+    staffed = tuning.with_spare(burst, percentile=percentile)
+    if staffed > steady:
+        shown, why = latest, f"{burst:.2f} busy replicas and {staffed - burst:.2f} to spare for p{percentile}"
+    else:
+        shown, why = flows, f"{mean:.2f} busy replicas, over {tuning.target_load}"
+    span = sum(flow.seconds for flow in shown)
+    requests, tokens = sum(f.requests for f in shown) / span, sum(f.prompt_tokens for f in shown) / span
     return Term(
         reason=Reason.WORK,
-        need=(prefill + decode) / TARGET_LOAD,
-        detail=f"{requests:.2f} requests/s of {rates.mean_output_tokens:.0f} output tokens and {prompt_tokens:,.0f} "
-        f"prompt tokens/s in the last {min(seconds, FLOW_SECONDS):.0f} s are {prefill + decode:.2f} busy replicas, "
-        f"over {TARGET_LOAD}",
+        need=max(steady, staffed),
+        detail=f"{requests:.2f} requests/s of {rates.mean_output_tokens:.0f} output tokens and {tokens:,.0f} "
+        f"prompt tokens/s in the last {span:.0f} s are {why}",
     )
 
 
-def first_token_term(flows: Sequence[Flow], *, target: LatencyTarget, replicas: int, now: float) -> Term | None:
+def _busy(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> float:
+    """Seconds of a busy replica that arrived per second."""
+    requests, tokens = sum(flow.requests for flow in flows), sum(flow.prompt_tokens for flow in flows)
+    decode = rates.mean_output_tokens * rates.seconds_per_output_token(max_sequences)
+    return (tokens * rates.prefill_seconds_per_token + requests * decode) / sum(flow.seconds for flow in flows)
+
+
+def first_token_term(
+    flows: Sequence[Flow], *, target: LatencyTarget, replicas: int, tuning: Tuning, now: float
+) -> Term | None:
     """One replica more, while more first tokens are late than the percentile allows; None while they are not."""
-    recent = [flow for flow in flows if flow.time > now - SLO_SECONDS]
+    recent = [flow for flow in flows if flow.time > now - tuning.first_token_seconds]
     total = sum(flow.first_tokens for flow in recent)
     late = sum(flow.late_first_tokens for flow in recent)
     if late < _ENOUGH_LATE or late <= total * (100 - target.percentile) / 100:
@@ -123,14 +143,9 @@ def first_token_term(flows: Sequence[Flow], *, target: LatencyTarget, replicas: 
     return Term(
         reason=Reason.FIRST_TOKEN,
         need=float(replicas + 1),
-        detail=f"{late:.0f} of {total:.0f} first tokens in the last {SLO_SECONDS:.0f} s waited over "
+        detail=f"{late:.0f} of {total:.0f} first tokens in the last {tuning.first_token_seconds:.0f} s waited over "
         f"{target.threshold_seconds:g} s beyond their own prefill, p{target.percentile} is the target",
     )
-
-
-def first_token_hold(replicas: int) -> float:
-    """What late first tokens count as on the way down: nearly all replicas."""
-    return _SLO_HOLD * replicas
 
 
 def activity_term(arrived: float, in_flight: int) -> Term | None:
@@ -144,10 +159,10 @@ def activity_term(arrived: float, in_flight: int) -> Term | None:
     )
 
 
-def held_term(held: int, *, max_sequences: int) -> Term:
+def held_term(held: int, *, max_sequences: int, tuning: Tuning) -> Term:
     """Requests that wait in the gateway for a first replica."""
     return Term(
         reason=Reason.HELD,
-        need=held / (TARGET_LOAD * max_sequences),
+        need=held / (tuning.target_load * max_sequences),
         detail=f"{held} requests held by the gateway",
     )

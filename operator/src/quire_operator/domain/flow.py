@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from quire_operator.domain.history import Flow
 from quire_operator.domain.observation import Histogram, ReplicaSample
 from quire_operator.domain.rates import Evidence, Work
+from quire_operator.domain.supply import SAMPLE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
     """What one replica's counters grew by."""
 
+    seconds: float
+    """Between the two samples."""
     requests: float
     prompt_tokens: float
     first_tokens: float
@@ -36,6 +39,7 @@ def increment(before: ReplicaSample, after: ReplicaSample, *, threshold_seconds:
     finished = after.finished_requests - base.finished_requests
     total, late = _first_tokens(base.first_token_waits, after.first_token_waits, threshold_seconds)
     return Increment(
+        seconds=after.time - before.time,
         requests=_arrivals(base, after, finished),
         prompt_tokens=_arrived_tokens(base, after, prompts - cached),
         first_tokens=total,
@@ -48,15 +52,17 @@ def increment(before: ReplicaSample, after: ReplicaSample, *, threshold_seconds:
 
 
 def flow(increments: Iterable[Increment], *, seconds: float, now: float) -> Flow:
-    """All replicas together, over one tick."""
-    parts = list(increments)
+    """All replicas together, over one tick. What grew while a replica was not heard of counts at its mean rate, for all
+    of it at once would look like a burst.
+    """
+    parts = [(part, seconds / part.seconds if part.seconds > SAMPLE_SECONDS else 1.0) for part in increments]
     return Flow(
         time=now,
         seconds=seconds,
-        requests=sum(part.requests for part in parts),
-        prompt_tokens=sum(part.prompt_tokens for part in parts),
-        first_tokens=sum(part.first_tokens for part in parts),
-        late_first_tokens=sum(part.late_first_tokens for part in parts),
+        requests=sum(part.requests * share for part, share in parts),
+        prompt_tokens=sum(part.prompt_tokens * share for part, share in parts),
+        first_tokens=sum(part.first_tokens * share for part, share in parts),
+        late_first_tokens=sum(part.late_first_tokens * share for part, share in parts),
     )
 
 

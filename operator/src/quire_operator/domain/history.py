@@ -11,8 +11,6 @@ from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.rates import Evidence, Rates
 
 MAX_CHANGES = 10
-FLOW_SECONDS = 60.0
-"""How far back arrivals are averaged."""
 MAX_GAP_SECONDS = 120.0
 """Ticks further apart than this do not make one stretch of observed demand."""
 _RATES_TOLERANCE = 0.1
@@ -106,7 +104,7 @@ class History:
     needs: tuple[Need, ...] = ()
     """Of the longer stabilisation window."""
     flows: tuple[Flow, ...] = ()
-    """Of the last ``FLOW_SECONDS``."""
+    """Of as long as ``Tuning`` looks back."""
     moves: tuple[Move, ...] = ()
     """Of the longer period of the step limits."""
     samples: Mapping[str, ReplicaSample] = field(default_factory=dict)
