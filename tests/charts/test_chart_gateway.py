@@ -6,6 +6,7 @@ import pytest
 from chart_support.documents import Documents, container, find, of_kind, pod_spec
 
 from quire_cluster.helm import Helm
+from quire_gateway.app import OPEN_PATHS
 from quire_gateway.config import parse_config
 
 TLS = {"gateway": {"tls": {"secretName": "gateway-tls"}}}
@@ -128,6 +129,17 @@ def test_ways_in_lead_to_a_port_that_the_service_has(helm: Helm, values: dict[st
     (service,) = [s for s in of_kind(documents, "Service") if s["metadata"]["name"] == "quire-gateway"]
     (port,) = service["spec"]["ports"]
     assert backends(documents) == {("quire-gateway", port["name"]), ("quire-gateway", port["port"])}
+
+
+def test_what_needs_no_key_stays_inside(helm: Helm) -> None:
+    ways = {"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}
+    documents = helm.template({"gateway": ways})
+    (rule,) = find(documents, "Ingress", "quire-gateway")["spec"]["rules"]
+    (route,) = find(documents, "HTTPRoute", "quire-gateway")["spec"]["rules"]
+    paths = [path["path"] for path in rule["http"]["paths"]]
+    assert [match["path"]["value"] for match in route["matches"]] == paths
+    assert "/v1" in paths
+    assert [path for path in OPEN_PATHS if any(path.startswith(way) for way in paths)] == []
 
 
 def test_an_ingress_answers_to_its_hosts_or_to_any(helm: Helm) -> None:

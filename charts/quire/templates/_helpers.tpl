@@ -89,6 +89,11 @@ affinity:
 {{- if .Values.gateway.tls.secretName }}https{{ else }}http{{ end -}}
 {{- end -}}
 
+{{/* What is for those outside. /metrics and /requests, which need no key, are for the cluster alone. */}}
+{{- define "quire.gateway.paths" -}}
+/v1 /tokenize /detokenize
+{{- end -}}
+
 {{- define "quire.gateway.port" -}}
 {{- if kindIs "invalid" .Values.gateway.service.port -}}
 {{- if .Values.gateway.tls.secretName }}443{{ else }}80{{ end -}}
