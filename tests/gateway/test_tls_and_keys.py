@@ -12,6 +12,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from quire_gateway.__main__ import main
+from quire_gateway.app import OPEN_PATHS
 from quire_gateway.config import TlsOptions
 from quire_gateway.errors import ConfigProblem, Unauthorized
 from quire_gateway.keys import KeyFile, parse_keys
@@ -182,7 +183,7 @@ async def test_others_are_told_why_not_and_no_replica_hears_of_them(keyed, path,
     assert await harness.metric("quire_gateway_errors_total", code="401", reason=code, model="") == 1
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/health", "/metrics"])
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 async def test_who_probes_and_scrapes_needs_no_key(keyed, path) -> None:
     harness, _ = keyed
     assert (await ask(harness, path))[0] == 200

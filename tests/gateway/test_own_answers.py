@@ -1,0 +1,59 @@
+"""Answers that the gateway gives itself are counted, by model, status and reason: replicas' metrics can't know them."""
+
+import asyncio
+
+from aiohttp import web
+
+
+async def counted(harness, **labels: str) -> float:
+    return await harness.metric("quire_gateway_errors_total", **labels)
+
+
+async def test_a_request_that_found_no_replica_in_time_counts_for_its_model(start_gateway) -> None:
+    harness = await start_gateway(hold_timeout_seconds=0.01)
+    await harness.push(chat=[])
+    assert (await harness.complete())[0] == 503
+    assert await counted(harness, model="chat", code="503", reason="no_replica_ready") == 1
+    assert await counted(harness) == 1
+
+
+async def test_a_model_nobody_serves_makes_no_series_of_its_own(gateway) -> None:
+    await gateway.push(chat=[])
+    for model in ("other", "another"):
+        assert (await gateway.complete(model))[0] == 404
+    assert await counted(gateway, model="", code="404", reason="model_not_found") == 2
+    assert await counted(gateway) == 2
+
+
+async def test_a_busy_answer_that_is_passed_on_is_counted_as_that(gateway, replicas) -> None:
+    async def busy(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "later"}}, status=429)
+
+    replica = await replicas("chat-0")
+    replica.behaviour = busy
+    await gateway.push(chat=[replica.endpoint()])
+    assert (await gateway.complete())[0] == 429
+    assert await counted(gateway, model="chat", code="429", reason="busy") == 1
+
+
+async def test_a_replica_that_dies_twice_is_an_error_of_ours(gateway, replicas) -> None:
+    async def die(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    pair = [await replicas(name) for name in ("chat-0", "chat-1")]
+    for replica in pair:
+        replica.behaviour = die
+    await gateway.push(chat=[replica.endpoint() for replica in pair])
+    assert (await gateway.complete())[0] == 502
+    assert await counted(gateway, model="chat", code="502", reason="replica_failed") == 1
+
+
+async def test_an_answer_of_a_replica_is_none_of_ours(gateway, replicas) -> None:
+    replica = await replicas("chat-0")
+    await gateway.push(chat=[replica.endpoint()])
+    assert (await gateway.complete())[0] == 200
+    assert await counted(gateway) == 0
+    assert await gateway.metric("quire_gateway_requests_total", model="chat", code="200") == 1
