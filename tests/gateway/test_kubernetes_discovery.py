@@ -243,11 +243,32 @@ def test_ipv6_and_slices_without_the_port_or_endpoints():
     assert [e.url for e in found["chat"]] == ["http://[fd00::1]:8000"]
 
 
-def test_of_two_services_with_one_model_the_older_serves_it(caplog):
-    older, newer = service("z", "chat", created="2025-01-01T00:00:00Z"), service("a", "chat")
+@pytest.mark.parametrize(
+    ("created", "seniority", "serves"),
+    [
+        ("2025-01-01T00:00:00Z", None, "ns/z-0"),
+        ("2027-01-01T00:00:00Z", None, "ns/a-0"),
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", "ns/z-0"),
+        ("2025-01-01T00:00:00Z", "2027-01-01T00:00:00Z/uid", "ns/a-0"),
+    ],
+)
+def test_of_two_services_with_one_model_that_of_the_older_llmdeployment_serves_it(created, seniority, serves):
+    """A Service that was made anew is younger than what it belongs to, which it says."""
+    one, other = service("z", "chat", created=created), service("a", "chat")
+    if seniority is not None:
+        one["metadata"]["annotations"]["quire.dev/seniority"] = seniority
     parts = [part("p", "z", pod("10.1.0.1", "z-0")), part("q", "a", pod("10.1.0.2", "a-0"))]
-    assert [e.id for e in snapshot([newer, older], parts)["chat"]] == ["ns/z-0"]
-    assert "ns/a serves 'chat', as ns/z does already" in caplog.text
+    assert [e.id for e in snapshot([other, one], parts)["chat"]] == [serves]
+
+
+async def test_a_service_that_gets_no_requests_is_told_of_once(api, published, caplog):
+    api.items[SERVICES] = [service("a", "chat"), service("z", "chat", created="2025-01-01T00:00:00Z")]
+    await until(published, {"chat": set()})
+    for n in range(3):
+        api.send(SLICES, "ADDED", part(f"p{n}", "z", pod(f"10.1.0.{n}", f"z-{n}", ready=True), version=200 + n))
+        await until(published, {"chat": {f"ns/z-{k}" for k in range(n + 1)}})
+    told = [r.message for r in caplog.records if "gets no requests" in r.message]
+    assert told == ["ns/a serves 'chat', as ns/z does already; it gets no requests"]
 
 
 def test_pod_in_two_slices_is_one_replica():

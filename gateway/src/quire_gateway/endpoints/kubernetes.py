@@ -103,18 +103,14 @@ class Key:
     namespace: str
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 def snapshot_of(services: Mapping[Key, KubeObject], slices: Iterable[KubeObject]) -> Snapshot:
     """Models and their replicas. Of two Services with one served name that of the older LLMDeployment has it."""
-    owners: dict[str, Key] = {}
-    for key, service in sorted(services.items(), key=lambda item: _age(*item)):
-        model = (service.metadata.annotations or {}).get(SERVED_NAME)
-        if model:
-            owner = owners.setdefault(model, key)
-            if owner != key:
-                _log.warning("%s/%s serves %r, as %s/%s does already; it gets no requests", *_words(key, model, owner))
-    models = {key: model for model, key in owners.items()}
-    found: dict[str, dict[str, Endpoint]] = {model: {} for model in owners}
+    models = {keys[0]: model for model, keys in claims_of(services).items()}
+    found: dict[str, dict[str, Endpoint]] = {model: {} for model in models.values()}
     for part in slices:
         service_name = (part.metadata.labels or {}).get(_SERVICE_NAME, "")
         model = models.get(Key(part.metadata.namespace, service_name))
@@ -130,14 +126,20 @@ def snapshot_of(services: Mapping[Key, KubeObject], slices: Iterable[KubeObject]
     return {model: tuple(endpoints[id_] for id_ in sorted(endpoints)) for model, endpoints in found.items()}
 
 
+def claims_of(services: Mapping[Key, KubeObject]) -> dict[str, list[Key]]:
+    """By served name those that say they serve it, the one that does first."""
+    claims: dict[str, list[Key]] = {}
+    for key, service in sorted(services.items(), key=lambda item: _age(*item)):
+        model = (service.metadata.annotations or {}).get(SERVED_NAME)
+        if model:
+            claims.setdefault(model, []).append(key)
+    return claims
+
+
 def _age(key: Key, service: KubeObject) -> tuple[str, str]:
     """Lesser is older. The operator judges by the same."""
     seniority = (service.metadata.annotations or {}).get(SENIORITY) or service.metadata.creation_timestamp
-    return seniority, f"{key.namespace}/{key.name}"
-
-
-def _words(key: Key, model: str, owner: Key) -> tuple[str, str, str, str, str]:
-    return key.namespace, key.name, model, owner.namespace, owner.name
+    return seniority, str(key)
 
 
 def _endpoint(address: _Address, part: KubeObject, port: int) -> Endpoint:
@@ -185,6 +187,7 @@ class KubernetesDiscovery:
         self._services = [_Store(f"/api/v1/{place}services") for place in places]
         self._slices = [_Store(f"/apis/discovery.k8s.io/v1/{place}endpointslices") for place in places]
         self._changed = asyncio.Event()
+        self._told: set[tuple[Key, str, Key]] = set()
 
     async def run(self, publish: Publish) -> None:
         """See ``Discovery``."""
@@ -201,7 +204,16 @@ class KubernetesDiscovery:
 
     def _snapshot(self) -> Snapshot:
         services = {key: item for store in self._services for key, item in store.objects.items()}
+        self._tell_rivals(services)
         return snapshot_of(services, [item for store in self._slices for item in store.objects.values()])
+
+    def _tell_rivals(self, services: Mapping[Key, KubeObject]) -> None:
+        """Once, not at every change of anything."""
+        claims = claims_of(services).items()
+        rivals = {(key, model, keys[0]) for model, keys in claims for key in keys[1:]}
+        for key, model, owner in sorted(rivals - self._told, key=str):
+            _log.warning("%s serves %r, as %s does already; it gets no requests", key, model, owner)
+        self._told = rivals
 
     async def _keep(self, store: _Store) -> None:
         """List and watch without end; every error is outlived."""
