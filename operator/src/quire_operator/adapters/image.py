@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-import zstandard
+from backports.zstd import ZstdError
 
 from quire_operator.adapters.image_layers import KEPT, Kind, Layer, apply, layer_of, opened
 from quire_operator.adapters.registry import Registry
@@ -195,7 +195,7 @@ def _member(stream: _Ranges, wanted: PurePosixPath) -> bytes | None:
                 if PurePosixPath(member.name.lstrip("/")) == wanted and member.isfile():
                     content = archive.extractfile(member)
                     return None if content is None else content.read()
-    except (tarfile.TarError, zstandard.ZstdError, EOFError, OSError):
+    except (tarfile.TarError, ZstdError, EOFError, OSError):
         return None
     return None
 

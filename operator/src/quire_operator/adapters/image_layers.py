@@ -16,7 +16,7 @@ from gzip import GzipFile
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
-import zstandard
+from backports.zstd import ZstdError, ZstdFile
 
 from quire_operator.adapters.registry import Blob
 from quire_operator.errors import ModelProblem
@@ -68,7 +68,7 @@ def apply(layer: Layer, source: Path, folder: Path, *, below: str, image: str, s
         with source.open("rb") as raw, opened(raw, stopped) as archive:
             for member in archive:
                 unpacking.take(archive, member)
-    except (tarfile.TarError, zstandard.ZstdError, EOFError, KeyError) as error:
+    except (tarfile.TarError, ZstdError, EOFError, KeyError) as error:
         raise ModelProblem(f"a layer of {image} can't be unpacked: {error}") from error
 
 
@@ -80,7 +80,7 @@ def opened(raw: IO[bytes], stopped: Callable[[], bool]) -> Iterator[tarfile.TarF
     if start.startswith(_GZIP):
         plain: object = GzipFile(fileobj=cast(BinaryIO, stream))
     elif start == _ZSTD:
-        plain = zstandard.ZstdDecompressor().stream_reader(cast(BinaryIO, stream), read_across_frames=True)
+        plain = ZstdFile(cast(BinaryIO, stream))
     else:
         plain = stream
     with tarfile.open(fileobj=cast(BinaryIO, plain), mode="r|") as archive:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import zstandard
+from backports import zstd
 from quire_local.faulty_proxy import FaultyProxy
 
 IMAGE_LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -43,7 +43,7 @@ def archive(files: Mapping[str, bytes], *, compression: str = "", members: Seque
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
-    compress = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}[compression]
+    compress = {"": bytes, "gzip": gzip.compress, "zstd": zstd.compress}[compression]
     suffix = f"+{compression}" if compression else ""
     return Layer(data=compress(out.getvalue()), media_type=f"{IMAGE_LAYER}{suffix}", annotations={})
 
