@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from chart_support import recording
-from chart_support.documents import of_kind
+from chart_support.documents import find, of_kind
 from chart_support.prometheus import RecordedPrometheus
 
 from quire_cluster.helm import Helm
@@ -159,6 +159,20 @@ def test_panels_lie_side_by_side_and_say_what_they_show(board: str) -> None:
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
         for target in (panel, *panel["targets"]):
             assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_monitors_scrape_as_the_recording_was_made(helm: Helm) -> None:
+    documents = helm.template({"monitoring": {"podMonitors": {"enabled": True, "labels": {"release": "prometheus"}}}})
+    monitors = {monitor["metadata"]["name"]: monitor for monitor in of_kind(documents, "PodMonitor")}
+    assert monitors.keys() == {"quire-operator", "quire-gateway"}
+    for name, exporter in (("quire-operator", recording.Operator), ("quire-gateway", recording.Gateway)):
+        monitor = monitors[name]
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint.get("honorLabels", False) is exporter.target.honours_labels
+        template = find(documents, "Deployment", name)["spec"]["template"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
 
 
 def test_dashboards_are_told_apart_and_link_to_one_another() -> None:
