@@ -111,3 +111,35 @@ def test_keys_that_are_missing_are_told_from_the_pod_alone(shared: Namespace) ->
         until(lambda words=words: words in shared.condition("keyed", "Degraded").get("message", ""))  # type: ignore[misc]
         for kind in ("Ready", "Degraded", "Progressing"):
             assert shared.condition("keyed", kind)["reason"] == "SecretMissing"
+
+
+def test_a_child_that_another_controller_owns_is_never_touched(shared: Namespace) -> None:
+    theirs = shared.create("configmaps", {"metadata": {"name": "somebody"}})["metadata"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "somebody", "uid": theirs["uid"], "controller": True}
+    labels = {"quire.dev/llmdeployment": "owned"}
+    metadata = {"name": "owned", "labels": labels, "ownerReferences": [owner]}
+    budget = shared.create("poddisruptionbudgets", {"metadata": metadata, "spec": {"maxUnavailable": 3}})
+    shared.apply("owned")
+    ready = shared.wait_reason("owned", "Ready", "NameConflict")
+    assert "PodDisruptionBudget owned is there already and belongs to ConfigMap somebody" in ready["message"]
+    after = shared.get("poddisruptionbudgets", "owned")
+    assert after is not None and after["spec"] == budget["spec"]
+    assert "quire" not in {entry["manager"] for entry in after["metadata"]["managedFields"]}
+
+
+def test_one_called_as_a_child_of_another_says_whose_the_name_is(shared: Namespace) -> None:
+    shared.apply("tall")
+    shared.wait_settled("tall")
+    shared.apply("tall-headless")
+    ready = shared.wait_reason("tall-headless", "Ready", "NameConflict")
+    assert "Service tall-headless is there already and belongs to LLMDeployment tall" in ready["message"]
+    shared.touch("tall", "again")
+    assert shared.condition("tall", "Ready")["reason"] == "Starting"
+
+
+def test_the_longest_name_has_all_its_children(shared: Namespace) -> None:
+    name = "n" * 54
+    shared.apply(name, model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
+    shared.wait_settled(name)
+    assert {name, f"{name}-headless"} <= set(shared.names("services"))
+    assert f"{name}-models" in shared.names("persistentvolumeclaims")
