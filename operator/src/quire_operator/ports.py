@@ -136,6 +136,10 @@ class Cluster(Protocol):
         """The object of this name, whosever it is; None if there is none."""
         ...
 
+    async def read_resource(self, key: Key) -> Resource | None:
+        """The LLMDeployment as it is now; None if there is none."""
+        ...
+
     async def create(self, key: Key, manifest: Manifest) -> Child:
         """Server-side apply that takes no field from anybody: ``Conflict`` if somebody has set one otherwise."""
         ...

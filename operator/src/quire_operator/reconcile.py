@@ -40,6 +40,7 @@ from quire_operator.ports import (
     Refused,
     ScalingNotDone,
     Throttled,
+    Unavailable,
 )
 from quire_operator.rivals import Rivals
 from quire_operator.store import Store
@@ -52,6 +53,7 @@ _PASSING_SECONDS = 2.0
 _QUOTA_SECONDS, _FORBIDDEN_SECONDS, _GONE_SECONDS, _KIND_GONE_SECONDS = 30.0, 60.0, 5.0, 30.0
 _THROTTLED_SECONDS, _NOT_LEADING_SECONDS = 1.0, 1.0
 _PERSIST_SECONDS = 10.0
+_MAX_CONFLICTS = 5
 
 
 def retry_after(error: Exception) -> float | None:
@@ -96,6 +98,8 @@ class _Memory:
     metrics_problem: MetricsProblem | None = None
     contest: Contest | None = None
     repairs: RepairLog = field(default_factory=RepairLog)
+    conflicts: int = 0
+    """In a row: a few are others who were quicker, more are worth a pause."""
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """What was written last, and what the server made of it."""
 
@@ -182,10 +186,24 @@ class Reconciler:
             return None
         memory = self._memory_of(resource)
         try:
-            return await self._pass(resource, memory)
+            again = await self._pass(resource, memory)
+        except Conflict as error:
+            memory.give_up_persisting(str(error))
+            memory.conflicts += 1
+            await self._look_again(key, memory)
+            raise
         except ClusterError as error:
             memory.give_up_persisting(str(error))
             raise
+        memory.conflicts = 0
+        return again
+
+    async def _look_again(self, key: Key, memory: _Memory) -> None:
+        """What is there is not what we know: the watch is late, or dead, and must not be waited for."""
+        if (latest := await self._cluster.read_resource(key)) is not None:
+            self._store.put_resource(latest)
+        if memory.conflicts > _MAX_CONFLICTS:
+            raise Unavailable(f"{key}: {memory.conflicts} conflicts in a row")
 
     async def _pass(self, resource: Resource, memory: _Memory) -> float | None:
         spec = Spec.parse(resource.body)

@@ -71,6 +71,9 @@ class FakeCluster:
             raise self.errors["image volumes"].pop(0)
         return self.image_volumes
 
+    async def read_resource(self, key: Key) -> Resource | None:
+        return self.resources.get(key)
+
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         return self.children.get(ref)
 

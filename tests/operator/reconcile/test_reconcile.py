@@ -377,3 +377,37 @@ async def test_whoever_scales_what_is_only_recommended_for_is_followed_and_not_f
         assert world.cluster.children[DEPLOYMENT].deployment.replicas_asked == count
     assert world.condition("Autoscaling") == "True Recommending"
     assert "DriftRepaired" not in {event.reason for event in world.cluster.told}
+
+
+async def test_a_conflict_is_settled_without_waiting_for_a_watch_that_may_be_dead(world: Any) -> None:
+    world.apply(replicas=1)
+    await world.settle()
+    stale = world.store.resource(KEY)
+    assert stale is not None
+    world.apply(replicas=2, model={"source": "file:///other"})
+    world.store.drop_resource(KEY, stale.uid)
+    world.store.put_resource(stale)  # no watch has shown the change
+    world.change_deployment(replicas=1)
+    world.store.put_child(KEY, world.cluster.children[DEPLOYMENT])
+    with pytest.raises(Conflict):
+        await world.reconciler.reconcile(KEY)
+    start = len(world.cluster.asked)
+    await world.reconciler.reconcile(KEY)
+    assert world.cluster.asked[start:][:1] == ["update Deployment chat"]
+
+
+async def test_conflicts_without_an_end_are_not_tried_as_fast_as_they_come(world: Any) -> None:
+    world.apply(replicas=1)
+    world.cluster.errors["create Deployment chat"] = [Conflict("c")] * 9
+    found = []
+    for _ in range(9):
+        with pytest.raises(ClusterError) as caught:
+            await world.reconciler.reconcile(KEY)
+        found.append(retry_after(caught.value))
+    assert found == [0.1] * 5 + [None] * 4, "None leaves it to the backoff"
+    await world.reconciler.reconcile(KEY)
+    world.cluster.errors["status"] = [Conflict("c")]
+    world.change_deployment(replicas=1)
+    world.show()
+    with pytest.raises(Conflict):
+        await world.reconciler.reconcile(KEY)

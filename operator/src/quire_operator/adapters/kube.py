@@ -93,6 +93,12 @@ class KubeCluster:
             return None
         return trim_child(body, kind=ref.kind)
 
+    async def read_resource(self, key: Key) -> Resource | None:
+        """See ``ports.Cluster``. A list of one: the right to list is there, that to get would be one more."""
+        query = (("fieldSelector", f"metadata.name={key.name}"), ("limit", "1"))
+        body = await self._connection.read(_path(_RESOURCES, key.namespace), query=query)
+        return next((trim_resource(item) for item in body.get("items") or []), None)
+
     async def create(self, key: Key, manifest: Manifest) -> Child:
         """See ``ports.Cluster``."""
         return await self._apply("create", key, manifest, force="false")
