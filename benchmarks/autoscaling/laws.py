@@ -16,6 +16,7 @@ from policies.keda import Fallback, KedaConfig, KedaScaler, Query
 from policies.kpa import KpaConfig, KpaScaler
 from policies.llmd import Analyzer, EngineLimits, LlmdConfig, LlmdScaler, chart_rules
 from policies.quire import QuireConfig, quire_scaler
+from quire_operator.domain.tuning import Tuning
 from quire_operator.simulation.scaler import Scaler
 from scenarios import MAX_REPLICAS, MIN_REPLICAS
 
@@ -35,18 +36,20 @@ class Law:
 
     name: str
     space: Mapping[str, Sequence[Value]]
-    make: Callable[[Parameters, Load], Scaler]
+    make: Callable[[Parameters, Load, float], Scaler]
+    follows_target: bool = False
+    """It can be told the share of answers that is to be in time, which is a person's wish and no parameter."""
 
     @property
     def defaults(self) -> Parameters:
         return {name: values[0] for name, values in self.space.items()}
 
-    def scaler(self, parameters: Parameters, load: Load) -> Scaler:
+    def scaler(self, parameters: Parameters, load: Load, target: float) -> Scaler:
         """Raises ConfigurationError."""
         if parameters.keys() != self.space.keys():
             odd = ", ".join(sorted(parameters.keys() ^ self.space.keys()))
             raise ConfigurationError(f"parameters of {self.name} are {', '.join(self.space)}; check {odd}")
-        return self.make(parameters, load)
+        return self.make(parameters, load, target)
 
 
 def tuned(law: Law, folder: Path = TUNED) -> Parameters:
@@ -112,7 +115,7 @@ def _down(parameters: Parameters) -> Rules:
     )
 
 
-def _hpa(parameters: Parameters, load: Load) -> Scaler:
+def _hpa(parameters: Parameters, load: Load, target: float) -> Scaler:
     config = HpaConfig(
         requests_per_pod=_number(parameters, "requests_per_pod"),
         kv_usage=_optional(parameters, "kv_usage"),
@@ -133,7 +136,7 @@ HPA = Law(
 )
 
 
-def _keda(parameters: Parameters, load: Load) -> Scaler:
+def _keda(parameters: Parameters, load: Load, target: float) -> Scaler:
     query = Query[_choice(parameters, "query")]
     replicas = _optional(parameters, "fallback_replicas")
     config = KedaConfig(
@@ -175,7 +178,7 @@ KEDA = Law(
 # --- KPA ---
 
 
-def _kpa(parameters: Parameters, load: Load) -> Scaler:
+def _kpa(parameters: Parameters, load: Load, target: float) -> Scaler:
     config = KpaConfig(
         target=_number(parameters, "target"),
         stable_window_seconds=_number(parameters, "stable_window_seconds"),
@@ -206,7 +209,7 @@ KPA = Law(
 # --- llm-d ---
 
 
-def _llmd(parameters: Parameters, load: Load) -> Scaler:
+def _llmd(parameters: Parameters, load: Load, target: float) -> Scaler:
     config = LlmdConfig(
         analyzer=Analyzer(_choice(parameters, "analyzer")),
         kv_cache_threshold=_number(parameters, "kv_cache_threshold"),
@@ -244,15 +247,24 @@ LLMD = Law(
 # --- ours ---
 
 
-def _quire(parameters: Parameters, load: Load) -> Scaler:
+def _quire(parameters: Parameters, load: Load, target: float) -> Scaler:
     config = QuireConfig(
-        percentile=int(_number(parameters, "percentile")),
+        percentile=round(100 * target),
         threshold_seconds=_number(parameters, "threshold_seconds"),
         up_max_step=int(_number(parameters, "up_max_step")),
-        up_max_percent=int(_number(parameters, "up_max_percent")),
         down_window_seconds=_number(parameters, "down_window_seconds"),
         down_max_step=int(_number(parameters, "down_max_step")),
         down_period_seconds=_number(parameters, "down_period_seconds"),
+        scrape_seconds=_number(parameters, "scrape_seconds"),
+        tuning=Tuning(
+            target_load=_number(parameters, "target_load"),
+            spare=_number(parameters, "spare"),
+            burst_seconds=_number(parameters, "burst_seconds"),
+            flow_seconds=_number(parameters, "flow_seconds"),
+            growth_share=_number(parameters, "growth_share"),
+            first_token_seconds=_number(parameters, "first_token_seconds"),
+            first_token_hold=_number(parameters, "first_token_hold"),
+        ),
     )
     return quire_scaler(config, max_sequences=load.engine.max_sequences, minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
 
@@ -260,15 +272,22 @@ def _quire(parameters: Parameters, load: Load) -> Scaler:
 QUIRE = Law(
     name="quire",
     space={
-        "percentile": (95, 99),
-        "threshold_seconds": (1.0, 0.5, 2.0),
+        "threshold_seconds": (1.0, 2.0),
         "up_max_step": (4, 8),
-        "up_max_percent": (100, 50, 200),
-        "down_window_seconds": _WINDOWS,
+        "down_window_seconds": (300.0, 180.0, 450.0, 600.0, 900.0),
         "down_max_step": (1, 2),
-        "down_period_seconds": (60.0, 30.0, 120.0),
+        "down_period_seconds": (60.0, 30.0),
+        "scrape_seconds": (0.0,),
+        "target_load": (0.8, 0.7, 0.9),
+        "spare": (0.45, 0.35, 0.4, 0.5, 0.6),
+        "burst_seconds": (15.0, 30.0),
+        "flow_seconds": (60.0, 120.0),
+        "growth_share": (0.5,),
+        "first_token_seconds": (30.0, 60.0, 120.0),
+        "first_token_hold": (0.99,),
     },
     make=_quire,
+    follows_target=True,
 )
 
 LAWS: Mapping[str, Law] = {law.name: law for law in (QUIRE, HPA, KPA, KEDA, LLMD)}

@@ -13,8 +13,7 @@ from typing import Any
 from laws import LAWS, PEERS, Parameters
 from loads import Load
 from scenarios import TARGETS, Case, cases
-from scoring import Score, Statics, reactive_bound, score_of
-from scoring import run_law as _run_law
+from scoring import Score, Statics, reactive_bound, run_law, score_of
 
 HOURS = 0.9
 LATE = 0.5
@@ -71,35 +70,37 @@ class Row:
 
 def simulations(loads: Sequence[Load], seeds: Sequence[int]) -> int:
     """How many there are at least, for a progress bar; the search for the oracle adds some."""
-    return sum(len(cases(load)) for load in loads) * (len(LAWS) + 1) * len(seeds)
+    each = sum(len(TARGETS) if law.follows_target else 1 for law in LAWS.values())
+    return sum(len(cases(load)) for load in loads) * (each * len(seeds) + 1)
 
 
-def rows_of(
-    load: Load, configurations: Configurations, seeds: Sequence[int], *, told: Told, targets: Sequence[float] = TARGETS
-) -> list[Row]:
+def rows_of(load: Load, configurations: Configurations, seeds: Sequence[int], *, told: Told) -> list[Row]:
     """In order of delay, fault and target. ``told`` hears of each simulation that is done."""
     statics = Statics(seeds, told=partial(told, f"{load.name}, hindsight"))
     rows: list[Row] = []
     for case in cases(load):
         where = f"{load.name}, {case.startup_delay_seconds:.0f} s, {case.fault.value}"
-        scores: dict[str, Score] = {}
-        for name, law in LAWS.items():
+
+        def score(name: str, target: float, case: Case = case, where: str = where) -> Score:
+            make = partial(LAWS[name].scaler, configurations[name], load, target)
             runs = []
             for seed in seeds:
-                runs.append(_run_law(case, seed, partial(law.scaler, configurations[name], load)))
+                runs.append(run_law(case, seed, make))
                 told(f"{where}: {name}")
-            scores[name] = score_of(runs)
-        bound = reactive_bound(case, seeds)
-        for _ in seeds:
-            told(f"{where}: bound")
-        for target in targets:
+            return score_of(runs)
+
+        alike = {name: score(name, TARGETS[0]) for name, law in LAWS.items() if not law.follows_target}
+        bound = reactive_bound(case, seeds[:1])
+        told(f"{where}: bound")
+        for target in TARGETS:
+            own = {name: score(name, target) for name, law in LAWS.items() if law.follows_target}
             oracle = statics.oracle(case, target)
             rows.append(
                 Row(
                     case=case,
                     target=target,
                     infeasible=not bound.meets(target),
-                    scores=scores | {ORACLE: oracle.score},
+                    scores=own | alike | {ORACLE: oracle.score},
                     oracle_replicas=oracle.replicas,
                 )
             )

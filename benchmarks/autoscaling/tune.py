@@ -63,6 +63,13 @@ def drawn(law: Law, trial: int, trials: int, best: Parameters) -> Parameters:
     return {name: anew[name] if name in changed else best[name] for name in law.space}
 
 
+def scores_of(law: Law, parameters: Parameters, case: Case) -> dict[float, Score]:
+    """By target; a law that can't be told the target is simulated once."""
+    if law.follows_target:
+        return {t: score_law(case, _SEEDS, partial(law.scaler, parameters, case.load, t)) for t in TARGETS}
+    return dict.fromkeys(TARGETS, score_law(case, _SEEDS, partial(law.scaler, parameters, case.load, TARGETS[0])))
+
+
 class Judge:
     """Knows the cases, and what hindsight static needs in each."""
 
@@ -84,8 +91,8 @@ class Judge:
         task = self._progress.add_task(f"{law.name}", total=len(self._cases))
         total, rows = 0.0, len(self._cases) * len(TARGETS)
         for case in self._cases:
-            score = score_law(case, _SEEDS, partial(law.scaler, parameters, case.load))
-            total += sum(cost(score, target, self._hours[case, target]) for target in TARGETS)
+            for target, score in scores_of(law, parameters, case).items():
+                total += cost(score, target, self._hours[case, target])
             self._progress.advance(task)
             if total / rows > worth:
                 break
@@ -95,7 +102,8 @@ class Judge:
 
 def search(law: Law, judge: Judge, trials: int, told: Any) -> tuple[Parameters, list[float]]:
     """The best parameters, and every trial's cost."""
-    best, costs = law.defaults, []
+    best = law.defaults
+    costs: list[float] = []
     for trial in range(trials):
         parameters = drawn(law, trial, trials, best)
         costs.append(judge.cost(law, parameters, worth=min(costs, default=math.inf)))

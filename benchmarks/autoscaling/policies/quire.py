@@ -14,21 +14,22 @@ from quire_operator.domain.spec.scaling import (
     ScaleUp,
     ScalingTargets,
 )
+from quire_operator.domain.tuning import Tuning
 from quire_operator.simulation.scaler import TICK_SECONDS, QuireScaler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuireConfig:
-    """``spec.autoscaling``."""
+    """``spec.autoscaling``, and the law's constants."""
 
     percentile: int = 95
     threshold_seconds: float = 1.0
     up_max_step: int = 4
-    up_max_percent: int = 100
     down_window_seconds: float = 300.0
     down_max_step: int = 1
     down_period_seconds: float = 60.0
     scrape_seconds: float = 0.0
+    tuning: Tuning = Tuning()
 
 
 def quire_scaler(config: QuireConfig, *, max_sequences: int, minimum: int, maximum: int) -> QuireScaler:
@@ -44,7 +45,7 @@ def quire_scaler(config: QuireConfig, *, max_sequences: int, minimum: int, maxim
         ),
         scale_up=ScaleUp(
             window_seconds=0.0,
-            max_percent=config.up_max_percent,
+            max_percent=100,
             max_step=config.up_max_step,
             period_seconds=15.0,
         ),
@@ -54,5 +55,5 @@ def quire_scaler(config: QuireConfig, *, max_sequences: int, minimum: int, maxim
             period_seconds=config.down_period_seconds,
         ),
     )
-    policy = Policy(autoscaling=rules, max_sequences=max_sequences)
+    policy = Policy(autoscaling=rules, max_sequences=max_sequences, tuning=config.tuning)
     return QuireScaler(policy, period_seconds=TICK_SECONDS, scrape_seconds=config.scrape_seconds)

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Every law on a trace: start-up delays of 30, 120 and 420 s, with and without faults, at 95 % and 99 % in time.
+
+    python benchmarks/autoscaling/run.py --trace azure_llm_2023_code.csv --json rows.json
+
+A trace is a CSV of Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines of
+Mooncake's (timestamp in ms, input_length, output_length, hash_ids). ``--trace day`` is the day-shaped one, which is
+made of the lengths of the committed slice, or of the first trace given. docs/autoscaling.md says how the laws are
+compared; ``laws.py`` and ``tuned/`` what they are set to.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from laws import LAWS, ConfigurationError, tuned
+from loads import DAY, Load, day_shaped, load_of
+from matrix import Configurations, Row, rows_of, simulations
+from plots import plot_rows
+from quire_operator.bench.traces import TraceError
+from scenarios import SEEDS
+from tables import markdown, show
+
+SLICE = Path(__file__).resolve().parents[1] / "kv" / "azure_llm_2023_code_slice.csv"
+PLOT_FORMATS = (".png", ".svg", ".pdf")
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    try:
+        configurations = {name: tuned(law) for name, law in LAWS.items()}
+        loads = loads_of(arguments.trace or [str(SLICE)])
+        rows = measured(loads, configurations, tuple(range(arguments.seeds)))
+    except (TraceError, ConfigurationError) as error:
+        sys.exit(f"run.py: {error}")
+    show(Console(width=None if sys.stdout.isatty() else 230), rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": [row.as_json() for row in rows]}, indent=1) + "\n", "utf-8")
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(rows), encoding="utf-8")
+    if arguments.plot:
+        plot_rows(arguments.plot, rows)
+
+
+def loads_of(names: Sequence[str]) -> list[Load]:
+    """Raises TraceError."""
+    files: dict[str, Load] = {}
+    for name in names:
+        if name == DAY:
+            continue
+        try:
+            files[name] = load_of(Path(name))
+        except OSError as error:
+            raise TraceError(f"cannot read the trace {name}: {error.strerror}") from None
+        except TraceError as error:
+            raise TraceError(f"{name}: {error}") from None
+    lengths = next(iter(files.values())).requests if files else load_of(SLICE).requests
+    return [day_shaped(lengths) if name == DAY else files[name] for name in names]
+
+
+def measured(loads: Sequence[Load], configurations: Configurations, seeds: Sequence[int]) -> list[Row]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=simulations(loads, seeds))
+
+        def told(what: str) -> None:
+            is_extra = what.endswith("hindsight")
+            progress.update(task, description=what, advance=0 if is_extra else 1)
+
+        return [row for load in loads for row in rows_of(load, configurations, seeds, told=told)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", action="append", metavar="FILE", help=f"or {DAY}; may be given again (a slice)")
+    parser.add_argument("--seeds", type=_at_least_one, default=len(SEEDS), help="means are over so many (%(default)s)")
+    parser.add_argument("--json", type=_writable, metavar="FILE", help="write the rows there")
+    parser.add_argument("--markdown", type=_writable, metavar="FILE", help="write the table there")
+    parser.add_argument("--plot", type=_drawable, metavar="FILE", help="draw them there (.png, .svg or .pdf)")
+    return parser
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, 1 or more")
+    return int(text)
+
+
+def _writable(text: str) -> Path:
+    """Found out before anything is simulated."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def _drawable(text: str) -> Path:
+    if Path(text).suffix not in PLOT_FORMATS:
+        raise argparse.ArgumentTypeError(f"{text} should end in one of {', '.join(PLOT_FORMATS)}")
+    return _writable(text)
+
+
+if __name__ == "__main__":
+    main()
