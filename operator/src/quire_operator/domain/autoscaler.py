@@ -133,9 +133,11 @@ def _remember_flow(
         if (before := history.samples.get(name)) is not None and before.time < after.time
     ]
     flows = history.flows
-    if history.last_tick is not None and now > history.last_tick:
-        latest = flow(increments, seconds=now - history.last_tick, now=now)
-        flows = tuple(f for f in (*flows, latest) if f.time > now - remembered)
+    if increments and history.last_tick is not None and now > history.last_tick:
+        # Since something was last heard of any replica, not since the last tick: what came in meanwhile is no burst.
+        since = flows[-1].time if flows else history.last_tick
+        flows = (*flows, flow(increments, seconds=now - since, now=now))
+    flows = tuple(f for f in flows if f.time > now - remembered)
     settled = None if supply.starting else (history.settled_since if history.settled_since is not None else now)
     return replace(
         history,
@@ -150,9 +152,9 @@ def _remember_flow(
 def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None:
     """What was learnt in this life, else what was persisted in an earlier one."""
     if not known:
-        return history.record.rates
+        return history.rates
     kv_tokens = sum(sample.kv_tokens_capacity for sample in known.values()) / len(known)
-    return history.evidence.rates(kv_tokens=kv_tokens) or history.record.rates
+    return history.evidence.rates(kv_tokens=kv_tokens, before=history.rates) or history.rates
 
 
 def _concluded(
@@ -182,7 +184,7 @@ def _concluded(
         record = record.with_change(change)
         if enforced:
             moves = (*moves, Move(time=now, from_replicas=current, to_replicas=verdict.desired))
-    return replace(history, record=record, moves=kept_moves(moves, rules=rules, now=now))
+    return replace(history, record=record, rates=rates, moves=kept_moves(moves, rules=rules, now=now))
 
 
 # --- what is needed ---
