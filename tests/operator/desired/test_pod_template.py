@@ -80,6 +80,18 @@ def test_resources_and_images_are_those_of_the_spec(pod: Pod) -> None:
 READ_ONLY_CLAIM = {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
 
 
+def test_what_runs_before_the_engine_takes_nothing_more_and_no_device(pod: Pod) -> None:
+    amounts = {"cpu": "4", "memory": "16Gi"}
+    made = pod(
+        resources={"limits": amounts | {"nvidia.com/gpu": 1}, "requests": amounts},
+        model={"source": "hf://org/m"},
+        auth={"secretName": "keys"},
+    )
+    for container in made["initContainers"]:
+        assert container["resources"] == {"limits": amounts, "requests": amounts}, "else it is Guaranteed no more"
+    assert [c["resources"] for c in pod(auth={"secretName": "keys"})["initContainers"]] == [{}]
+
+
 @pytest.mark.parametrize(
     ("model", "path", "volume"),
     [

@@ -26,6 +26,7 @@ STARTUP_SECONDS = 1800
 """How long weights may take to load before the kubelet starts the container anew."""
 PRE_STOP_SECONDS = 5
 """Between the pod leaving the endpoints and SIGTERM: so long do clients take to notice."""
+_EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
 _SHARED_MEMORY = "256Mi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
 _TERMINATION_LOG = "/dev/termination-log"
@@ -106,7 +107,8 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSO
     if spec.auth_secret is not None:
         # Before the download: what is missing is told at once.
         image = spec.engine.image or images.engine
-        init.append(keys.check_container(spec.auth_secret, image=image, security=_container_security()))
+        check = keys.check_container(spec.auth_secret, image=image, security=_container_security())
+        init.append({**check, "resources": _init_resources(spec)})
     if volume.fetch is not None:
         init.append(_fetch_container(spec, images, volume.fetch, volume.model_path))
     if init:
@@ -164,6 +166,7 @@ def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_pat
         "command": ["quire"],
         "args": ["fetch", str(source), "--to", model_path, "--termination-log", _TERMINATION_LOG],
         "env": env + credentials_environment(source, spec.model.credentials_secret),
+        "resources": _init_resources(spec),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _container_security(),
         "volumeMounts": [
@@ -190,6 +193,14 @@ def _environment() -> list[JSON]:
 def _resources(spec: Spec) -> JSON:
     amounts = {"limits": dict(spec.resources.limits), "requests": dict(spec.resources.requests)}
     return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _init_resources(spec: Spec) -> JSON:
+    """What runs before the engine has what the engine has, but for devices: it takes nothing more of a node or a quota,
+    and the pod keeps its quality of service, which is that of its least container."""
+    amounts = {"limits": spec.resources.limits, "requests": spec.resources.requests}
+    kept = {name: {of: amount[of] for of in _EVERYBODYS if of in amount} for name, amount in amounts.items()}
+    return {name: amount for name, amount in kept.items() if amount}
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> JSON:
