@@ -83,6 +83,11 @@ class Life:
                 found[f"{item['kind']}/{metadata['name']}"] = (metadata["uid"], told)
         return found
 
+    def lease(self) -> dict[str, Any]:
+        """Whose it is: the pod's, also after its container was started anew, so that it never waits for itself."""
+        spec = json.loads(self.server.kubectl("get", "lease", "quire-operator", "-n", HOME, "-o", "json"))["spec"]
+        return {name: spec[name] for name in ("holderIdentity", "leaseTransitions")}
+
     def objects(self) -> set[str]:
         """The release's own."""
         kinds = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings,clusterroles"
@@ -109,6 +114,7 @@ def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallatio
         assert life.served() == served
         with life.operator():
             assert life.served() == served
+        assert life.lease() == {"holderIdentity": f"quire-operator-0_{life.release.uid}", "leaseTransitions": 0}
     assert life.objects() == set()
     assert life.served() == served, "without an operator what serves goes on serving"
     with life.release, life.operator():

@@ -1,5 +1,6 @@
 """What the chart makes of its values, before any cluster sees it."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,18 @@ def test_the_operator_understands_what_it_is_told(helm: Helm, mounted: Mounted, 
         assert settings.prometheus.labels == ReplicaLabels(namespace="namespace", pod="kubernetes_pod_name")
     assert settings.log_level == expected["logLevel"]
     assert settings.port == told["ports"][0]["containerPort"]
+
+
+def test_an_operator_is_known_by_its_pod(helm: Helm) -> None:
+    """Not by its process: a container that is started anew finds its Lease its own."""
+    values: dict[str, str] = {"metadata.name": "r" * 63, "metadata.uid": "01234567-89ab-cdef-0123-456789abcdef"}
+    environment: dict[str, str] = {}
+    for variable in container(helm.template(), "quire-operator")["env"]:
+        path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+        text = variable["value"] if path is None else values[path]
+        environment[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], text)
+    told = parse_settings([], environment)
+    assert told.identity == f"{values['metadata.name']}_{values['metadata.uid']}"
 
 
 def test_what_opens_prometheus_is_mounted_where_the_operator_looks(helm: Helm) -> None:

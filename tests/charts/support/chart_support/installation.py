@@ -23,7 +23,7 @@ class Installation:
     def __init__(self, helm: Helm, server: ControlPlane, values: dict[str, Any], namespace: str, logs: Path) -> None:
         self.helm, self.server, self.values, self.namespace, self._logs = helm, server, values, namespace, logs
         self.name = f"quire-{uuid.uuid4().hex[:6]}"
-        self._running, self._uid = ExitStack(), uuid.uuid4()
+        self._running, self.uid = ExitStack(), uuid.uuid4()
 
     def __enter__(self) -> "Installation":
         self.helm.on_chart("install", self.name, f"--namespace={self.namespace}", values=self.values)
@@ -72,7 +72,7 @@ class Installation:
 
     def _environment(self, component: str) -> dict[str, str]:
         """As the kubelet makes it, of a pod that is the same whenever its container is started anew."""
-        fields = {"metadata.name": f"{self.name}-{component}-0", "metadata.uid": str(self._uid)}
+        fields = {"metadata.name": f"{self.name}-{component}-0", "metadata.uid": str(self.uid)}
         environment: dict[str, str] = {}
         for variable in self.container(component).get("env", []):
             source = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
