@@ -8,6 +8,7 @@ decode and nobody can be admitted, any number of steps is one event (a stretch).
 
 from bisect import insort
 from collections import deque
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 
@@ -24,6 +25,16 @@ _HEADROOM = 0.01
 """Share of the blocks that admission leaves free, lest the next decode steps preempt who was just admitted."""
 
 _order = attrgetter("order")
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """How an engine stood when its last step ended: a scrape shows neither the step under way nor who came since."""
+
+    waiting: int = 0
+    running: int = 0
+    queued_tokens: int = 0
+    kv_blocks: int = 0
 
 
 class Engine:
@@ -48,6 +59,9 @@ class Engine:
         self._stall_bound = StallBound(model)
         self._queued_tokens = 0
         self._counters = Counters()
+        self._told = Gauges()
+        self._queue = (0, 0)
+        """Sequences and tokens that waited when the step under way began."""
         self._decoding = Decoding(model.block_size)
         self._prefilling: list[Sequence] = []
         """Those that lack a part of their prompt, in order."""
@@ -138,18 +152,25 @@ class Engine:
     def num_finished(self) -> int:
         return self._counters.finished
 
-    def kv_blocks_used(self, now: float) -> int:
-        return self.kv.used + self._decoding.growth(self._steps_done(now))
+    def gauges(self, now: float) -> Gauges:
+        """The engine has been advanced to ``now``."""
+        done = self._steps_done(now)
+        return self._gauges(self._decoding.growth(done)) if done else self._told
+
+    def _gauges(self, grown: int) -> Gauges:
+        waiting, tokens = self._queue
+        return Gauges(waiting, len(self.running), tokens, self.kv.used + grown)
 
     def sample(self, now: float) -> ReplicaSample:
         """As a scrape of the real engine reads; the engine has been advanced to ``now``."""
         counters, block_size, done = self._counters, self.kv.block_size, self._steps_done(now)
+        gauges = self.gauges(now)
         return ReplicaSample(
             time=now,
-            waiting=len(self.waiting),
-            running=len(self.running),
-            queued_prompt_tokens=self._queued_tokens,
-            kv_tokens_used=self.kv_blocks_used(now) * block_size,
+            waiting=gauges.waiting,
+            running=gauges.running,
+            queued_prompt_tokens=gauges.queued_tokens,
+            kv_tokens_used=gauges.kv_blocks * block_size,
             kv_tokens_capacity=self.kv.num_blocks * block_size,
             arrived_requests=counters.arrived_requests,
             arrived_prompt_tokens=counters.arrived_uncached_tokens,
@@ -180,6 +201,7 @@ class Engine:
             preempted = preempted or squeezed
         if self.waiting and not preempted:
             self._admit(budget, now)
+        self._queue = (len(self.waiting), self._queued_tokens)
         steps, growth = 1, 0.0
         if self._chunks:
             seconds = self._model.step_seconds + self._decode_seconds() + self._chunk_seconds()
@@ -308,6 +330,7 @@ class Engine:
             if sequence.computed == sequence.known:
                 self._draw(sequence, end)
         self._chunks = []
+        self._told = self._gauges(0)
 
     def _draw(self, sequence: Sequence, end: float) -> None:
         """The token that follows a prompt, or what was computed anew."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from math import inf, nextafter
 
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
-from quire_operator.simulation.engine import Engine
+from quire_operator.simulation.engine import Engine, Gauges
 from quire_operator.simulation.run import HoldingStep, Outcome
 from quire_operator.simulation.scenario import Scenario, SlowReplicas
 
 _PENDING_SHARE = 0.1
 """Of the start-up delay: until there is a node with the image."""
+_UP = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
 _GOES_FIRST = (ReplicaPhase.PENDING, ReplicaPhase.LOADING, ReplicaPhase.READY)
 
 Later = Callable[[float, Callable[[float], None]], None]
@@ -59,22 +60,27 @@ class Fleet:
         return sum([len(replica.engine.waiting) for replica in self.replicas])
 
     @property
-    def running(self) -> int:
-        return sum([len(replica.engine.running) for replica in self.replicas])
-
-    @property
     def unfinished(self) -> int:
         return sum([replica.engine.num_unfinished for replica in self.replicas])
 
-    def kv_usage(self, now: float) -> float:
-        ready = self.ready
-        total = sum(replica.engine.kv.num_blocks for replica in ready)
-        return sum(replica.engine.kv_blocks_used(now) for replica in ready) / total if total else 0.0
+    def gauges(self, now: float) -> Gauges:
+        """Of all replicas together, as a scrape of them shows."""
+        each = [replica.engine.gauges(now) for replica in self.replicas]
+        return Gauges(
+            waiting=sum(gauges.waiting for gauges in each),
+            running=sum(gauges.running for gauges in each),
+            queued_tokens=sum(gauges.queued_tokens for gauges in each),
+            kv_blocks=sum(gauges.kv_blocks for gauges in each),
+        )
+
+    @property
+    def kv_blocks(self) -> int:
+        """Of the replicas that are up."""
+        return sum(replica.engine.kv.num_blocks for replica in self.replicas if replica.phase in _UP)
 
     def samples(self, now: float) -> dict[str, ReplicaSample]:
         """What a scrape of all engines that are up reads."""
-        up = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
-        return {replica.name: replica.engine.sample(now) for replica in self.replicas if replica.phase in up}
+        return {replica.name: replica.engine.sample(now) for replica in self.replicas if replica.phase in _UP}
 
     def holding(self) -> tuple[HoldingStep, ...]:
         """How many replicas hold hardware, over time."""

@@ -93,11 +93,11 @@ class Backend:
         self._rate = FinishRate()
 
     def scrape(self, now: float) -> None:
-        engine = self.engine
+        engine, gauges = self.engine, self.engine.gauges(now)
         self.load = Load(
-            running=len(engine.running),
-            waiting=len(engine.waiting),
-            kv_usage=engine.kv_blocks_used(now) / engine.kv.num_blocks,
+            running=gauges.running,
+            waiting=gauges.waiting,
+            kv_usage=gauges.kv_blocks / engine.kv.num_blocks,
             finished_per_second=self._rate.add(engine.num_finished, now),
             in_flight=engine.num_unfinished,
         )

@@ -63,7 +63,7 @@ class DecisionPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint:
-    """The fleet at one moment."""
+    """The fleet at one moment, the engines' figures as a scrape shows them: of the end of their last step."""
 
     time: float
     asked: int
@@ -73,7 +73,7 @@ class TimelinePoint:
     waiting: int
     running: int
     kv_usage: float
-    """Of all ready replicas together, 0 to 1."""
+    """Of all replicas that are up, together, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,15 +174,15 @@ class _Simulation:
         self._later(len(self._timeline) * self._scenario.timeline_seconds, self._note)
 
     def _point(self, now: float) -> TimelinePoint:
-        fleet = self._fleet
+        fleet, gauges = self._fleet, self._fleet.gauges(now)
         return TimelinePoint(
             time=now,
             asked=fleet.asked,
             ready=len(fleet.ready),
             held=len(self._gateway.held),
-            waiting=fleet.waiting,
-            running=fleet.running,
-            kv_usage=fleet.kv_usage(now),
+            waiting=gauges.waiting,
+            running=gauges.running,
+            kv_usage=gauges.kv_blocks / fleet.kv_blocks if fleet.kv_blocks else 0.0,
         )
 
     def _result(self) -> Run:
