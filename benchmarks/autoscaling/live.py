@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="the picture (default OUT/live.png)")
     parser.add_argument("--trace", type=Path, default=ROOT / "benchmarks/kv/azure_llm_2023_code_slice.csv")
     parser.add_argument("--start-seconds", type=float, default=180.0, help="skip this much of the trace (default 180)")
-    parser.add_argument("--duration-seconds", type=float, default=90.0, help="use this much of it (default 90)")
+    parser.add_argument("--duration-seconds", type=float, default=170.0, help="use this much of it (default 170)")
     parser.add_argument("--every", type=int, help="send each so-manieth request (default by the speed measured)")
     parser.add_argument("--scale-input", type=float, default=0.1, help="prompt lengths times this (default 0.1)")
     parser.add_argument("--scale-output", type=float, default=5.0, help="answer lengths times this (default 5)")

@@ -63,7 +63,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.2 * len(records), 9), layout="constrained")
-    figure.suptitle("Scaling by a real Prometheus under a slice of the Azure code trace (demo model, one machine)")
+    figure.suptitle("Replicas scaled by a real Prometheus")
     columns = figure.subplots(3, len(records), sharex="col", sharey="row", squeeze=False)
     for index, record in enumerate(records):
         load, count, first = (row[index] for row in columns)
@@ -74,19 +74,17 @@ def draw(records: Sequence[Record], path: Path) -> None:
         for axis in (load, count, first):
             for at, _ in record.marks:
                 axis.axvline(at - record.start, color="0.6", linewidth=0.8, linestyle=":")
-        for number, (at, what) in enumerate(record.marks):
-            count.annotate(
-                what,
-                (at - record.start, 3.95 - 0.28 * (number % 4)),
-                fontsize=8,
-                ha="right" if number % 2 else "left",
-                annotation_clip=False,
-            )
+        end = max(moment(decisions(record.events)[-1]), *(at for at, _ in record.marks)) - record.start
+        for number, (at, what) in enumerate(sorted(record.marks)):
+            side = "right" if at - record.start > 0.7 * end else "left"
+            count.annotate(f" {what} ", (at - record.start, 4.75 - 0.3 * number), fontsize=8, ha=side)
         first.set_xlabel("seconds since the first request")
+        first.set_xlim(-15, end + 10)
     columns[0][0].set_ylabel("requests sent per 5 s")
     columns[1][0].set_ylabel("replicas")
     columns[2][0].set_ylabel("time to first token (s)")
-    columns[1][-1].legend(loc="center right", fontsize=8)
+    named = {label: line for axis in columns[1] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
@@ -109,7 +107,8 @@ def _draw_replicas(axis: Any, record: Record) -> None:
         [at for at, _ in wanted], [n for _, n in wanted], where="post", linestyle="--", label="decided", color="k"
     )
     axis.plot([at for at, _ in wanted], [n for _, n in wanted], "k.", markersize=4)
-    axis.set_ylim(0, 4.2)
+    axis.set_ylim(0, 5)
+    axis.set_yticks(range(4))
 
 
 def _blind_spans(said: Sequence[Event]) -> list[tuple[float, float]]:

@@ -30,7 +30,7 @@ from quire_cluster.ports import free_ports  # noqa: E402
 SCRAPE_SECONDS = 5
 _EXPLAIN_SECONDS = 5.0
 _START_SECONDS = 180.0
-_UNDER_WAY = 6.0
+_UNDER_WAY = 4.0
 """Sequences, of which a replica runs four: enough for the ramp, and no more than one machine digests."""
 _MOST_EVERY = 12
 _MOST_OUTPUT = 300
@@ -219,8 +219,9 @@ def live(
         bench = _bench(served, load, record.every, folder)
         meddle(served, prometheus, record)
         bench.wait()
-        record.mark("load over")
         record.bench = json.loads((folder / "bench.json").read_text())
+        over_at = record.start + max(outcome["end_seconds"] for outcome in record.bench["requests"])
+        record.marks.append((over_at, "load over"))
         if served.wait_for(is_back, 200):
             record.mark("back at 1")
         served.wait_for(lambda _: False, 3)  # for the state to be written

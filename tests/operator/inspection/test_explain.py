@@ -102,10 +102,17 @@ def test_only_the_last_rows_are_shown_and_the_rest_is_counted() -> None:
 
 def test_a_run_without_metrics_and_with_a_failed_replica_says_so() -> None:
     stale = noted((), tick(995, 2, 2, "MetricsStale", "only 0 of 1", fresh=0), limit=5)
-    failed = ReplicaState(name="chat-1", phase="Failed", restarts=3, reason="signal 9")
-    told = of_run("chat", served(decisions=stale, replica_states=(failed,)), place="here", ended=None)
-    assert [notice.subject for notice in told.notices] == ["Metrics", "chat-1"]
-    assert "chat-1: Failed signal 9 (restarted 3 times)" in flat(drawn(told, 100))
+    replicas = (
+        ReplicaState(name="chat-0", phase="Ready", restarts=7, reason="long ago"),
+        ReplicaState(name="chat-1", phase="Failed", restarts=3, reason="out of memory"),
+        ReplicaState(name="chat-2", phase="Loading", restarts=1, reason="signal 9"),
+        ReplicaState(name="chat-3", phase="Loading"),
+    )
+    told = of_run("chat", served(decisions=stale, replica_states=replicas), place="here", ended=None)
+    assert [notice.subject for notice in told.notices] == ["Metrics", "chat-1", "chat-2"]
+    seen = flat(drawn(told, 100))
+    assert "chat-1: Failed it ended: out of memory; restarted 3 times" in seen
+    assert "chat-2: Loading it ended: signal 9; restarted once" in seen
 
 
 def test_a_fixed_number_needs_no_decisions() -> None:

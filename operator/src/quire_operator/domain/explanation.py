@@ -153,12 +153,16 @@ def _run_notices(now: Tick | None, replicas: Sequence[ReplicaState]) -> tuple[No
         Notice(
             subject=replica.name,
             reason=replica.phase,
-            message=f"{replica.reason or 'it ended'} (restarted {replica.restarts} times)",
+            message=f"it ended: {replica.reason or 'nobody knows why'}; restarted {_times(replica.restarts)}",
         )
         for replica in replicas
-        if replica.phase == "Failed"
+        if replica.phase == "Failed" or (replica.restarts and replica.phase in ("Pending", "Loading"))
     ]
     return tuple(notices)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _condition_notices(status: JSON) -> tuple[Notice, ...]:
