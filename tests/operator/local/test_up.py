@@ -17,7 +17,15 @@ from quire_local.harness import FAKE_ENGINE, HURRY, until_dead
 from quire_operator.adapters.local_machine import Machine
 from quire_operator.adapters.local_state import read_state, run_folder, state_home
 from quire_operator.adapters.local_supervision import free_port
-from quire_operator.errors import AddressProblem, AlreadyRunning, CapacityProblem, ModelProblem, StartProblem, UserError
+from quire_operator.errors import (
+    AddressProblem,
+    AlreadyRunning,
+    CapacityProblem,
+    ModelProblem,
+    SpecProblem,
+    StartProblem,
+    UserError,
+)
 from quire_operator.local.host import Commands, installed_commands
 from quire_operator.local.up import Up, UpOptions
 from quire_operator.local.views import JsonLines
@@ -171,6 +179,26 @@ async def test_the_engine_is_told_its_share_of_the_machine(tmp_path: Path) -> No
     assert given["--kv-cache-memory-bytes"] == str(2 * 512 * 512)  # no more than two sequences can fill
     assert given["--model"] == str(tmp_path / "model")
     assert given["--host"] == "127.0.0.1"
+
+
+async def test_the_engine_is_told_where_the_keys_are_that_its_spec_asks_for(tmp_path: Path) -> None:
+    seen, keys = tmp_path / "args", tmp_path / "keys"
+    keys.write_text("a-key-of-mine")
+    script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
+    run = Run(tmp_path, document(auth={"secretName": "k"}), engine=(sys.executable, "-c", script, str(seen)))
+    run.environ["QUIRE_API_KEY_FILE"] = str(keys)
+    async with running(run):
+        async with asyncio.timeout(20):
+            while not seen.exists() or not seen.read_text():
+                await asyncio.sleep(0.02)
+    assert f"--api-key-file {keys}" in seen.read_text()
+
+
+async def test_without_the_keys_nothing_is_started(tmp_path: Path) -> None:
+    run = Run(tmp_path, document("open") + document("kept", auth={"secretName": "k"}))
+    with pytest.raises(SpecProblem, match="kept: spec.auth names the secret k"):
+        await run.up.run()
+    assert run.lines.events == []
 
 
 async def test_decisions_are_told_and_written_down(tmp_path: Path) -> None:
