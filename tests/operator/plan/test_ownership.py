@@ -31,12 +31,24 @@ def theirs(fields: dict[str, Any], **more: Any) -> dict[str, Any]:
     return entry({"f:spec": fields}, manager="meddler", operation="Update", **more)
 
 
-def test_the_fingerprint_is_of_our_apply_alone() -> None:
-    alone = fingerprint([OURS])
-    assert fingerprint([theirs({"f:paused": {}}), OURS, entry({}, subresource="status")]) == alone
-    assert fingerprint([entry(OURS["fieldsV1"] | {"f:metadata": {}})]) != alone
-    assert fingerprint([OURS | {"time": "later"}]) != alone, "applied anew by another process of ours"
-    assert fingerprint([theirs({})]) == fingerprint([]) == ""
+def deployment(*entries: dict[str, Any], image: str = "engine:1", replicas: int = 1, **spec: Any) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "engine", "image": image}]}}
+    metadata = {"name": "chat", "managedFields": list(entries)}
+    return {"metadata": metadata, "spec": {"replicas": replicas, "template": template} | spec}
+
+
+def test_the_fingerprint_is_of_our_fields_alone() -> None:
+    alone = fingerprint(deployment(OURS))
+    others = (theirs({"f:paused": {}}), OURS, entry({}, subresource="status"))
+    assert fingerprint(deployment(*others, paused=True)) == alone
+    assert fingerprint(deployment(entry(OURS["fieldsV1"] | {"f:metadata": {}}))) != alone
+    assert fingerprint(deployment(OURS | {"time": "later"})) == alone, "applied anew, and the same"
+    assert fingerprint(deployment(theirs({}))) == fingerprint(deployment()) == fingerprint({}) == ""
+
+
+@pytest.mark.parametrize("changes", [{"replicas": 2}, {"image": "engine:2"}])
+def test_what_our_fields_hold_counts_for_a_second_operator_writes_under_our_name(changes: dict[str, Any]) -> None:
+    assert fingerprint(deployment(OURS, **changes)) != fingerprint(deployment(OURS))
 
 
 @pytest.mark.parametrize(

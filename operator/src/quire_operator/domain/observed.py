@@ -6,10 +6,9 @@ judge them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from quire_operator.domain.names import ANNOTATION_SENIORITY, ANNOTATION_SERVED_NAME, KIND, LABEL_DEPLOYMENT
-from quire_operator.domain.ownership import ForeignField, fingerprint, foreign_fields
+from quire_operator.domain.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
 
 JSON = Mapping[str, object]
 
@@ -203,7 +202,6 @@ def trim_resource(body: JSON) -> Resource:
 def trim_child(body: JSON, *, kind: str) -> Child:
     """An object of one of the kinds we make."""
     metadata = _map(body, "metadata")
-    managed = cast(Sequence[JSON], metadata.get("managedFields") or ())
     annotations = _map(metadata, "annotations") if kind == "Service" else {}
     return Child(
         ref=Ref(kind, _text(metadata, "name")),
@@ -211,8 +209,8 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         version=_text(metadata, "resourceVersion"),
         owner=_controller(metadata),
         deleting="deletionTimestamp" in metadata,
-        fingerprint=fingerprint(managed),
-        foreign=foreign_fields(managed) if kind not in _FILLED_IN_BY_KUBERNETES else (),
+        fingerprint=fingerprint(body),
+        foreign=foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else (),
         deployment=_deployment(body) if kind == "Deployment" else None,
         served_name=_text(annotations, ANNOTATION_SERVED_NAME),
         seniority=_text(annotations, ANNOTATION_SENIORITY) or _text(metadata, "creationTimestamp"),

@@ -60,16 +60,40 @@ class ForeignField:
         return f"{where}{path_text(self.path)} (set by {self.manager})"
 
 
-def fingerprint(managed_fields: Sequence[Mapping[str, object]]) -> str:
-    """Changes exactly when a field of ours was changed or removed, or applied anew by another process of ours.
+def fingerprint(body: Mapping[str, object]) -> str:
+    """Changes exactly when a field of ours was changed or removed: of which fields are ours, and of what they hold.
 
+    The values count: a second operator writes as the same manager, and the entry's time tells only seconds apart.
     Empty where nothing of the object is ours.
     """
-    for entry in managed_fields:
+    for entry in managed_fields(body):
         if _is_ours(entry):
-            text = json.dumps([entry.get("time"), entry.get("fieldsV1")], sort_keys=True, separators=(",", ":"))
+            ours = _values(_tree(entry), body)
+            text = json.dumps([entry.get("fieldsV1"), ours], sort_keys=True, separators=(",", ":"), default=str)
             return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return ""
+
+
+def managed_fields(body: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
+    """Who set what of an object."""
+    metadata = body.get("metadata")
+    entries = metadata.get("managedFields") if isinstance(metadata, Mapping) else None
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+
+
+def _values(tree: Tree, here: object) -> object:
+    """What an object has at the leaves of a tree of fields."""
+    below = {element: further for element, further in tree.items() if element != "."}
+    if not below:
+        return here
+    found: dict[str, object] = {}
+    for element, further in below.items():
+        kind, _, text = element.partition(":")
+        if kind == "f" and isinstance(here, Mapping):
+            found[element] = _values(further, here.get(text))
+        elif kind == "k" and isinstance(here, list):
+            found[element] = _values(further, _item(here, json.loads(text)))
+    return found
 
 
 def foreign_fields(managed_fields: Sequence[Mapping[str, object]]) -> tuple[ForeignField, ...]:
