@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -202,3 +203,63 @@ def test_late_first_tokens_keep_what_is_there(kit):
         late += 2
         decision = story.tick(*(kit.ready(n, first_token_waits=kit.waits(quick=5.0, late=late)) for n in "ab"))
     assert (decision.desired, decision.reason) == (2, Reason.AT_MAX)
+
+
+def test_steady_stream_of_like_requests_unlearns_nothing():
+    """It tells what a request costs, and not which of the three costs it is: what was known of that stands."""
+    evidence, rates = Evidence().with_requests(requests=20, prompt_tokens=2000, output_tokens=800), None
+    draw = random.Random(3)
+    mixed = [
+        work(steps=(n := draw.uniform(50, 400)), prefill=draw.uniform(0, 20_000), generated=n * draw.uniform(1, 16))
+        for _ in range(40)
+    ]
+    steady = [work(steps=300, prefill=4000, generated=2400, noise=draw.uniform(-0.02, 0.02)) for _ in range(1500)]
+    for row in (*mixed, *steady):
+        evidence = evidence.with_work(row)
+        rates = evidence.rates(kv_tokens=10_000, before=rates)
+    assert rates is not None
+    assert rates.costs == pytest.approx((STEP, PREFILL, DECODE), rel=0.15)
+
+
+def test_what_was_known_gives_way_to_evidence_against_it():
+    evidence = Evidence().with_requests(requests=20, prompt_tokens=2000, output_tokens=800)
+    rates = Rates(
+        step_seconds=0.5,
+        prefill_seconds_per_token=1e-6,
+        decode_seconds_per_token=0.1,
+        mean_prompt_tokens=1.0,
+        mean_output_tokens=1.0,
+        kv_tokens=10_000,
+    )
+    draw = random.Random(4)
+    for _ in range(60):
+        steps = draw.uniform(50, 400)
+        row = work(steps=steps, prefill=draw.uniform(0, 20_000), generated=steps * draw.uniform(1, 16))
+        evidence = evidence.with_work(row)
+        rates = evidence.rates(kv_tokens=10_000, before=rates) or rates
+    assert rates.costs == pytest.approx((STEP, PREFILL, DECODE), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_near"),
+    [
+        ({}, True),
+        ({"step_seconds": 0.021}, True),
+        ({"step_seconds": 0.03}, False),
+        ({"prefill_seconds_per_token": 1e-9}, True),
+        ({"prefill_seconds_per_token": 1e-3}, False),
+        ({"mean_output_tokens": 200.0}, False),
+        ({"kv_tokens": 20_000.0}, False),
+    ],
+)
+def test_rates_that_would_change_nothing_are_near(change, is_near):
+    rates = Rates(
+        step_seconds=0.02,
+        prefill_seconds_per_token=1e-8,
+        decode_seconds_per_token=1e-3,
+        mean_prompt_tokens=500.0,
+        mean_output_tokens=100.0,
+        kv_tokens=10_000.0,
+    )
+    other = replace(rates, **change)
+    assert (rates.is_near(other, tolerance=0.1), other.is_near(rates, tolerance=0.1)) == (is_near, is_near)

@@ -226,6 +226,7 @@ def _terms(
         )
     work = demand.work_term(
         [flow for flow in flows if flow.time > now - policy.tuning.flow_seconds],
+        queued_prompt_tokens=sum(sample.queued_prompt_tokens for sample in supply.fresh.values()),
         rates=rates,
         max_sequences=policy.max_sequences,
         percentile=policy.autoscaling.targets.time_to_first_token.percentile,

@@ -111,6 +111,8 @@ class History:
     """The last good sample of each live replica: what the next counters are compared with."""
     evidence: Evidence = Evidence()
     """What the rates are learnt from."""
+    rates: Rates | None = None
+    """As they were learnt last."""
 
     @classmethod
     def restored(cls, record: ScalingRecord) -> "History":
@@ -119,7 +121,7 @@ class History:
             Move(time=change.time, from_replicas=change.from_replicas, to_replicas=change.to_replicas)
             for change in record.changes
         )
-        return cls(record=record, moves=moves)
+        return cls(record=record, moves=moves, rates=record.rates)
 
     def forgetting_gaps(self, now: float) -> "History":
         """Without its memory of demand if the last tick was so long ago that what came between is unknown."""

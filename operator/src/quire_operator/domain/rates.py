@@ -8,6 +8,7 @@ and the three costs are the non-negative least-squares fit over faded sums. Pure
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -19,6 +20,9 @@ _ENOUGH_REQUESTS = 5.0
 # With one sequence at a time steps and generated tokens are equal, and their costs can't be told apart: the tie goes to
 # the step, which is what a memory-bound step costs, until fuller batches show more.
 _DECODE_RIDGE = 1e-3
+# How much what was known counts, against all evidence there is.
+_PRIOR = 0.02
+_NEGLIGIBLE = 0.01
 _SINGULAR = 1e-9
 
 
@@ -47,6 +51,11 @@ class Rates:
     """KV capacity of one replica."""
 
     @property
+    def costs(self) -> tuple[float, float, float]:
+        """Of a step, a prompt token, a generated token."""
+        return self.step_seconds, self.prefill_seconds_per_token, self.decode_seconds_per_token
+
+    @property
     def prefill_tokens_per_second(self) -> float:
         return 0.0 if self.prefill_seconds_per_token == 0 else 1 / self.prefill_seconds_per_token
 
@@ -60,16 +69,28 @@ class Rates:
         return self.step_seconds / self.full_batch(max_sequences) + self.decode_seconds_per_token
 
     def is_near(self, other: "Rates", *, tolerance: float) -> bool:
-        """No figure differs by more than ``tolerance``, as a share of the larger."""
+        """No figure that matters differs by more than ``tolerance``, as a share of the larger."""
         pairs = (
-            (self.step_seconds, other.step_seconds),
-            (self.prefill_seconds_per_token, other.prefill_seconds_per_token),
-            (self.decode_seconds_per_token, other.decode_seconds_per_token),
             (self.mean_prompt_tokens, other.mean_prompt_tokens),
             (self.mean_output_tokens, other.mean_output_tokens),
             (self.kv_tokens, other.kv_tokens),
         )
-        return all(math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
+        shares = zip(self._shares(), other._shares(), strict=True)
+        costs = [
+            pair
+            for pair, both in zip(zip(self.costs, other.costs, strict=True), shares, strict=True)
+            if max(both) >= _NEGLIGIBLE
+        ]
+        return all(math.isclose(a, b, rel_tol=tolerance) for a, b in (*pairs, *costs))
+
+    def _shares(self) -> tuple[float, float, float]:
+        """Of a step, the prompt and the tokens generated in a request's time, each where it is largest."""
+        prompt = self.mean_prompt_tokens * self.prefill_seconds_per_token
+        generated = self.mean_output_tokens * self.decode_seconds_per_token
+        alone = self.mean_output_tokens * self.step_seconds
+        among_many = alone / self.full_batch(sys.maxsize)
+        whole, least = alone + prompt + generated, among_many + prompt + generated
+        return (alone / whole, prompt / least, generated / least) if least > 0 else (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +142,12 @@ class Evidence:
             output_tokens=self.output_tokens * fade + output_tokens,
         )
 
-    def rates(self, *, kv_tokens: float) -> Rates | None:
-        """The fit, or None while there is too little to go by."""
+    def rates(self, *, kv_tokens: float, before: Rates | None = None) -> Rates | None:
+        """The fit, or None while there is too little to go by.
+
+        ``before`` is what was learnt earlier: it stands where the evidence tells nothing, as which of the costs it is
+        that a steady stream of like requests causes.
+        """
         enough = (
             self.busy_seconds >= _ENOUGH_BUSY_SECONDS
             and self.vector[0] >= _ENOUGH_STEPS
@@ -130,7 +155,7 @@ class Evidence:
         )
         if not enough:
             return None
-        step, prefill, decode = _non_negative_fit(self.matrix, self.vector)
+        step, prefill, decode = _non_negative_fit(self.matrix, self.vector, None if before is None else before.costs)
         return Rates(
             step_seconds=step,
             prefill_seconds_per_token=prefill,
@@ -142,11 +167,22 @@ class Evidence:
 
 
 def _non_negative_fit(
-    matrix: tuple[float, float, float, float, float, float], vector: tuple[float, float, float]
+    matrix: tuple[float, float, float, float, float, float],
+    vector: tuple[float, float, float],
+    before: tuple[float, float, float] | None,
 ) -> tuple[float, float, float]:
     """Non-negative c minimising cᵀAc − 2vᵀc: the free fit, else the best of those that leave costs out: only six."""
     ss, sp, sg, pp, pg, gg = matrix
-    gg *= 1 + _DECODE_RIDGE
+    if before is None:
+        gg *= 1 + _DECODE_RIDGE
+    else:
+        # As if there were a little evidence for what was known, of each cost by itself.
+        vector = (
+            vector[0] + _PRIOR * ss * before[0],
+            vector[1] + _PRIOR * pp * before[1],
+            vector[2] + _PRIOR * gg * before[2],
+        )
+        ss, pp, gg = ss * (1 + _PRIOR), pp * (1 + _PRIOR), gg * (1 + _PRIOR)
     a = ((ss, sp, sg), (sp, pp, pg), (sg, pg, gg))
     whole = _solve([list(row) for row in a], list(vector))
     if whole is not None and min(whole) >= 0:
