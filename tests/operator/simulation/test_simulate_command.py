@@ -126,6 +126,7 @@ def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
         (["--fault", "crash@soon"], '"crash@soon" is no fault'),
         (["--startup-delay", "soon"], '"soon" is not a duration'),
         (["--engine", "absent.json"], "the calibration absent.json can't be read"),
+        (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),
         (["--json", "/proc/none/run.json"], "/proc/none/run.json can't be written"),
         (["--kv-tokens", "3"], "should be greater than or equal to 16"),
     ],
@@ -183,6 +184,32 @@ def test_a_calibration_that_is_none_is_refused(policy, tmp_path, text, problem, 
     file.write_text(text)
     code, said = run("--trace", SLICE, "--policy", policy(), "--engine", file, capsys=capsys)
     assert code == 2 and problem in said
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            '{"timestamp": NaN, "input_length": 3, "output_length": 1}',
+            "line 2 of the trace: ValueError: nan is no time",
+        ),
+        ('{"timestamp": 1, "input_length": 1e999, "output_length": 1}', "line 2 of the trace: OverflowError"),
+        ('{"timestamp": 1, "input_length": 3, "output_length": 1, "hash_ids": [[1]]}', "line 2 of the trace"),
+        ('{"timestamp": 1, "output_length": 1}', "line 2 of the trace: KeyError: 'input_length'"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_by_its_line(policy, tmp_path, line, problem, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + line)
+    code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
+    assert code == 2 and problem in said
+
+
+def test_a_trace_of_one_request_is_one_too(policy, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 7, "input_length": 3, "output_length": 1}')
+    code, said = run("--trace", trace, "--policy", policy(), "--plot", tmp_path / "one.png", capsys=capsys)
+    assert code == 0 and "100.00% of 1 requests" in said
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 
 from quire_operator.bench.workload import Alphabet, Conversation
@@ -100,13 +101,19 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
         try:
             record = json.loads(line)
             yield TraceRow(
-                arrival_seconds=record["timestamp"] / 1000.0,
+                arrival_seconds=_finite(record["timestamp"]) / 1000.0,
                 input_tokens=int(record["input_length"]),
                 output_tokens=int(record["output_length"]),
-                prefix_blocks=tuple(record.get("hash_ids", ())),
+                prefix_blocks=tuple(int(block) for block in record.get("hash_ids", ())),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"line {number} of the trace: {type(error).__name__}: {error}") from None
+
+
+def _finite(value: float) -> float:
+    if not isfinite(value):
+        raise ValueError(f"{value} is no time")
+    return value
 
 
 def shaped(rows: Sequence[TraceRow], replay: Replay) -> list[TraceRow]:

@@ -181,6 +181,10 @@ def simulate(
         raise SimulationProblem(f"--warm-up leaves nothing to score: the trace's part lasts {report.clock(last)}")
     autoscaling = chosen.spec.autoscaling
     assert autoscaling is not None
+    if initial_replicas is not None and initial_replicas > autoscaling.max_replicas:
+        raise SimulationProblem(
+            f"--initial-replicas {initial_replicas} is more than maxReplicas in {policy}: {autoscaling.max_replicas}"
+        )
     scenario = Scenario(
         engine=model,
         startup_delay_seconds=startup_delay,
