@@ -6,6 +6,7 @@ text at once: a thousand LLMDeployments are twelve thousand series, which take t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from quire_operator.domain.observed import Key, Pod, Ref, Resource
 from quire_operator.store import Store
@@ -38,20 +39,20 @@ class ResourceMetrics:
         for key in self._store.live_keys():
             resource = self._store.resource(key)
             if resource is not None:
-                for name, line in self._lines(key, resource, now):
-                    families[name].append(line)
+                self._add(families, key, resource, now)
         return "".join(_family(name, lines) for name, lines in families.items())
 
-    def _lines(self, key: Key, resource: Resource, now: datetime) -> Iterator[tuple[str, str]]:
+    def _add(self, families: Mapping[str, list[str]], key: Key, resource: Resource, now: datetime) -> None:
         who = f'namespace="{key.namespace}",name="{key.name}"'
-        yield _INFO, f'{_INFO}{{{who},model_name="{_served_name(resource)}"}} 1\n'
+        families[_INFO].append(f'{_INFO}{{{who},model_name="{_escaped(_served_name(resource))}"}} 1\n')
+        conditions = families[_CONDITION]
         for condition in _conditions(resource):
-            labels = ",".join(f'{label}="{_text(condition, label)}"' for label in ("type", "status", "reason"))
-            yield _CONDITION, f"{_CONDITION}{{{who},{labels}}} 1\n"
+            type_, status, reason = (_escaped(str(condition.get(label, ""))) for label in ("type", "status", "reason"))
+            conditions.append(f'{_CONDITION}{{{who},type="{type_}",status="{status}",reason="{reason}"}} 1\n')
         pods = [pod for pod in self._store.pods(key) if pod.phase not in ("Failed", "Succeeded")]
         for state, count in self._counts(key, pods).items():
-            yield _REPLICAS, f'{_REPLICAS}{{{who},state="{state}"}} {count}\n'
-        yield _STARTING, f"{_STARTING}{{{who}}} {_longest_start(pods, now):.0f}\n"
+            families[_REPLICAS].append(f'{_REPLICAS}{{{who},state="{state}"}} {count}\n')
+        families[_STARTING].append(f"{_STARTING}{{{who}}} {_longest_start(pods, now):.0f}\n")
 
     def _counts(self, key: Key, pods: Sequence[Pod]) -> dict[str, int]:
         deployment = self._store.children(key).get(Ref("Deployment", key.name))
@@ -75,7 +76,7 @@ def _served_name(resource: Resource) -> str:
     spec = resource.body.get("spec")
     model = spec.get("model") if isinstance(spec, Mapping) else None
     name = model.get("servedName") if isinstance(model, Mapping) else None
-    return (name if isinstance(name, str) else resource.key.name).translate(_ESCAPES)
+    return name if isinstance(name, str) else resource.key.name
 
 
 def _conditions(resource: Resource) -> Iterator[Mapping[str, object]]:
@@ -85,8 +86,10 @@ def _conditions(resource: Resource) -> Iterator[Mapping[str, object]]:
             yield condition
 
 
-def _text(condition: Mapping[str, object], label: str) -> str:
-    return str(condition.get(label, "")).translate(_ESCAPES)
+@lru_cache(maxsize=4096)
+def _escaped(text: str) -> str:
+    """As the value of a label. The same few words come again and again."""
+    return text.translate(_ESCAPES)
 
 
 def _longest_start(pods: Sequence[Pod], now: datetime) -> float:
