@@ -28,7 +28,7 @@ def tick(second: float, was: int, to: int, reason: str, why: str, **inputs: floa
         reason=reason,
         message=f"{was} → {to}: {why}" if was != to else f"stays at {to}: {why}",
         enforced=True,
-        inputs={"needUp": 1.6, "waiting": 12, "running": 4, "ready": 1, "fresh": 1} | inputs,
+        inputs={"needUp": 1.6, "needDown": 2.6, "waiting": 12, "running": 4, "ready": 1, "fresh": 1} | inputs,
         terms=(
             DemandTerm(reason="ArrivingWork", need=1.6, detail="3.10 requests/s are 1.28 busy replicas, over 0.8"),
             DemandTerm(reason="KVDemand", need=0.4, detail="812 KV tokens in use over 0.8 × 16,384 a replica"),
@@ -88,7 +88,7 @@ def test_the_screen_tells_now_and_then(width: int) -> None:
     assert "from Prometheus: fresh for 1 of 1 ready replicas, the oldest 4.0 s old" in seen
     assert "▸ ArrivingWork 1.60" in seen and "▸ KVDemand" not in seen
     assert "at once, by at most 4 or 100 %, the larger, per 15s" in seen
-    assert "when one fewer was enough all through 5m, by at most 1 per 1m" in seen
+    assert "when one fewer was enough all through 5m, by at most 1 per 1m; for this 2.60 count as needed now" in seen
     assert "for 15s" in seen, "two ticks without metrics are one row"
     assert seen.index("1 → 2") > seen.index("MetricsStale") > seen.index("Decisions"), "newest first"
     assert "need 1.6, waiting 12, running 4, ready 1, fresh 0" in seen

@@ -28,6 +28,7 @@ _INPUTS = (
     ("queuedPromptTokens", "queued tokens"),
     ("kvTokensUsed", "KV tokens"),
     ("heldRequests", "held"),
+    ("inFlightRequests", "in flight"),
     ("ready", "ready"),
     ("starting", "starting"),
     ("fresh", "fresh"),

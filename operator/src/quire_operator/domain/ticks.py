@@ -29,7 +29,7 @@ class MetricsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     problem: str | None = None
     """Why the source gave nothing."""
     oldest_seconds: float | None = None
-    """Age of the oldest newest sample of a replica; None where no replica ever gave one."""
+    """Of the ready replicas' newest samples the oldest one's age; None where none ever gave one."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -66,7 +66,7 @@ Log = tuple[Stretch, ...]
 
 def tick_of(decision: Decision, *, source: MetricsSource, problem: str | None) -> Tick:
     """A decision as people are told of it."""
-    ages = [decision.time - sample.time for sample in decision.history.samples.values()]
+    oldest = decision.oldest_sample
     return Tick(
         time=time_of(decision.time),
         from_replicas=decision.current,
@@ -80,7 +80,9 @@ def tick_of(decision: Decision, *, source: MetricsSource, problem: str | None) -
             for term in sorted(decision.terms, key=lambda term: -term.need)
         ),
         metrics=MetricsState(
-            source=source, problem=problem, oldest_seconds=round(max(0.0, *ages), 3) if ages else None
+            source=source,
+            problem=problem,
+            oldest_seconds=None if oldest is None else round(max(0.0, decision.time - oldest), 3),
         ),
     )
 

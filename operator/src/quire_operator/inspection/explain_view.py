@@ -56,7 +56,7 @@ def _state(told: Explanation, now: datetime) -> Table:
         table.add_row("Decision", Text(f"not known: {told.now_missing}", "yellow"))
     if told.autoscaling is not None:
         table.add_row("Up", str(told.autoscaling.scale_up))
-        table.add_row("Down", str(told.autoscaling.scale_down))
+        table.add_row("Down", f"{told.autoscaling.scale_down}{_counted(told.now)}")
     return table
 
 
@@ -87,6 +87,12 @@ def _metrics(tick: Tick, metrics: MetricsState) -> Text:
     if metrics.problem is not None:
         text.append(f"; no answer: {metrics.problem}", "red")
     return text
+
+
+def _counted(tick: Tick | None) -> str:
+    """On the way down what starts, and what gives no metrics, is taken for full."""
+    need = None if tick is None else tick.inputs.get("needDown")
+    return "" if need is None else f"; for this {need:.2f} count as needed now"
 
 
 def _age(seconds: float) -> str:
