@@ -304,6 +304,7 @@ def main() -> int:
         startup_delay_seconds=startup,
         max_replicas=MAX_REPLICAS,
         initial_replicas=1 if arguments.fleet == "law" else int(arguments.fleet),
+        startup_jitter=0.0,
         drain_seconds=60.0,
         slowdown=slowdown[1:] and slowdown,
         timeline_seconds=1.0,
