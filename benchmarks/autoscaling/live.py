@@ -165,6 +165,7 @@ def main() -> int:
         scale_input=arguments.scale_input,
         scale_output=arguments.scale_output,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever was started is ended
     records: list[Record] = []
     found: dict[str, list[str]] = {}
     for case in arguments.case or list(CASES):

@@ -30,10 +30,11 @@ from quire_cluster.ports import free_ports  # noqa: E402
 SCRAPE_SECONDS = 5
 _EXPLAIN_SECONDS = 5.0
 _START_SECONDS = 180.0
-_UNDER_WAY = 4.0
-"""Sequences, of which a replica runs four: enough for the ramp, and no more than one machine digests."""
+_UNDER_WAY = 2.0
+"""Sequences on average, at the speed of one alone; a replica runs two, and the slice's peak is twice its mean: enough
+for the ramp, and no more than a machine digests that the replicas share."""
 _MOST_EVERY = 12
-_MOST_OUTPUT = 300
+_MOST_OUTPUT = 200
 
 Event = dict[str, Any]
 
@@ -43,7 +44,7 @@ kind: LLMDeployment
 metadata: {{name: chat}}
 spec:
   model: {{source: "file://{model}"}}
-  engine: {{maxSequences: 4, maxBatchedTokens: 512, kvCache: {{size: 64Mi}}}}
+  engine: {{maxSequences: 2, maxBatchedTokens: 512, kvCache: {{size: 64Mi}}}}
   autoscaling:
     minReplicas: 1
     maxReplicas: 3
