@@ -120,7 +120,7 @@ def described(schema: dict[str, Any], values: list[Value]) -> dict[str, Any]:
     return schema
 
 
-def written(schema: object, indent: int = 0) -> str:
+def written(schema: object) -> str:
     """JSON in which what fits on a line stands on one."""
     return _json(schema, "") + "\n"
 

@@ -215,7 +215,7 @@ def openmetrics() -> str:
 def _lines(page: str, target: Target, moment: int) -> Iterator[str]:
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            labels = {**target.labels, **sample.labels} if target.honours_labels else sample.labels | target.labels
+            labels = {**target.labels, **sample.labels} if target.honours_labels else {**sample.labels, **target.labels}
             text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
             yield f"{sample.name}{{{text}}} {sample.value} {moment}"
 
