@@ -61,6 +61,7 @@ class FaultProxy:
         """Time (of the proxy's loop), method and path of each request that a fault matches, be it used up or not."""
         self.is_silent = False
         """Nothing passes in either direction, and no connection is closed: a network that drops packets."""
+        self._answering: list[web.Request] = []
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._port: asyncio.Future[int] = self._loop.create_future()
@@ -72,6 +73,12 @@ class FaultProxy:
         document["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self._port.result()}"}
         self.kubeconfig = kubeconfig.with_suffix(".proxy")
         self.kubeconfig.write_text(json.dumps(document))
+
+    def cut_streams(self, user_agent: str) -> None:
+        """Requests of this client that are being answered end as if the connection had broken."""
+        for request in list(self._answering):
+            if user_agent in request.headers.get("User-Agent", "") and request.transport is not None:
+                self._loop.call_soon_threadsafe(request.transport.abort)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
@@ -90,7 +97,11 @@ class FaultProxy:
             app = web.Application(client_max_size=2**24)
 
             async def forward(request: web.Request) -> web.StreamResponse:
-                return await self._forward(request, session)
+                self._answering.append(request)
+                try:
+                    return await self._forward(request, session)
+                finally:
+                    self._answering = [other for other in self._answering if other is not request]
 
             app.router.add_route("*", "/{path:.*}", forward)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

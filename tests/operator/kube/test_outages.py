@@ -1,0 +1,426 @@
+"""The world around the operator goes away, comes back, lies about the time or forgets: nothing is lost or made twice.
+
+On an API server of its own, for the whole cluster feels it. What concerns one operator alone goes on side by side. Each
+test states how long it took until all was as asked; `pytest -s` shows the table, QUIRE_OUTAGE_SECONDS=60 makes outages
+as long as real ones.
+"""
+
+import json
+import os
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from kube_support.faults import Fault, FaultProxy
+from kube_support.ledger import Flock, Ledger, Row, elsewhere
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+from kube_support.replicas import BUSY, IDLE, engines_at
+from kube_support.rights import grant
+from kube_support.tcp import TcpProxy
+
+from quire_cluster.binaries import Binaries
+from quire_cluster.control_plane import ControlPlane
+
+CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
+OUTAGE_SECONDS = float(os.environ.get("QUIRE_OUTAGE_SECONDS", "12"))
+PATIENCE = 90.0
+"""On a machine that has much else to do."""
+IN_SYNC_SECONDS = 30.0
+INACTIVITY_SECONDS = 20.0
+"""How long kopf waits for a word from a watch."""
+SKEW_SECONDS = 600.0
+QUIET_SECONDS = max(10.0, OUTAGE_SECONDS)
+NAMES = ("a", "b", "c")
+ENGINES = "127.0.77.3"
+IMAGE = "registry.example/engine:1"
+
+
+@pytest.fixture(scope="module")
+def server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
+    started = ControlPlane.temporary(cluster_binaries)
+    try:
+        started.start()
+        install_crd(started)
+        yield started
+    finally:
+        started.stop()
+
+
+def install_crd(server: ControlPlane) -> None:
+    server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    server.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.quire.dev", "--timeout=30s")
+
+
+def new_space(server: ControlPlane) -> Namespace:
+    name = f"outage-{uuid.uuid4().hex[:8]}"
+    answer = server.client().post("/api/v1/namespaces", {"metadata": {"name": name}})
+    assert answer.ok, answer.body
+    return Namespace(server, name)
+
+
+@pytest.fixture(scope="module")
+def ledger() -> Iterator[Ledger]:
+    ledger = Ledger()
+    yield ledger
+    print(f"\noutages of {OUTAGE_SECONDS:g} s\n{ledger.table()}")
+
+
+# --- what one operator alone feels ---
+
+
+def lost_connections(server: ControlPlane, operators: Operators) -> Row:
+    """All connections are lost without a word: watches, the Lease's, those in the pool."""
+    space = new_space(server)
+    proxy = TcpProxy(server, space.kubeconfig)
+    operator = operators.start(*space.flags(proxy.kubeconfig), identity=space.name)
+    flock = Flock(space, NAMES)
+    flock.make()
+    flock.begin()
+    cut = time.monotonic()
+    assert proxy.lose_connections() >= 3
+    flock.change()
+    row = flock.measure("every connection lost without a word", since=cut, within=INACTIVITY_SECONDS + IN_SYNC_SECONDS)
+    operator.kill()
+    proxy.stop()
+    return row
+
+
+def cut_watches(server: ControlPlane, operators: Operators) -> Row:
+    """Only the watching half is cut off for good: the operator says of itself that it is blind, until it sees again."""
+    space = new_space(server)
+    proxy = FaultProxy(server, space.kubeconfig)
+    operator = operators.start(*space.flags(proxy.kubeconfig), identity=space.name)
+    flock = Flock(space, NAMES)
+    flock.make()
+    assert operator.health() == (200, "ok")
+    flock.begin()
+    proxy.faults = [Fault("GET", "", times=10**6, user_agent="kopf")]
+    proxy.cut_streams("kopf")
+    until(lambda: operator.health()[0] == 503, within=PATIENCE)
+    assert "the watches have shown nothing of our Lease for" in operator.health()[1]
+    assert space.holder() == operator.identity, "it leads: the kubelet has to end it"
+    flock.change()
+    proxy.faults = []
+    proxy.cut_streams("kopf")
+    mended = time.monotonic()
+    row = flock.measure("watches alone cut off until /healthz said so", since=mended, within=IN_SYNC_SECONDS)
+    until(lambda: operator.health() == (200, "ok"), within=PATIENCE)
+    operator.kill()
+    proxy.stop()
+    return row
+
+
+def twin(server: ControlPlane, operators: Operators, *, images: tuple[str, str]) -> tuple[Row, Namespace]:
+    """Two operators of one namespace with Leases of different names: both write."""
+    space = new_space(server)
+    other = (
+        "--kubeconfig",
+        str(grant(server, space.name, release="quire-twin")),
+        "--lease-name",
+        "quire-twin-operator",
+    )
+    pair = [
+        operators.start(*space.flags(), "--engine-image", images[0], identity=f"{space.name}-1"),
+        operators.start(*space.flags()[2:], *other, "--engine-image", images[1], identity=f"{space.name}-2"),
+    ]
+    flock = Flock(space, NAMES)
+    until(lambda: len(space.names("leases")) == 2, within=PATIENCE)
+    flock.begin()
+    for name in NAMES:
+        space.apply(name, replicas=1)
+    until(flock.is_as_asked, within=PATIENCE)
+    began = time.monotonic()
+    time.sleep(OUTAGE_SECONDS)  # what is measured is how little happens
+    if images[0] != images[1]:
+        until(lambda: any(space.condition(n, "Degraded").get("reason") == "FieldsContested" for n in NAMES), within=60)
+    what = "two operators" + (" that want different images" if images[0] != images[1] else " that want the same")
+    row = flock.measure(what, since=began, within=PATIENCE, makes_all=True)
+    for operator in pair:
+        operator.kill()
+    return row, space
+
+
+def same_twins(server: ControlPlane, operators: Operators) -> Row:
+    row, space = twin(server, operators, images=(IMAGE, IMAGE))
+    assert {d["metadata"]["generation"] for d in space.items("deployments")} == {1}, "each was written once"
+    return row
+
+
+def different_twins(server: ControlPlane, operators: Operators) -> Row:
+    row, space = twin(server, operators, images=(IMAGE, f"{IMAGE}-other"))
+    told = (space.condition(name, "Degraded") for name in NAMES)
+    messages = [condition["message"] for condition in told if condition["reason"] == "FieldsContested"]
+    assert any("is a second operator at work, with a Lease of another name?" in message for message in messages)
+    return row
+
+
+def skewed_clocks(server: ControlPlane, operators: Operators) -> Row:
+    """The clock of the first is ten minutes ahead, that of the next ten minutes behind."""
+    space = new_space(server)
+    fast = operators.start(
+        *space.flags(), identity=f"{space.name}-1", clock_skew_seconds=SKEW_SECONDS, tick_seconds=1.0
+    )
+    flock = Flock(space, NAMES)
+    flock.make()
+    rules = {"window": "1s", "period": "1s", "maxStep": 8}
+    bounds = {"minReplicas": 1, "maxReplicas": 3}
+    space.apply("scaled", replicas=1, autoscaling=bounds | {"scaleDown": rules, "targets": {"queueDepth": 4}})
+    space.wait_settled("scaled")
+    with engines_at(ENGINES, BUSY):
+        space.run_pods("scaled", address=ENGINES)
+        until(lambda: asked(space, "scaled") == 3, within=PATIENCE, why=lambda: space.get("llmdeployments", "scaled"))
+    fast.kill()
+    flock.begin()
+    flock.change()
+    killed = time.monotonic()
+    slow = operators.start(
+        *space.flags(), identity=f"{space.name}-2", clock_skew_seconds=-SKEW_SECONDS, tick_seconds=1.0
+    )
+    row = flock.measure("killed; the next one's clock is 20 min behind", since=killed, within=IN_SYNC_SECONDS)
+    with engines_at(ENGINES, IDLE):
+        space.run_pods("scaled", address=ENGINES)
+        until(lambda: asked(space, "scaled") == 1, within=PATIENCE, why=lambda: space.get("llmdeployments", "scaled"))
+    slow.kill()
+    return row
+
+
+def asked(space: Namespace, name: str) -> int:
+    deployment = space.get("deployments", name)
+    return -1 if deployment is None else int(deployment["spec"]["replicas"])
+
+
+class Account:
+    """A ServiceAccount's folder as the kubelet mounts it; each token dies with a Secret of its own."""
+
+    def __init__(self, space: Namespace, folder: Path) -> None:
+        self._space, self.folder, self._count = space, folder, 0
+        folder.mkdir()
+        (folder / "ca.crt").write_bytes(space.server.server.authority.read_bytes())
+        (folder / "namespace").write_text(space.name)
+
+    def renew(self) -> None:
+        """The file is replaced at once, as the kubelet does it."""
+        self._count += 1
+        secret = self._space.create("secrets", {"metadata": {"name": f"token-{self._count}"}})
+        reference = {
+            "kind": "Secret",
+            "apiVersion": "v1",
+            "name": f"token-{self._count}",
+            "uid": secret["metadata"]["uid"],
+        }
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"boundObjectRef": reference},
+        }
+        path = self._space.path("serviceaccounts", "quire-operator/token")
+        answer = self._space.server.client().post(path, request)
+        assert answer.ok, answer.body
+        fresh = self.folder / "token.new"
+        fresh.write_text(answer.body["status"]["token"])
+        fresh.replace(self.folder / "token")
+
+    def revoke(self) -> None:
+        self._space.delete("secrets", f"token-{self._count}")
+
+
+def expired_token(server: ControlPlane, operators: Operators, folder: Path) -> Row:
+    """In a pod: the token is refused for a while before the file has another."""
+    space = new_space(server)
+    assert space.kubeconfig.exists()
+    account = Account(space, folder / "account")
+    account.renew()
+    address = urlsplit(server.server.url)
+    environment = {"KUBERNETES_SERVICE_HOST": str(address.hostname), "KUBERNETES_SERVICE_PORT": str(address.port)}
+    operator = operators.start(
+        *space.flags()[2:], identity=space.name, service_account=account.folder, environment=environment
+    )
+    flock = Flock(space, NAMES)
+    flock.make()
+    flock.begin()
+    account.revoke()
+    until(lambda: operator.said("our credentials were not accepted"), within=PATIENCE)
+    flock.change()
+    time.sleep(3)
+    account.renew()
+    row = flock.measure("token revoked; then the file has a new one", since=time.monotonic(), within=IN_SYNC_SECONDS)
+    operator.kill()
+    return row
+
+
+Work = Callable[[ControlPlane, Operators], Row]
+SIDE_BY_SIDE: dict[str, Work] = {
+    "lost connections": lost_connections,
+    "cut watches": cut_watches,
+    "same twins": same_twins,
+    "different twins": different_twins,
+    "skewed clocks": skewed_clocks,
+}
+
+
+@pytest.fixture(scope="module")
+def side_by_side(
+    server: ControlPlane, operators: Operators, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Callable[[], Row]]:
+    begun = {name: elsewhere(lambda work=work: work(server, operators)) for name, work in SIDE_BY_SIDE.items()}
+    folder = tmp_path_factory.mktemp("account")
+    return begun | {"expired token": elsewhere(lambda: expired_token(server, operators, folder))}
+
+
+@pytest.mark.parametrize("name", [*SIDE_BY_SIDE, "expired token"])
+def test_what_one_operator_alone_feels(name: str, side_by_side: dict[str, Callable[[], Row]], ledger: Ledger) -> None:
+    row = ledger.add(side_by_side[name]())
+    assert row.duplicates == 0, row
+    most = 60 if name == "different twins" else 4 * 6 * len(NAMES)
+    assert row.writes <= most, row
+
+
+# --- what the whole cluster feels ---
+
+
+@pytest.fixture(scope="module")
+def quiet(server: ControlPlane, side_by_side: dict[str, Callable[[], Row]]) -> ControlPlane:
+    """The API server once nothing goes on side by side."""
+    for wait in side_by_side.values():
+        try:
+            wait()
+        except Exception:
+            continue  # its own test tells
+    return server
+
+
+@pytest.fixture(scope="module")
+def everywhere(quiet: ControlPlane, operators: Operators) -> Iterator[OperatorProcess]:
+    """One operator of the whole cluster, with the rights that the chart gives to such."""
+    home = new_space(quiet)
+    kubeconfig = grant(quiet, home.name, everywhere=True)
+    operator = operators.start("--kubeconfig", str(kubeconfig), "--namespace", home.name, identity=home.name)
+    home.wait_holder(operator.identity)
+    yield operator
+    operator.kill()
+
+
+def test_a_quiet_minute_has_no_write_but_the_lease(quiet: ControlPlane, everywhere: OperatorProcess) -> None:
+    """Twelve of them, a third autoscaled: what those tell of themselves asks for nothing."""
+    space = new_space(quiet)
+    steady = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
+    names = [f"quiet-{number}" for number in range(12)]
+    with engines_at(ENGINES, IDLE):
+        for number, name in enumerate(names):
+            space.apply(name, replicas=1, **(steady if number % 3 == 0 else {}))
+        for name in names:
+            until(lambda name=name: space.run_pods(name, address=ENGINES), within=PATIENCE)
+        for name in names:
+            space.wait_reason(name, "Ready", "Serving", within=PATIENCE)
+        until(lambda: not written(space, everywhere, seconds=3), within=PATIENCE)
+        found = written(space, everywhere, seconds=QUIET_SECONDS)
+    assert found == []
+    assert space.condition("quiet-0", "Autoscaling")["reason"] == "Enforcing"
+
+
+def written(space: Namespace, operator: OperatorProcess, *, seconds: float) -> list[str]:
+    """What the operator writes in the next seconds, all over the cluster."""
+    start = space.server.audit.position()
+    time.sleep(seconds)
+    asked = space.server.audit.requests(start, user_agent=operator.identity)
+    assert sum(request.resource == "leases" for request in asked) >= seconds / 4, "it is alive and leading"
+    return [str(request) for request in asked if request.is_mutating and request.resource != "leases"]
+
+
+@pytest.fixture
+def flock(quiet: ControlPlane, everywhere: OperatorProcess) -> Iterator[Flock]:
+    flock = Flock(new_space(quiet), NAMES)
+    flock.make()
+    flock.begin()
+    yield flock
+    assert everywhere.is_alive
+    for name in flock.names:
+        quiet.client().delete(flock.space.path("llmdeployments", name))
+
+
+def test_the_api_server_is_killed_and_comes_back(flock: Flock, quiet: ControlPlane, ledger: Ledger) -> None:
+    quiet.api_server.kill()
+    time.sleep(OUTAGE_SECONDS)
+    quiet.api_server.start()
+    quiet.wait_for_api_server()
+    back = time.monotonic()
+    flock.change()
+    row = ledger.add(flock.measure("API server killed and started again", since=back, within=IN_SYNC_SECONDS))
+    assert row.duplicates == 0 and row.writes <= 30, row
+
+
+def test_the_api_server_says_nothing_for_a_while(flock: Flock, quiet: ControlPlane, ledger: Ledger) -> None:
+    quiet.api_server.pause()
+    time.sleep(OUTAGE_SECONDS)
+    quiet.api_server.resume()
+    quiet.wait_for_api_server()
+    back = time.monotonic()
+    flock.change()
+    row = ledger.add(flock.measure("API server stopped (SIGSTOP) and resumed", since=back, within=IN_SYNC_SECONDS))
+    assert row.duplicates == 0 and row.writes <= 30, row
+
+
+def test_etcd_is_killed_and_has_forgotten_what_the_watches_ask_for(
+    flock: Flock, quiet: ControlPlane, everywhere: OperatorProcess, ledger: Ledger
+) -> None:
+    """What changes while the operator is stopped is compacted away before it looks again: its watches get 410 Gone."""
+    everywhere.pause()
+    flock.change()
+    quiet.etcd.kill()
+    quiet.etcd.start()
+    until(lambda: flock.space.get("llmdeployments", NAMES[0]) is not None, within=PATIENCE)
+    compact(quiet)
+    quiet.restart_api_server()
+    back = time.monotonic()
+    everywhere.resume()
+    row = ledger.add(flock.measure("etcd killed, compacted; API server restarted", since=back, within=IN_SYNC_SECONDS))
+    assert row.duplicates == 0 and row.writes <= 30, row
+
+
+def compact(server: ControlPlane) -> None:
+    """All of etcd's history up to now is thrown away."""
+    ports = json.loads((server.state / "ports.json").read_text())
+
+    def call(path: str, body: dict[str, str]) -> dict[str, dict[str, str]]:
+        url = f"http://127.0.0.1:{ports['etcd']}/v3/{path}"
+        with urllib.request.urlopen(urllib.request.Request(url, data=json.dumps(body).encode()), timeout=10) as answer:
+            result: dict[str, dict[str, str]] = json.loads(answer.read())
+            return result
+
+    revision = call("kv/range", {"key": "AA=="})["header"]["revision"]
+    call("kv/compaction", {"revision": revision})
+
+
+def test_the_crd_is_removed_and_comes_back_with_what_was_there(
+    flock: Flock, quiet: ControlPlane, everywhere: OperatorProcess, ledger: Ledger
+) -> None:
+    quiet.kubectl("delete", "crd", "llmdeployments.quire.dev", "--timeout=60s")
+    until(lambda: everywhere.said("there is no LLMDeployment kind in this cluster yet"), within=PATIENCE)
+    assert everywhere.health() == (200, "ok"), "nothing is wrong with it"
+    install_crd(quiet)
+    back = time.monotonic()
+    for name in flock.names:
+        flock.space.apply(name, replicas=1)
+    # The garbage collector takes the children of those that went; each is made once more after that.
+    until(lambda: all(owned(flock.space, name) for name in flock.names), within=90)
+    took = time.monotonic() - back
+    flock.begin()
+    now = time.monotonic()
+    flock.change()
+    row = flock.measure("CRD removed and back, LLMDeployments applied anew", since=now, within=IN_SYNC_SECONDS)
+    ledger.add(row)
+    assert row.duplicates == 0 and row.writes <= 30, row
+    print(f"children of the new ones, once the old ones were collected: {took:.1f} s")
+
+
+def owned(space: Namespace, name: str) -> bool:
+    """Whether the Deployment belongs to the LLMDeployment that is there now."""
+    resource, deployment = space.get("llmdeployments", name), space.get("deployments", name)
+    if resource is None or deployment is None or "deletionTimestamp" in deployment["metadata"]:
+        return False
+    (owner,) = deployment["metadata"]["ownerReferences"]
+    return bool(owner["uid"] == resource["metadata"]["uid"])

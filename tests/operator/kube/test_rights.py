@@ -1,0 +1,113 @@
+"""The chart's rights for the operator: none is missing, none is more than is used.
+
+Every operator of these tests runs with them, in its namespaces or everywhere. Here one lives a whole life under the
+eyes of the audit log: what it was refused, and which of its rights it never used.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+from kube_support.replicas import IDLE, engines_at
+from kube_support.rights import operator_rights
+
+from quire_cluster.audit import Position
+from quire_cluster.control_plane import ControlPlane
+
+ENGINES = "127.0.77.4"
+OPTIONAL_GROUPS = frozenset({"monitoring.coreos.com", "networking.k8s.io"})
+"""Of children that a setting asks for, or that another project's CRDs define; they have tests of their own."""
+UNUSED = {
+    (
+        "quire.dev",
+        "llmdeployments/finalizers",
+        "update",
+    ): "asked for only where OwnerReferencesPermissionEnforcement is on",
+    ("coordination.k8s.io", "leases", "list"): "kopf lists before it watches; counted with the watch of all kinds",
+}
+"""Rights that this life does not use, and why they are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}.{self.group}"
+
+
+def rights(server: ControlPlane, namespace: str, *, everywhere: bool) -> set[Right]:
+    documents = operator_rights(server, namespace, everywhere=everywhere)
+    rules = [rule for document in documents if "rules" in document for rule in document["rules"]]
+    return {
+        Right(group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(space: Namespace, since: Position) -> set[Right]:
+    user = f"system:serviceaccount:{space.name}:quire-operator"
+    asked = space.server.audit.requests(since, user=user)
+    found = set()
+    for request in asked:
+        found.add(Right(request.group, request.resource, request.verb))
+        if request.verb == "patch" and request.status == 201:
+            found.add(Right(request.group, request.resource, "create"))  # server-side apply of what was not there
+    return found
+
+
+@pytest.fixture(scope="module")
+def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Namespace, Position, OperatorProcess]]:
+    """All kinds of children made, one repaired, scaled by load, one let go, all of it told."""
+    space = Namespace(crd_installed, "rights")
+    assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "rights"}}).ok
+    start = crd_installed.audit.position()
+    operator = operators.start(*space.flags(), identity="rights", tick_seconds=1.0)
+    cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi"}}
+    rules = {"window": "0s", "period": "1s"}
+    space.apply("chat", replicas=2, model=cached, autoscaling={"minReplicas": 1, "maxReplicas": 2, "scaleDown": rules})
+    space.wait_settled("chat", within=60)
+    with engines_at(ENGINES, IDLE):
+        until(lambda: len(space.run_pods("chat", address=ENGINES)) == 2)
+        until(lambda: len(space.pods("chat")) == 1, within=90)
+    space.patch("services", "chat", {"spec": {"sessionAffinity": "ClientIP", "selector": {"a": "b"}}})
+    until(lambda: "a" not in (space.get("services", "chat") or {"spec": {"selector": {"a": ""}}})["spec"]["selector"])
+    space.apply("chat", replicas=2, model={"source": "hf://org/model"})
+    until(lambda: "chat-models" not in space.names("persistentvolumeclaims"), within=60)
+    space.wait_reason("chat", "Autoscaling", "NotConfigured", within=60)
+    yield space, start, operator
+    operator.kill()
+    crd_installed.client().delete("/api/v1/namespaces/rights")
+
+
+def test_nothing_it_asks_for_is_refused(life: tuple[Namespace, Position, OperatorProcess]) -> None:
+    space, start, _ = life
+    user = f"system:serviceaccount:{space.name}:quire-operator"
+    asked = space.server.audit.requests(start, user=user)
+    assert len(asked) > 50
+    assert [str(request) for request in asked if request.status == 403] == []
+
+
+def test_no_right_is_there_that_is_not_used(life: tuple[Namespace, Position, OperatorProcess]) -> None:
+    space, start, _ = life
+    given = rights(space.server, space.name, everywhere=False)
+    unused = {right for right in given - used(space, start) if right.group not in OPTIONAL_GROUPS}
+    children = {right.resource for right in given if right.verb == "delete"}
+    # What is deleted when it is no longer wanted is one kind here; the others are so by the same code.
+    surplus = {right for right in unused if not (right.verb == "delete" and right.resource in children)}
+    surplus -= {Right(*right) for right in UNUSED}
+    assert surplus == set(), sorted(map(str, surplus))
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_no_right_is_a_wildcard_or_reads_secrets_or_logs(crd_installed: ControlPlane, everywhere: bool) -> None:
+    given = rights(crd_installed, "any", everywhere=everywhere)
+    assert given and not [right for right in given if "*" in (right.group, right.resource, right.verb)]
+    assert not {right.resource for right in given} & {"secrets", "configmaps", "pods/log", "pods/exec", "nodes"}
