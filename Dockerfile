@@ -38,7 +38,10 @@ RUN TORCH_SPEC="${TORCH_SPEC}" requirements/install.sh requirements/engine.lock
 
 FROM tools AS operator-dependencies
 COPY requirements/operator.lock requirements/
-RUN requirements/install.sh requirements/operator.lock
+# Of the AWS library's data only what is needed to read a bucket and to get credentials: 3 MB of 30.
+RUN requirements/install.sh requirements/operator.lock \
+    && find /opt/quire/lib/python3*/site-packages/botocore/data -mindepth 1 -maxdepth 1 -type d \
+       ! -name s3 ! -name sts ! -name sso ! -name sso-oidc ! -name signin -exec rm -rf {} +
 
 FROM tools AS gateway-dependencies
 COPY requirements/gateway.lock requirements/

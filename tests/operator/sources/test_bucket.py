@@ -1,5 +1,6 @@
 """s3://: objects become a folder, checked and resumed; and what a store refuses is said in words."""
 
+import asyncio
 import hashlib
 import os
 import subprocess
@@ -244,6 +245,17 @@ async def test_a_store_that_can_not_be_reached_is_named_and_what_was_fetched_bef
     assert "127.0.0.1:9 can't be reached" in said[0] and "using what was fetched before" in said[0]
     with pytest.raises(ModelProblem, match="127.0.0.1:9 can't be reached for s3://models/other"):
         await fetch("s3://models/other")
+
+
+async def test_a_store_that_says_nothing_holds_up_no_ctrl_c(bucket: FaultyProxy, fetch: Fetch) -> None:
+    bucket.stall_after["/models"] = 0
+    fetching = asyncio.ensure_future(fetch("s3://models/x"))
+    while not bucket.seen:
+        await asyncio.sleep(0.01)
+    fetching.cancel()
+    async with asyncio.timeout(1):
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
 
 
 def test_the_aws_library_is_not_imported_before_a_bucket_is_asked() -> None:

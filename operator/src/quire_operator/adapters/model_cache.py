@@ -11,6 +11,8 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -96,7 +98,7 @@ async def fetch(
     if known is not None and source.is_pinned:
         return origin.model_folder(known)
     try:
-        listing = await asyncio.to_thread(origin.listing)
+        listing = await _aside(origin.listing)
     except Unreachable as problem:
         if known is None:
             raise
@@ -110,6 +112,30 @@ async def fetch(
     except OSError as error:
         raise _explained(error, listing.model, root) from error
     return origin.model_folder(whole)
+
+
+async def _aside(ask: Callable[[], Listing]) -> Listing:
+    """In a thread that nobody waits for once this is cancelled: a place that hangs holds up no Ctrl-C."""
+    loop, answer = asyncio.get_running_loop(), asyncio.Future[Listing]()
+
+    def settle(outcome: Listing | Exception) -> None:
+        if answer.done():
+            return  # cancelled meanwhile
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+
+    def run() -> None:
+        try:
+            outcome: Listing | Exception = ask()
+        except Exception as error:
+            outcome = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="ask-origin", daemon=True).start()
+    return await answer
 
 
 async def _kept(
@@ -133,8 +159,12 @@ async def _kept(
 
 
 async def _finished(origin: Origin, listing: Listing, folder: Path, say: Say) -> None:
-    stopped = threading.Event()
-    work = asyncio.create_task(asyncio.to_thread(origin.finish, listing, folder, say=say, stopped=stopped.is_set))
+    stopped, loop = threading.Event(), asyncio.get_running_loop()
+
+    def said(line: str) -> None:
+        loop.call_soon_threadsafe(say, line)
+
+    work = asyncio.create_task(asyncio.to_thread(origin.finish, listing, folder, say=said, stopped=stopped.is_set))
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:

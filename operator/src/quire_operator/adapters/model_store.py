@@ -4,17 +4,15 @@ For ``quire up`` and ``quire plan``; in a cluster the pods fetch for themselves.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire_operator.adapters.remote_files import Progress, Say
 from quire_operator.adapters.weights_header import NoWeights, count_parameters
 from quire_operator.domain.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.spec import ClaimSource, FileSource, RemoteSource, Source
 from quire_operator.errors import ModelProblem
-
-Progress = Callable[[int, int], None]
-"""Bytes that are here, bytes in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +39,17 @@ class ModelStore:
     def __init__(self, *, beside: Path, cache: Path) -> None:
         self._beside, self._cache = beside, cache
 
-    async def fetch(self, source: Source, *, progress: Progress) -> Path:
-        """The folder with the model, downloaded if need be. Cancelling stops the download, which can go on later."""
+    async def fetch(self, source: Source, *, progress: Progress, say: Say = lambda line: None) -> Path:
+        """The folder with the model, downloaded if need be. Cancelling stops the download, which can go on later.
+
+        ``say`` is told what a person should know of it, such as who is waited for.
+        """
         if isinstance(source, RemoteSource):
             from quire_operator.adapters import model_cache, origins  # slow to import, and most runs need none
 
-            return await model_cache.fetch(source, origins.origin_of(source), self._cache, progress=progress)
+            manner = model_cache.Manner(say=say)
+            origin = origins.origin_of(source)
+            return await model_cache.fetch(source, origin, self._cache, progress=progress, manner=manner)
         return self._folder(source)
 
     def facts(self, source: Source, *, weights_needed: bool = True) -> ModelFacts:

@@ -118,7 +118,8 @@ class Up:
         for spec in specs:
             share = share_of(spec, specs, machine)
             progress = partial(self._view.download, str(spec.model.source))
-            folder = await store.fetch(spec.model.source, progress=progress)
+            say = partial(self._view.event, "download")
+            folder = await store.fetch(spec.model.source, progress=progress, say=say)
             facts = folder_facts(folder, weights_needed=not spec.engine.invents_weights)
             found.append(size(spec, facts, folder=folder, share=share, machine=machine))
         return found
