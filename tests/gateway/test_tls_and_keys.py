@@ -2,8 +2,13 @@
 
 import asyncio
 import hashlib
+import socket
 import ssl
-from collections.abc import Callable
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -11,6 +16,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+from quire_cluster.waiting import eventually
 from quire_gateway.__main__ import main
 from quire_gateway.app import OPEN_PATHS
 from quire_gateway.config import TlsOptions
@@ -256,3 +262,53 @@ def test_a_wrong_file_is_a_message_and_not_a_traceback(
     assert main(["--port", "0", "--endpoints-file", str(tmp_path / "endpoints"), *given]) == 2
     told = capsys.readouterr().err
     assert problem in told and "Traceback" not in told
+
+
+# --- the process, whose event loop speaks TLS in its own way ---
+
+
+@pytest.fixture
+def process(authority: trustme.CA, tmp_path: Path) -> Iterator[int]:
+    """quire-gateway with both; its port."""
+    options = issue(authority, tmp_path)
+    (tmp_path / "keys").write_text(f"{KEY}\n")
+    (tmp_path / "endpoints").write_text('{"models": []}')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    command = [sys.executable, "-m", "quire_gateway", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--endpoints-file", str(tmp_path / "endpoints"), "--api-key-file", str(tmp_path / "keys")]
+    command += ["--ssl-certfile", str(options.certfile), "--ssl-keyfile", str(options.key)]
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen(command, stderr=log)
+    try:
+        assert eventually(lambda: "listening on https://" in (tmp_path / "log").read_text()), "it did not start"
+        yield port
+    finally:
+        running.terminate()
+        assert running.wait() == 0
+
+
+def test_the_process_shows_a_renewed_certificate_and_asks_for_keys(
+    process: int, authority: trustme.CA, tmp_path: Path
+) -> None:
+    trust = trusting(authority)
+
+    def shown() -> bytes | None:
+        plain = socket.create_connection(("127.0.0.1", process))
+        with trust.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+            return connection.getpeercert(binary_form=True)
+
+    def status(path: str, **headers: str) -> int:
+        asked = urllib.request.Request(f"https://127.0.0.1:{process}{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(asked, context=trust) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    first = shown()
+    issue(authority, tmp_path)
+    assert eventually(lambda: shown() != first)
+    assert (status("/livez"), status("/v1/models")) == (200, 401)
+    assert status("/v1/models", Authorization=f"Bearer {KEY}") == 200
