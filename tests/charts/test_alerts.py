@@ -14,6 +14,10 @@ from chart_support.prometheus import promtool
 from chart_support.values import EVERYTHING
 
 from quire_cluster.helm import Helm
+from quire_engine.server.metrics import FINISH_REASONS
+from quire_operator.domain.pod_failures import FailureReason
+from quire_operator.domain.scaling_reasons import Reason
+from quire_operator.ports import ClusterError
 
 ROOT = Path(__file__).parents[2]
 CHART, RUNBOOKS = ROOT / "charts" / "quire", ROOT / "docs" / "runbooks"
@@ -110,6 +114,25 @@ def test_alerts_ask_for_what_is_exported_and_by_labels_that_it_has(defaults: dic
         asked = {label for by in re.findall(r"by \(([^)]*)\)", expression) for label in by.split(", ")}
         asked |= set(re.findall(r'(\w+)[!=]=?~?"', expression))
         assert asked <= set.union(*(exported[name] for name in names)), expression
+
+
+def test_words_that_alerts_look_for_are_words_that_are_said(defaults: dict[str, Any]) -> None:
+    """A value that nothing ever has would make an alert that never fires, or one that always does."""
+    said = {
+        "reason": {
+            *(reason.value for reason in (*Reason, *FailureReason)),
+            *(kind.__name__ for kind in ClusterError.__subclasses__()),
+            "Complete",
+        },
+        "type": {"Progressing"},
+        "status": {"False"},
+        "state": {"asked", "ready", "free", "cached"},
+        "finished_reason": set(FINISH_REASONS),
+        "code": {"5.."},
+    }
+    for rule in defaults.values():
+        for label, words in re.findall(r'(\w+)[!=]=?~?"([^"]*)"', _by_name(rule["expr"])):
+            assert set(words.split("|")) <= said[label], (rule["alert"], words)
 
 
 def _by_name(expression: str) -> str:

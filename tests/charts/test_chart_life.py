@@ -4,8 +4,9 @@ What is served must not notice: nobody touches an LLMDeployment, and no child is
 """
 
 import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,19 +52,21 @@ class Life:
         self.release.name = "quire"  # the CRD stays, and belongs to releases of this name
 
     @contextmanager
-    def operator(self) -> Iterator[None]:
-        """While it runs and leads; at the end it is stopped as a pod that is deleted at once."""
+    def operator(self) -> Iterator[Callable[[], str]]:
+        """While it runs and leads: what gives its metrics. At the end it is stopped as a container that is killed."""
         position = self.server.audit.position()
         with self.release.running("operator") as address:
 
+            def page() -> str:
+                return (get(f"{address}/metrics") or b"").decode()
+
             def settled() -> bool:
-                page = (get(f"{address}/metrics") or b"").decode()
-                figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+                figures = dict(line.rsplit(" ", 1) for line in page().splitlines() if not line.startswith("#"))
                 passes = float(figures.get("quire_operator_reconcile_seconds_count", 0))
                 return passes >= 1 and figures["quire_operator_leading"] == "1.0" and self.is_told()
 
             assert eventually(settled), self.release.log("operator")
-            yield
+            yield page
             assert self.release.refused("operator", position) == []
 
     def is_told(self) -> bool:
@@ -106,8 +109,14 @@ def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallatio
     with life.release:
         server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
         server.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(CHAT))
-        with life.operator():
+        with life.operator() as page:
             served = life.served()
+            who = f'namespace="{NAMESPACE}",name="chat"'
+            assert f'quire_operator_llmdeployment_info{{{who},model_name="chat"}} 1' in page()
+            assert f'quire_operator_llmdeployment_condition{{{who},type="Ready",status="False"' in page()
+            assert f'quire_operator_llmdeployment_replicas{{{who},state="asked"}} 2' in page()
+            (lag,) = re.findall(r"^quire_operator_watch_lag_seconds (.+)$", page(), re.MULTILINE)
+            assert 0 <= float(lag) < 10
         assert {name.partition("/")[0] for name in served} >= {"LLMDeployment", "Deployment", "Service"}
 
         life.release.upgrade({"operator": {"logLevel": "debug", "workers": 4}, "gateway": {"replicas": 3}})
