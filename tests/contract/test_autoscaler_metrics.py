@@ -10,6 +10,7 @@ from quire_engine.server.exposition import Exposition
 from quire_engine.server.metrics import Metrics, RequestTimes
 from quire_gateway.scrape import parse_page
 from quire_operator.adapters.scrape import points
+from quire_operator.domain import load
 from quire_operator.domain.engine_metrics import NAMES, sample_of
 from quire_operator.domain.observation import is_sane
 
@@ -63,6 +64,14 @@ def page() -> str:
 
 def test_engine_serves_every_series_that_the_autoscaler_reads(page):
     assert NAMES - {point.name for point in points(page, NAMES)} == set()
+
+
+def test_engine_serves_every_series_that_quire_top_shows(page):
+    assert load.NAMES - {point.name for point in points(page, load.NAMES)} == set()
+    read = load.reading_of(points(page, load.NAMES), time=5.0)
+    told = load.figures([load.growth(None, read)])
+    assert (told.running, told.waiting, told.kv_percent) == (3, 2, 25)
+    assert read.first_tokens.total == 1
 
 
 def test_sample_is_what_the_engine_meant(page):
