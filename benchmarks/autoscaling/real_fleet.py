@@ -65,12 +65,12 @@ class RealFleet:
     def _watch(self, period: float) -> None:
         begun = time.monotonic()
         while not self._over.is_set():
-            now, samples = time.time(), {}
+            samples = {}
             for name, url in self._ready().items():
                 sample = _scrape(url)
                 if sample is not None:
                     samples[name] = sample
-            self.looks.append(Look(now, samples))
+            self.looks.append(Look(time.time(), samples))
             self._over.wait(period - (time.monotonic() - begun) % period)
 
     def _ready(self) -> dict[str, str]:
