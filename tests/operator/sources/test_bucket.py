@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from base64 import b64encode
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from botocore.exceptions import ClientError
 from quire_local.faulty_proxy import Canned, FaultyProxy
 
 from quire_operator.adapters.bucket import BucketOrigin
+from quire_operator.adapters.bucket_errors import Where, explained, of_answer
 from quire_operator.adapters.model_store import ModelStore
+from quire_operator.adapters.remote_files import Answer, Unreachable
 from quire_operator.domain.spec import BucketSource
 from quire_operator.errors import ModelProblem
 
@@ -153,22 +157,37 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("status", "body", "message", "hint"), REFUSALS.values(), ids=REFUSALS.keys())
-@pytest.mark.parametrize("when", ["listing", "downloading"])
-async def test_what_a_store_refuses_is_said_with_what_would_be_right(
-    when: str,
-    status: int,
-    body: str,
-    message: str,
-    hint: str | None,
-    prefix: str,
-    fetch: Fetch,
-    bucket: FaultyProxy,
+def test_what_a_store_refuses_is_said_with_what_would_be_right(
+    status: int, body: str, message: str, hint: str | None
 ) -> None:
-    end = "GET /models" if when == "listing" else f"GET /models/{prefix}/model.safetensors"
-    bucket.canned[end] = Canned(status, body)
-    with pytest.raises(ModelProblem, match=message) as caught:
+    """To the AWS library, and to the transfer: the words are the same."""
+    where = Where(source=BucketSource(bucket="models", prefix="m"), endpoint="store.example", anonymous=False)
+    told = {name: text for name, text in re.findall("<(Code|Message|Region)>([^<]*)<", body)}
+    headers = {"x-amz-bucket-region": told.get("Region")}
+    response = {"Error": told, "ResponseMetadata": {"HTTPHeaders": headers}}
+    with pytest.raises(ModelProblem, match=message) as caught, explained(lambda: where):
+        raise ClientError(response, "ListObjectsV2")
+    answer = Answer(status=status, body=body.encode(), headers={})
+    problem = of_answer(answer, where, key="")
+    assert problem is not None and problem.message == caught.value.message
+    assert problem.hint == caught.value.hint
+    assert hint is None or (problem.hint is not None and hint in problem.hint)
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "ServiceUnavailable", "InternalError"])
+def test_what_passes_is_asked_for_again(code: str) -> None:
+    where = Where(source=BucketSource(bucket="models", prefix="m"), endpoint="store.example", anonymous=False)
+    assert of_answer(Answer(status=503, body=error(code).encode(), headers={}), where, key="k") is None
+    with pytest.raises(Unreachable, match="store.example does not serve s3://models/m now"), explained(lambda: where):
+        raise ClientError({"Error": {"Code": code}}, "ListObjectsV2")
+
+
+@pytest.mark.parametrize("when", ["GET /models", "HEAD .*", "GET .*"])
+async def test_a_refusal_reaches_whoever_fetches(when: str, prefix: str, fetch: Fetch, bucket: FaultyProxy) -> None:
+    end = when.replace(".*", f"/models/{prefix}/model.safetensors")
+    bucket.canned[end] = Canned(403, "" if when.startswith("HEAD") else error("AccessDenied"))
+    with pytest.raises(ModelProblem, match="credentials may not read s3://models/"):
         await fetch(f"s3://models/{prefix}")
-    assert hint is None or (caught.value.hint is not None and hint in caught.value.hint)
 
 
 async def test_a_prefix_that_holds_nothing_names_the_folders_that_are_there(

@@ -118,8 +118,9 @@ async def test_what_an_owner_of_this_kernel_left_is_taken_at_once(tmp_path: Path
     assert time.monotonic() - began < PACE.stale_seconds
 
 
-async def test_an_owner_that_can_not_be_read_is_waited_for_and_no_longer(tmp_path: Path) -> None:
-    (tmp_path / "lock.owner").write_text("{")
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+async def test_an_owner_that_was_cut_off_while_writing_is_waited_for_and_no_longer(tmp_path: Path, text: str) -> None:
+    (tmp_path / "lock.owner").write_text(text)
     began = time.monotonic()
     await held_for_a_moment(tmp_path, [])
     assert time.monotonic() - began >= PACE.stale_seconds

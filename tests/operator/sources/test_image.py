@@ -11,6 +11,7 @@ import pytest
 from quire_local.faulty_proxy import Canned
 from quire_local.registry import INDEX, MANIFEST, Layer, RegistryClient, archive, link, titled
 
+from quire_operator.adapters import image, image_layers
 from quire_operator.adapters.model_store import ModelStore
 from quire_operator.domain.spec import ImageSource
 from quire_operator.errors import ModelProblem
@@ -183,8 +184,9 @@ async def test_an_image_pinned_by_its_digest_is_checked_and_then_needs_no_networ
     assert digest != other
 
 
-@pytest.mark.parametrize("scheme", ["basic", "bearer"])
-@pytest.mark.parametrize("kept", ["in a pull secret", "by docker login", "by a helper"])
+@pytest.mark.parametrize(
+    ("scheme", "kept"), [("basic", "in a pull secret"), ("bearer", "by docker login"), ("bearer", "by a helper")]
+)
 async def test_a_login_opens_a_registry(
     scheme: str,
     kept: str,
@@ -263,6 +265,28 @@ async def test_what_is_not_there_or_no_model_is_said(
         await fetch(f"oci://{registry.host}/org/odd:4")
     with pytest.raises(ModelProblem, match="127.0.0.1:9 can't be reached"):
         await fetch("oci://127.0.0.1:9/org/odd:1")
+
+
+async def test_a_stop_while_unpacking_costs_nothing_that_was_downloaded(
+    registry: RegistryClient, fetch: Fetch, model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = archive({"old.json": b"{}", "tokenizer.json": b"old"}), archive(model)
+    registry.push("org/stopped", "1", first, second)
+    applied: list[str] = []
+
+    def stops_once(layer: Any, source: Path, *rest: Any, **options: Any) -> None:
+        applied.append(layer.blob.digest)
+        if len(applied) == 2:
+            raise OSError(5, "Input/output error")
+        image_layers.apply(layer, source, *rest, **options)
+
+    monkeypatch.setattr(image, "apply", stops_once)
+    with pytest.raises(ModelProblem, match="org/stopped:1 can't be kept in .*Input/output error"):
+        await fetch(f"oci://{registry.host}/org/stopped:1")
+    folder = await fetch(f"oci://{registry.host}/org/stopped:1")
+    assert held(folder) == {**model, "old.json": b"{}"}
+    assert applied == [first.digest, second.digest, second.digest], "a layer that is applied is not applied again"
+    assert [len(registry.proxy.ranges(layer.digest)) for layer in (first, second)] == [1, 1]
 
 
 @pytest.mark.parametrize("compression", ["", "gzip"])

@@ -69,7 +69,8 @@ class _Lock:
 
     async def acquire(self, waiting: Callable[[str], None]) -> None:
         self._file = (self._folder / "lock").open("a")
-        said, seen, since = -self._pace.say_seconds, "", time.monotonic()
+        said, since = -self._pace.say_seconds, time.monotonic()
+        seen: str | None = None
         while True:
             flock = self._flock()
             text = _read(self._owner_path)
@@ -82,7 +83,7 @@ class _Lock:
                 break
             if now - said >= self._pace.say_seconds:
                 said = now
-                waiting(_parsed(text).name)
+                waiting(_parsed(text or "").name)
             await asyncio.sleep(self._pace.poll_seconds)
         self._beating = threading.Thread(target=self._beat, name="lock-beat", daemon=True)
         self._beating.start()
@@ -110,9 +111,9 @@ class _Lock:
             raise
         return True
 
-    def _take(self, text: str, *, sure: bool, stale: bool) -> bool:
+    def _take(self, text: str | None, *, sure: bool, stale: bool) -> bool:
         """Become the owner, if nobody is or who is must be dead."""
-        if text:
+        if text is not None:
             dead = sure and _parsed(text).kernel == self._me.kernel
             if not (dead or stale) or not self._bury(text):
                 return False
@@ -130,7 +131,7 @@ class _Lock:
             self._owner_path.rename(grave)
         except FileNotFoundError:
             return False
-        if _parsed(_read(grave)).holder != _parsed(text).holder:
+        if _parsed(_read(grave) or "").holder != _parsed(text).holder:
             with suppress(OSError):
                 grave.rename(self._owner_path)
             return False
@@ -148,7 +149,7 @@ class _Lock:
                     fresh.replace(self._owner_path)
 
     def _is_mine(self) -> bool:
-        return _parsed(_read(self._owner_path)).holder == self._me.holder
+        return _parsed(_read(self._owner_path) or "").holder == self._me.holder
 
     def _text(self, beat: int) -> str:
         me = self._me
@@ -163,11 +164,11 @@ def _kernel(folder: Path) -> str:
     return f"{boot}/{folder.stat().st_dev}"
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> str | None:
     try:
         return path.read_text()
     except FileNotFoundError:
-        return ""
+        return None
 
 
 def _parsed(text: str) -> _Owner:
