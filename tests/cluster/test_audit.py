@@ -122,3 +122,9 @@ def test_one_client_is_told_from_another(log: Log) -> None:
     assert [request.audit_id for request in log.log.requests(user_agent="kubectl")] == ["theirs"]
     besides = log.log.mutating_requests(user=OPERATOR, besides=frozenset({"leases"}))
     assert [request.audit_id for request in besides] == ["ours-too"]
+
+
+def test_what_rbac_forbids_is_told_from_what_quotas_do(log: Log) -> None:
+    log.both("1", annotations={"authorization.k8s.io/decision": "forbid"})
+    log.both("2", annotations={"authorization.k8s.io/decision": "allow"})
+    assert [request.audit_id for request in log.log.forbidden()] == ["1"]

@@ -53,6 +53,7 @@ class AuditedRequest:
     received: str  # RFC 3339, microseconds, UTC
     status: int | None  # None while it is not answered
     body: Any  # None for reads, and for what must not be logged
+    is_forbidden: bool = False  # by RBAC; quotas and admission also answer 403
 
     @property
     def is_dry_run(self) -> bool:
@@ -108,6 +109,10 @@ class AuditLog:
         asked = self.requests(since, user=user, user_agent=user_agent)
         return [request for request in asked if request.is_mutating and request.resource not in besides]
 
+    def forbidden(self, since: Position = START) -> Sequence[AuditedRequest]:
+        """What somebody asked for without the right to it."""
+        return [request for request in self.requests(since) if request.is_forbidden]
+
     def _entries(self, since: Position) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
@@ -134,4 +139,5 @@ def _request(entry: dict[str, Any]) -> AuditedRequest:
         received=entry["requestReceivedTimestamp"],
         status=entry.get("responseStatus", {}).get("code"),
         body=entry.get("requestObject"),
+        is_forbidden=entry.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid",
     )

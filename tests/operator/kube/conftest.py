@@ -12,11 +12,14 @@ CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 
 
 @pytest.fixture(scope="session")
-def crd_installed(api_server: ControlPlane) -> ControlPlane:
-    """The API server, serving LLMDeployments."""
+def crd_installed(api_server: ControlPlane) -> Iterator[ControlPlane]:
+    """The API server, serving LLMDeployments. In the end: no operator was ever refused anything by its role."""
+    start = api_server.audit.position()
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     api_server.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.quire.dev", "--timeout=20s")
-    return api_server
+    yield api_server
+    refused = [str(request) for request in api_server.audit.forbidden(start) if request.user.endswith("-operator")]
+    assert refused == []
 
 
 @pytest.fixture(scope="session")

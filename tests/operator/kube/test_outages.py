@@ -275,8 +275,8 @@ def side_by_side(
 def test_what_one_operator_alone_feels(name: str, side_by_side: dict[str, Callable[[], Row]], ledger: Ledger) -> None:
     row = ledger.add(side_by_side[name]())
     assert row.duplicates == 0, row
-    most = 60 if name == "different twins" else 4 * 6 * len(NAMES)
-    assert row.writes <= most, row
+    # Twins that disagree write each object some six times in the first quarter of a minute, then ever more seldom.
+    assert row.writes <= (60 if name == "different twins" else 30) * len(NAMES), row
 
 
 # --- what the whole cluster feels ---
