@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from live_report import draw, markdown
@@ -172,6 +173,7 @@ def main() -> int:
         print(f"{case}:", flush=True)
         record = live(case, load, (arguments.out / case).resolve(), meddle=CASES[case])
         records.append(record)
+        load = replace(load, every=record.every)  # the same for all
         found[case] = wrongs(record)
         for wrong in found[case]:
             print(f"  WRONG: {wrong}", flush=True)

@@ -1,7 +1,7 @@
 """One live run: ``quire up`` scaled by a real Prometheus, a slice of a trace against it, and one thing that goes wrong.
 
 Everything is the packaged commands, as processes: ``quire up --prometheus-url``, ``quire bench --trace``, Prometheus
-finding the replicas by the run's prometheus-targets.json, and ``quire explain --json`` asked all the while.
+finding the replicas by the run's prometheus-targets.json, and ``quire explain --json --watch`` beside them.
 """
 
 import csv
@@ -28,11 +28,11 @@ from quire_cluster.debian import debian_programs  # noqa: E402  (the tests' way 
 from quire_cluster.ports import free_ports  # noqa: E402
 
 SCRAPE_SECONDS = 5
-_EXPLAIN_SECONDS = 5.0
 _START_SECONDS = 180.0
 _UNDER_WAY = 2.0
 """Sequences on average, at the speed of one alone; a replica runs two, and the slice's peak is twice its mean: enough
 for the ramp, and no more than a machine digests that the replicas share."""
+_TIMED = 8
 _MOST_EVERY = 12
 _MOST_OUTPUT = 200
 
@@ -75,7 +75,7 @@ class Record:
     events: list[Event] = field(default_factory=list)
     """Of quire up."""
     explained: list[Event] = field(default_factory=list)
-    """What quire explain --json said, each with ``asked``."""
+    """What quire explain --json --watch said, each with the time of hearing as ``asked``."""
     marks: list[tuple[float, str]] = field(default_factory=list)
     """What was done to it."""
     every: int = 1
@@ -172,10 +172,9 @@ class Served:
             self._changed.wait_for(lambda: found(self.events) or self._process.poll() is not None, seconds)
             return found(self.events)
 
-    def explain(self, *arguments: str) -> str:
+    def explain(self, *arguments: str) -> subprocess.Popen[str]:
         command = [str(BIN / "quire"), "explain", "chat", "--run", str(self.file), *arguments]
-        asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=self._environ, check=True)
-        return str(asked.stdout)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._environ)
 
     def replica_pid(self, name: str) -> int:
         (state,) = Path(self._environ["XDG_STATE_HOME"]).glob("quire/*/state.json")
@@ -209,12 +208,13 @@ def live(
     prometheus = PrometheusServer(folder, _targets(folder, file))
     prometheus.start()
     served = Served(file, folder, prometheus_url=prometheus.url, events=record.events)
-    over = threading.Event()
-    asking = threading.Thread(target=_keep_asking, args=(served, record, over))
+    asking: subprocess.Popen[str] | None = None
+    bench: subprocess.Popen[bytes] | None = None
     try:
         if not served.wait_for(lambda events: any(event["event"] == "ready" for event in events), _START_SECONDS):
             raise SystemExit(f"quire up did not become ready: {record.events[-1:]}")
-        asking.start()
+        asking = served.explain("--json", "--watch")
+        threading.Thread(target=_listen, args=(asking, record), daemon=True).start()
         record.every = load.every or _every(load, _tokens_per_second(served))
         print(f"  each {record.every}. request of the slice", flush=True)
         bench = _bench(served, load, record.every, folder)
@@ -226,11 +226,12 @@ def live(
         if served.wait_for(is_back, 200):
             record.mark("back at 1")
         served.wait_for(lambda _: False, 3)  # for the state to be written
-        record.screen = served.explain("--last", "30")
+        record.screen = served.explain("--last", "30").communicate()[0]
     finally:
-        over.set()
-        if asking.is_alive():
-            asking.join()
+        for process in (asking, bench):
+            if process is not None:
+                process.terminate()
+                process.wait()
         served.end()
         prometheus.kill()
     (folder / "events.json").write_text(json.dumps(record.events, indent=1))
@@ -263,9 +264,10 @@ def moment(event: Event) -> float:
     return datetime.fromisoformat(event["time"]).timestamp()
 
 
-def _keep_asking(served: Served, record: Record, over: threading.Event) -> None:
-    while not over.wait(_EXPLAIN_SECONDS):
-        record.explained.append({"asked": time.time(), **json.loads(served.explain("--json"))})
+def _listen(asking: subprocess.Popen[str], record: Record) -> None:
+    assert asking.stdout is not None
+    for line in asking.stdout:
+        record.explained.append({"asked": time.time(), **json.loads(line)})
 
 
 def _targets(folder: Path, file: Path) -> Path:
@@ -280,14 +282,13 @@ def _tokens_per_second(served: Served) -> float:
     tokens = 64
     asked = {"model": "chat", "prompt": "What is a list?", "max_tokens": tokens, "ignore_eos": True}
     address = f"http://127.0.0.1:{served.port}/v1/completions"
-    took = 0.0
-    for _ in range(2):  # the first warms up
-        begun = time.monotonic()
+    begun = 0.0
+    for number in range(1 + _TIMED):  # the first warms up
+        begun = time.monotonic() if number <= 1 else begun
         request = urllib.request.Request(address, json.dumps(asked).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
             answer.read()
-        took = time.monotonic() - begun
-    return tokens / took
+    return _TIMED * tokens / (time.monotonic() - begun)
 
 
 def _every(load: Load, tokens_per_second: float) -> int:
