@@ -8,7 +8,7 @@ it may be cut off between any two writes and begun again by this process or anot
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from quire_operator.domain.conditions import Blocker, MetricsProblem, View
@@ -18,9 +18,9 @@ from quire_operator.domain.model_volume import wants_image_volume
 from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Resource
 from quire_operator.domain.ownership import ForeignField
 from quire_operator.domain.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update, plan
-from quire_operator.domain.plan import Conflict as Conflicting
+from quire_operator.domain.plan_news import listed, name_conflicts, refused, removed, repaired
 from quire_operator.domain.pod_template import Images
-from quire_operator.domain.repairs import STATUS, RepairLog
+from quire_operator.domain.repairs import STATUS
 from quire_operator.domain.rival_scalers import REPLICAS, Contest, following_replicas
 from quire_operator.domain.scaling_status import scaling_record, scaling_sections
 from quire_operator.domain.spec import AutoscalingMode, Invalid, Spec
@@ -28,6 +28,7 @@ from quire_operator.domain.status import Event, events, status
 from quire_operator.domain.surroundings import ASIDE_KINDS, OPTIONAL_KINDS, Surroundings
 from quire_operator.domain.target import Target, target
 from quire_operator.domain.victims import deletion_costs
+from quire_operator.memory import Memory, Persist
 from quire_operator.ports import (
     Clock,
     Cluster,
@@ -71,44 +72,6 @@ def retry_after(error: Exception) -> float | None:
             return None
 
 
-@dataclass(slots=True)
-class _Persist:
-    """A record of the autoscaler that waits to be written."""
-
-    record: ScalingRecord
-    done: asyncio.Future[None]
-
-    def settle(self, error: ScalingNotDone | None) -> None:
-        """Tell whoever waits for it."""
-        if not self.done.done():
-            self.done.set_result(None) if error is None else self.done.set_exception(error)
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What this process knows of one LLMDeployment beside the store; all of it can be lost."""
-
-    uid: str
-    applied: dict[Ref, Applied] = field(default_factory=dict)
-    refused: dict[Ref, tuple[str, str]] = field(default_factory=dict)
-    """By child: the digest of what the API server will not take, and why."""
-    decided: int | None = None
-    victims: tuple[str, ...] = ()
-    persist: _Persist | None = None
-    metrics_problem: MetricsProblem | None = None
-    contest: Contest | None = None
-    repairs: RepairLog = field(default_factory=RepairLog)
-    conflicts: int = 0
-    """In a row: a few are others who were quicker, more are worth a pause."""
-    status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
-    """What was written last, and what the server made of it."""
-
-    def give_up_persisting(self, why: str) -> None:
-        if self.persist is not None:
-            self.persist.settle(ScalingNotDone(why))
-            self.persist = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
     """What one pass came to."""
@@ -138,7 +101,7 @@ class Reconciler:
         self._cluster, self._store, self._clock = cluster, store, clock
         self._images, self._enqueue, self._cluster_domain = images, enqueue, cluster_domain
         self._around, self._rivals = around, Rivals(store, enqueue)
-        self._memory: dict[Key, _Memory] = {}
+        self._memory: dict[Key, Memory] = {}
 
     def forget(self) -> None:
         """Another process may have written: nothing that was known of our own writes holds."""
@@ -149,7 +112,7 @@ class Reconciler:
         resource = self._store.resource(key)
         if resource is None:
             raise ScalingNotDone(f"{key} is gone")
-        waiting = _Persist(record=record, done=asyncio.get_running_loop().create_future())
+        waiting = Persist(record=record, done=asyncio.get_running_loop().create_future())
         self._memory_of(resource).persist = waiting
         self._enqueue(key)
         try:
@@ -198,14 +161,14 @@ class Reconciler:
         memory.conflicts = 0
         return again
 
-    async def _look_again(self, key: Key, memory: _Memory) -> None:
+    async def _look_again(self, key: Key, memory: Memory) -> None:
         """What is there is not what we know: the watch is late, or dead, and must not be waited for."""
         if (latest := await self._cluster.read_resource(key)) is not None:
             self._store.put_resource(latest)
         if memory.conflicts > _MAX_CONFLICTS:
             raise Unavailable(f"{key}: {memory.conflicts} conflicts in a row")
 
-    async def _pass(self, resource: Resource, memory: _Memory) -> float | None:
+    async def _pass(self, resource: Resource, memory: Memory) -> float | None:
         spec = Spec.parse(resource.body)
         if isinstance(spec, Invalid):
             memory.give_up_persisting("the spec is invalid")
@@ -216,7 +179,7 @@ class Reconciler:
         wait = await self._report(self._latest(resource), memory, spec, outcome)
         return _soonest(outcome.again_seconds, wait)
 
-    async def _converge(self, resource: Resource, memory: _Memory, spec: Spec) -> _Outcome:
+    async def _converge(self, resource: Resource, memory: Memory, spec: Spec) -> _Outcome:
         key, around = resource.key, self._around()
         children = await self._children(key, spec, around)
         goal = _goal(resource, memory, spec, children)
@@ -233,7 +196,7 @@ class Reconciler:
         await self._mark_victims(key, memory, goal.replicas)
         outcome = await self._carry_out(resource, memory, todo)
         if todo.conflicts:
-            blocking, beside = _name_conflicts(todo.conflicts)
+            blocking, beside = name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
             outcome = replace(
                 outcome,
@@ -257,7 +220,7 @@ class Reconciler:
                 children[ref] = child
         return children
 
-    async def _persist(self, resource: Resource, memory: _Memory, spec: Spec, goal: Target) -> None:
+    async def _persist(self, resource: Resource, memory: Memory, spec: Spec, goal: Target) -> None:
         """Write what was decided before it is acted upon, so that whoever comes after a crash acts upon the same."""
         if spec.autoscaling is None:
             memory.give_up_persisting("it has a fixed number of replicas")
@@ -274,13 +237,13 @@ class Reconciler:
             memory.persist = None
             handed_in.settle(None)
 
-    async def _mark_victims(self, key: Key, memory: _Memory, replicas: int) -> None:
+    async def _mark_victims(self, key: Key, memory: Memory, replicas: int) -> None:
         pods = self._store.pods(key)
         if memory.victims and replicas < sum(not pod.deleting for pod in pods):
             await self._cluster.set_deletion_costs(key, deletion_costs(pods, memory.victims))
         memory.victims = ()
 
-    async def _carry_out(self, resource: Resource, memory: _Memory, todo: Plan) -> _Outcome:
+    async def _carry_out(self, resource: Resource, memory: Memory, todo: Plan) -> _Outcome:
         """All actions, though some are refused; the first refusal, and when to try again."""
         blocker: Blocker | None = None
         aside: Blocker | None = None
@@ -305,7 +268,7 @@ class Reconciler:
                 blocker = blocker or refusal
         return _Outcome(blocker=blocker, aside=aside, again_seconds=again)
 
-    async def _act(self, resource: Resource, memory: _Memory, action: Action) -> Blocker | None:
+    async def _act(self, resource: Resource, memory: Memory, action: Action) -> Blocker | None:
         match action:
             case Create(manifest=manifest) | Update(manifest=manifest):
                 return await self._apply(resource, memory, manifest, action)
@@ -313,7 +276,7 @@ class Reconciler:
                 self._note(resource.key, action)
                 child = await self._cluster.remove_fields(resource.key, action)
                 self._store.put_child(resource.key, child)
-                await self._tell(resource, [_removed(ref, fields)])
+                await self._tell(resource, [removed(ref, fields)])
                 return None
             case Delete(ref=ref, uid=uid):
                 self._note(resource.key, action)
@@ -324,35 +287,35 @@ class Reconciler:
                 assert_never(action)
 
     async def _apply(
-        self, resource: Resource, memory: _Memory, manifest: Manifest, action: Create | Update
+        self, resource: Resource, memory: Memory, manifest: Manifest, action: Create | Update
     ) -> Blocker | None:
         key, ref, digest = resource.key, manifest.ref, manifest.digest
         known = memory.refused.get(ref)
         if known is not None and known[0] == digest:
-            return _refusal(ref, known[1])
+            return refused(ref, known[1])
         self._note(key, action)
         try:
             apply = self._cluster.create if isinstance(action, Create) else self._cluster.update
             child = await apply(key, manifest)
         except Refused as error:
             memory.refused[ref] = (digest, str(error))
-            return _refusal(ref, str(error))
+            return refused(ref, str(error))
         memory.refused.pop(ref, None)
         memory.applied[ref] = Applied(uid=child.uid, digest=digest, fingerprint=child.fingerprint)
         self._store.put_child(key, child)
         if isinstance(action, Update) and action.drift:
             self._note_contest(memory, action.drift)
-            await self._tell(resource, [_repaired(ref, action.drift)])
+            await self._tell(resource, [repaired(ref, action.drift)])
         return None
 
-    def _wait_to_repair(self, memory: _Memory, action: Action) -> float:
+    def _wait_to_repair(self, memory: Memory, action: Action) -> float:
         """How long an action that sets back what others did has to wait; one that needs not is noted as done."""
         ref = _ref(action)
         match action:
             case Update(is_repair=True, drift=drift):
-                what = _list(drift)
+                what = listed(drift)
             case RemoveFields(fields=fields):
-                what = _list(fields)
+                what = listed(fields)
             case Create() if ref in memory.applied:
                 what = "somebody deletes it"
             case _:
@@ -363,7 +326,7 @@ class Reconciler:
             memory.repairs.note(ref, what, now)
         return wait
 
-    def _note_contest(self, memory: _Memory, drift: Sequence[ForeignField]) -> None:
+    def _note_contest(self, memory: Memory, drift: Sequence[ForeignField]) -> None:
         manager = next((entry.manager for entry in drift if entry.path == REPLICAS), None)
         if manager is not None:
             memory.contest = Contest.after(memory.contest, manager=manager, now=self._clock.now())
@@ -371,7 +334,7 @@ class Reconciler:
     def _note(self, key: Key, action: Action) -> None:
         logger.info("%s: %s %s: %s", key, type(action).__name__.lower(), _ref(action), action.reason)
 
-    async def _report(self, resource: Resource, memory: _Memory, spec: Spec | None, outcome: _Outcome) -> float | None:
+    async def _report(self, resource: Resource, memory: Memory, spec: Spec | None, outcome: _Outcome) -> float | None:
         """Say in status what there is and what came of this pass; how long to wait where others write it too."""
         now = self._clock.now()
         view = View(
@@ -395,7 +358,7 @@ class Reconciler:
         await self._write_status(resource, memory, wanted)
         return None
 
-    async def _write_status(self, resource: Resource, memory: _Memory, wanted: Mapping[str, object]) -> None:
+    async def _write_status(self, resource: Resource, memory: Memory, wanted: Mapping[str, object]) -> None:
         """The only write of a status; none when it is what it should be, or what the server makes of that."""
         if wanted == resource.status or memory.status == (wanted, resource.status):
             return
@@ -419,10 +382,10 @@ class Reconciler:
         same = latest is not None and (latest.uid, latest.generation) == (resource.uid, resource.generation)
         return latest if latest is not None and same else resource
 
-    def _memory_of(self, resource: Resource) -> _Memory:
+    def _memory_of(self, resource: Resource) -> Memory:
         memory = self._memory.get(resource.key)
         if memory is None or memory.uid != resource.uid:
-            memory = self._memory[resource.key] = _Memory(uid=resource.uid)
+            memory = self._memory[resource.key] = Memory(uid=resource.uid)
         return memory
 
 
@@ -430,7 +393,7 @@ def _only_recommends(spec: Spec) -> bool:
     return spec.autoscaling is not None and spec.autoscaling.mode is AutoscalingMode.RECOMMEND
 
 
-def _goal(resource: Resource, memory: _Memory, spec: Spec, children: Mapping[Ref, Child]) -> Target:
+def _goal(resource: Resource, memory: Memory, spec: Spec, children: Mapping[Ref, Child]) -> Target:
     record = scaling_record(resource.status)
     goal = target(spec, decided=memory.decided, record=record, deployment=_deployment(resource, children))
     if spec.autoscaling is None or _only_recommends(spec):
@@ -451,34 +414,5 @@ def _ref(action: Action) -> Ref:
     return action.manifest.ref if isinstance(action, Create | Update) else action.ref
 
 
-def _name_conflicts(conflicts: Sequence[Conflicting]) -> tuple[Blocker | None, Blocker | None]:
-    """Of children that replicas need, and of the others."""
-
-    def blocker(found: Sequence[Conflicting]) -> Blocker | None:
-        messages = "; ".join(conflict.message for conflict in found)
-        return Blocker(reason="NameConflict", message=messages) if found else None
-
-    beside = [conflict for conflict in conflicts if conflict.ref.kind in ASIDE_KINDS]
-    return blocker([conflict for conflict in conflicts if conflict not in beside]), blocker(beside)
-
-
 def _soonest(one: float | None, other: float | None) -> float | None:
     return min((seconds for seconds in (one, other) if seconds is not None), default=None)
-
-
-def _refusal(ref: Ref, message: str) -> Blocker:
-    return Blocker(reason="InvalidSpec", message=f"the API server refuses the {ref} made of this spec: {message}")
-
-
-def _repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
-    return Event(
-        warning=True, reason="DriftRepaired", message=f"{ref} was changed by others, and changed back: {_list(drift)}"
-    )
-
-
-def _removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
-    return Event(warning=True, reason="FieldsRemoved", message=f"{ref} had additions that break it: {_list(fields)}")
-
-
-def _list(fields: Sequence[ForeignField]) -> str:
-    return ", ".join(map(str, fields))

@@ -1,0 +1,46 @@
+"""What people are told of a plan that was carried out, or could not be: blockers and Events, pure.
+
+Used by ``reconcile``.
+"""
+
+from collections.abc import Sequence
+
+from quire_operator.domain.conditions import Blocker
+from quire_operator.domain.observed import Ref
+from quire_operator.domain.ownership import ForeignField
+from quire_operator.domain.plan import Conflict
+from quire_operator.domain.status import Event
+from quire_operator.domain.surroundings import ASIDE_KINDS
+
+
+def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[Blocker | None, Blocker | None]:
+    """Of children that replicas need, and of the others."""
+
+    def blocker(found: Sequence[Conflict]) -> Blocker | None:
+        messages = "; ".join(conflict.message for conflict in found)
+        return Blocker(reason="NameConflict", message=messages) if found else None
+
+    beside = [conflict for conflict in conflicts if conflict.ref.kind in ASIDE_KINDS]
+    return blocker([conflict for conflict in conflicts if conflict not in beside]), blocker(beside)
+
+
+def refused(ref: Ref, message: str) -> Blocker:
+    """The API server will not take a child."""
+    return Blocker(reason="InvalidSpec", message=f"the API server refuses the {ref} made of this spec: {message}")
+
+
+def repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
+    """Fields of ours were set back."""
+    return Event(
+        warning=True, reason="DriftRepaired", message=f"{ref} was changed by others, and changed back: {listed(drift)}"
+    )
+
+
+def removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
+    """What others added was taken out."""
+    return Event(warning=True, reason="FieldsRemoved", message=f"{ref} had additions that break it: {listed(fields)}")
+
+
+def listed(fields: Sequence[ForeignField]) -> str:
+    """Each with who set it."""
+    return ", ".join(map(str, fields))
