@@ -5,16 +5,15 @@ test states how long it took until all was as asked; `pytest -s` shows the table
 as long as real ones.
 """
 
-import json
 import os
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from kube_support.disturbances import Account, compact
 from kube_support.faults import Fault, FaultProxy
 from kube_support.ledger import Flock, Ledger, Row, elsewhere
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
@@ -193,41 +192,6 @@ def asked(space: Namespace, name: str) -> int:
     return -1 if deployment is None else int(deployment["spec"]["replicas"])
 
 
-class Account:
-    """A ServiceAccount's folder as the kubelet mounts it; each token dies with a Secret of its own."""
-
-    def __init__(self, space: Namespace, folder: Path) -> None:
-        self._space, self.folder, self._count = space, folder, 0
-        folder.mkdir()
-        (folder / "ca.crt").write_bytes(space.server.server.authority.read_bytes())
-        (folder / "namespace").write_text(space.name)
-
-    def renew(self) -> None:
-        """The file is replaced at once, as the kubelet does it."""
-        self._count += 1
-        secret = self._space.create("secrets", {"metadata": {"name": f"token-{self._count}"}})
-        reference = {
-            "kind": "Secret",
-            "apiVersion": "v1",
-            "name": f"token-{self._count}",
-            "uid": secret["metadata"]["uid"],
-        }
-        request = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"boundObjectRef": reference},
-        }
-        path = self._space.path("serviceaccounts", "quire-operator/token")
-        answer = self._space.server.client().post(path, request)
-        assert answer.ok, answer.body
-        fresh = self.folder / "token.new"
-        fresh.write_text(answer.body["status"]["token"])
-        fresh.replace(self.folder / "token")
-
-    def revoke(self) -> None:
-        self._space.delete("secrets", f"token-{self._count}")
-
-
 def expired_token(server: ControlPlane, operators: Operators, folder: Path) -> Row:
     """In a pod: the token is refused for a while before the file has another."""
     space = new_space(server)
@@ -379,20 +343,6 @@ def test_etcd_is_killed_and_has_forgotten_what_the_watches_ask_for(
     everywhere.resume()
     row = ledger.add(flock.measure("etcd killed, compacted; API server restarted", since=back, within=IN_SYNC_SECONDS))
     assert row.duplicates == 0 and row.writes <= 30, row
-
-
-def compact(server: ControlPlane) -> None:
-    """All of etcd's history up to now is thrown away."""
-    ports = json.loads((server.state / "ports.json").read_text())
-
-    def call(path: str, body: dict[str, str]) -> dict[str, dict[str, str]]:
-        url = f"http://127.0.0.1:{ports['etcd']}/v3/{path}"
-        with urllib.request.urlopen(urllib.request.Request(url, data=json.dumps(body).encode()), timeout=10) as answer:
-            result: dict[str, dict[str, str]] = json.loads(answer.read())
-            return result
-
-    revision = call("kv/range", {"key": "AA=="})["header"]["revision"]
-    call("kv/compaction", {"revision": revision})
 
 
 def test_the_crd_is_removed_and_comes_back_with_what_was_there(

@@ -69,7 +69,8 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
     try:
         if kubeconfig is None and in_cluster():
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-            configuration.refresh_api_key_hook = _TokenFile(_ACCOUNT_FOLDER / "token").refresh
+            token = _TokenFile(_ACCOUNT_FOLDER / "token")
+            configuration.refresh_api_key_hook = token.refresh  # type: ignore[assignment]
         else:
             load = config.load_kube_config
             await load(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
