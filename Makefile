@@ -9,6 +9,9 @@ FILE ?= examples/demo.yaml
 PORT ?= 8000
 # A smaller or other torch, e.g. TORCH_SPEC=/path/to/torch-2.13.0+cpu-….whl (README, "A smaller torch").
 TORCH_SPEC ?=
+# What `make bench-autoscaling` replays (a slice of a production trace unless given) and where its rows go.
+TRACE ?=
+JSON ?= out/bench/autoscaling.json
 # Random examples of each property under `make soak`.
 SOAK ?= 4000
 DISTRIBUTIONS := kernels engine gateway operator
@@ -16,7 +19,7 @@ ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test lint bench soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -74,6 +77,10 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
 	$(BIN)/python benchmarks/serving/generation_stall.py --json out/bench/generation_stall.json
 	$(BIN)/python benchmarks/serving/fair_sharing.py --queued 100 --requests 3 --json out/bench/fair_sharing.json
+	$(BIN)/python benchmarks/autoscaling/run.py --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
+
+bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE, into JSON (minutes for an hour's trace)
+	$(BIN)/python benchmarks/autoscaling/run.py $(if $(TRACE),--trace $(TRACE)) --json $(JSON)
 
 soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each)
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler

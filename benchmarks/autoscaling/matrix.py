@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from laws import LAWS, PEERS, Parameters
-from loads import Load
-from scenarios import TARGETS, Case, cases
+from scenarios import TARGETS, Case
 from scoring import Score, Statics, reactive_bound, run_law, score_of
 
 HOURS = 0.9
@@ -68,21 +67,21 @@ class Row:
         }
 
 
-def simulations(loads: Sequence[Load], seeds: Sequence[int]) -> int:
+def simulations(cases: int, seeds: Sequence[int]) -> int:
     """How many there are at least, for a progress bar; the search for the oracle adds some."""
     each = sum(len(TARGETS) if law.follows_target else 1 for law in LAWS.values())
-    return sum(len(cases(load)) for load in loads) * (each * len(seeds) + 1)
+    return cases * (each * len(seeds) + 1)
 
 
-def rows_of(load: Load, configurations: Configurations, seeds: Sequence[int], *, told: Told) -> list[Row]:
-    """In order of delay, fault and target. ``told`` hears of each simulation that is done."""
-    statics = Statics(seeds, told=partial(told, f"{load.name}, hindsight"))
+def rows_of(cases: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, told: Told) -> list[Row]:
+    """Case by case, the lower target first. ``told`` hears of each simulation that is done."""
+    statics = Statics(seeds, told=partial(told, "hindsight"))
     rows: list[Row] = []
-    for case in cases(load):
-        where = f"{load.name}, {case.startup_delay_seconds:.0f} s, {case.fault.value}"
+    for case in cases:
+        where = f"{case.load.name}, {case.startup_delay_seconds:.0f} s, {case.fault.value}"
 
         def score(name: str, target: float, case: Case = case, where: str = where) -> Score:
-            make = partial(LAWS[name].scaler, configurations[name], load, target)
+            make = partial(LAWS[name].scaler, configurations[name], case.load, target)
             runs = []
             for seed in seeds:
                 runs.append(run_law(case, seed, make))

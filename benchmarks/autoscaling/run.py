@@ -23,7 +23,7 @@ from loads import DAY, Load, day_shaped, load_of
 from matrix import Configurations, Row, rows_of, simulations
 from plots import plot_rows
 from quire_operator.bench.traces import TraceError
-from scenarios import SEEDS
+from scenarios import SEEDS, STARTUP_DELAYS, Case, FaultKind, cases
 from tables import markdown, show
 
 SLICE = Path(__file__).resolve().parents[1] / "kv" / "azure_llm_2023_code_slice.csv"
@@ -35,7 +35,9 @@ def main() -> None:
     try:
         configurations = {name: tuned(law) for name, law in LAWS.items()}
         loads = loads_of(arguments.trace or [str(SLICE)])
-        rows = measured(loads, configurations, tuple(range(arguments.seeds)))
+        delays, faults = arguments.delay or STARTUP_DELAYS, arguments.fault or tuple(FaultKind)
+        chosen = [case for load in loads for case in cases(load, delays=delays, faults=faults)]
+        rows = measured(chosen, configurations, tuple(range(arguments.seeds)))
     except (TraceError, ConfigurationError) as error:
         sys.exit(f"run.py: {error}")
     show(Console(width=None if sys.stdout.isatty() else 230), rows)
@@ -63,22 +65,24 @@ def loads_of(names: Sequence[str]) -> list[Load]:
     return [day_shaped(lengths) if name == DAY else files[name] for name in names]
 
 
-def measured(loads: Sequence[Load], configurations: Configurations, seeds: Sequence[int]) -> list[Row]:
+def measured(chosen: Sequence[Case], configurations: Configurations, seeds: Sequence[int]) -> list[Row]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=simulations(loads, seeds))
+        task = progress.add_task("", total=simulations(len(chosen), seeds))
 
         def told(what: str) -> None:
-            is_extra = what.endswith("hindsight")
-            progress.update(task, description=what, advance=0 if is_extra else 1)
+            is_extra = what == "hindsight"
+            progress.update(task, description=what if not is_extra else None, advance=0 if is_extra else 1)
 
-        return [row for load in loads for row in rows_of(load, configurations, seeds, told=told)]
+        return rows_of(chosen, configurations, seeds, told=told)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", metavar="FILE", help=f"or {DAY}; may be given again (a slice)")
     parser.add_argument("--seeds", type=_at_least_one, default=len(SEEDS), help="means are over so many (%(default)s)")
+    parser.add_argument("--delay", type=float, action="append", choices=STARTUP_DELAYS, help="only this start-up delay")
+    parser.add_argument("--fault", type=FaultKind, action="append", choices=list(FaultKind), help="only this fault")
     parser.add_argument("--json", type=_writable, metavar="FILE", help="write the rows there")
     parser.add_argument("--markdown", type=_writable, metavar="FILE", help="write the table there")
     parser.add_argument("--plot", type=_drawable, metavar="FILE", help="draw them there (.png, .svg or .pdf)")

@@ -61,12 +61,10 @@ class Case:
         return replace(self.scenario(seed), min_replicas=replicas, max_replicas=replicas, initial_replicas=replicas)
 
 
-def cases(load: Load, *, delays: Sequence[float] = STARTUP_DELAYS, faults: Sequence[FaultKind] = ()) -> list[Case]:
-    return [
-        Case(load=load, startup_delay_seconds=delay, fault=fault)
-        for delay in delays
-        for fault in (faults or tuple(FaultKind))
-    ]
+def cases(
+    load: Load, *, delays: Sequence[float] = STARTUP_DELAYS, faults: Sequence[FaultKind] = tuple(FaultKind)
+) -> list[Case]:
+    return [Case(load=load, startup_delay_seconds=delay, fault=fault) for delay in delays for fault in faults]
 
 
 def faults_of(load: Load, kind: FaultKind) -> tuple[Fault, ...]:

@@ -3,7 +3,7 @@
 *Oracle*: the fewest replicas, fixed, that meet a target on the scored part. It knows the future, and it never scales.
 
 *Reactive bound*: at each second it knows all requests that came so far, what each costs without a prefix cache, and
-asks at once for half as many again as would have served every one of them in time, and two more; it never removes
+asks at once for twice as many as would have served every one of them in time, and two more; it never removes
 one. A law that never holds more replicas than demand has called for so far can't do better: it learns later, and holds
 fewer. Where even this is late too often, the start-up is longer than the ramp, and the row is named infeasible.
 """
@@ -16,7 +16,7 @@ from quire_operator.simulation.run import LATE_SECONDS
 from quire_operator.simulation.scaler import Scaling
 from quire_operator.simulation.scenario import Request
 
-_HEADROOM = 1.5
+_HEADROOM = 2.0
 _SPARE = 2
 _LOOK_BACK_SECONDS = 900
 
