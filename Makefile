@@ -80,7 +80,7 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/autoscaling/run.py --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
 
 bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE, into JSON (minutes for an hour's trace)
-	$(BIN)/python benchmarks/autoscaling/run.py $(if $(TRACE),--trace $(TRACE)) --json $(JSON)
+	$(BIN)/python benchmarks/autoscaling/run.py $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
 
 soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each)
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
