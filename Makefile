@@ -82,8 +82,9 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE, into JSON (minutes for an hour's trace)
 	$(BIN)/python benchmarks/autoscaling/run.py $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
 
-soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each)
+soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each), and outages as long as real ones
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
+	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 
 generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Make what is made from the CRD: the chart's copy, docs/crd.md
 
