@@ -7,6 +7,7 @@ The plant is a fluid: requests arrive at one rate and are shared evenly; a repli
 import math
 import os
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from quire_operator.domain.spec import AutoscalingMode, ScaleDown
 
 START = 1_000_000.0
 TICK = 15.0
-EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100")) // 4
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100")) // 8
 
 
 class Replica:
@@ -30,8 +31,19 @@ class Replica:
 
 class Plant:
     def __init__(
-        self, *, per_second: float, prompt: float, output: float, slots: int, step: float, prefill: float, decode: float
+        self,
+        *,
+        per_second: float,
+        prompt: float,
+        output: float,
+        slots: int,
+        step: float,
+        prefill: float,
+        decode: float,
+        late_above: float = math.inf,
     ) -> None:
+        """``late_above``: with more requests/s than that at a replica first tokens are late, and nothing else tells."""
+        self.late_above = late_above
         self.per_second, self.prompt, self.output, self.slots = per_second, prompt, output, slots
         self.step, self.prefill, self.decode = step, prefill, decode
         self.kv_tokens = slots * (prompt + output) * 2
@@ -63,7 +75,7 @@ class Plant:
         served = min(replica.queued, TICK / self._cost(batch))
         replica.queued -= served
         replica.served += served
-        replica.late += served if wait > 1.0 else 0.0
+        replica.late += served if wait > 1.0 or arrived > self.late_above * TICK else 0.0
         replica.steps += served * self.output / batch
         replica.busy += served * self._cost(batch)
         # Little's law: so many are within at once.
@@ -142,3 +154,19 @@ def test_a_recommendation_for_a_steady_stream_does_not_swing(kit, plant, first):
     policy = kit.policy(max_replicas=8, max_sequences=plant["slots"], mode=AutoscalingMode.RECOMMEND)
     desired = lived(policy, Plant(**plant), startup=0.0, first=first, ticks=120)
     assert len(changes(desired[60:])) <= 1, desired
+
+
+@pytest.mark.parametrize("startup", [0.0, 120.0])
+@pytest.mark.parametrize(("short", "replicas"), [(1.1, 1), (1.1, 4), (1.5, 1), (1.5, 4)])
+def test_replicas_that_take_less_than_they_seem_to_are_not_tried_again_and_again(kit, short, replicas, startup):
+    """By all that is learnt so many would do; only the first tokens are late. Once an hour is often enough."""
+    figures = {"prompt": 500.0, "output": 100.0, "slots": 32, "step": 0.02, "prefill": 1e-4, "decode": 2e-4}
+    per_second = 0.5 * replicas / Plant(per_second=0.0, **figures)._cost(32)
+    policy = kit.policy(
+        max_replicas=16, max_sequences=32, down=ScaleDown(window_seconds=120, max_step=2, period_seconds=30)
+    )
+    first = lived(policy, Plant(per_second=per_second, **figures), startup=startup, first=4, ticks=60)[-1]
+    plant = Plant(per_second=per_second, late_above=per_second / first / short, **figures)
+    desired = lived(policy, plant, startup=startup, first=4, ticks=300)
+    fifty_minutes = desired[-200:]
+    assert len(changes(fifty_minutes)) <= 8, desired

@@ -14,6 +14,7 @@ from quire_operator.domain.demand import Load, Term
 from quire_operator.domain.flow import Increment, flow, increment, learnt
 from quire_operator.domain.history import Change, Flow, History, Move, Need, ScalingRecord
 from quire_operator.domain.limits import kept_moves, kept_needs
+from quire_operator.domain.margin import Margin
 from quire_operator.domain.observation import Observation, ReplicaSample
 from quire_operator.domain.rates import Rates
 from quire_operator.domain.scaling_reasons import Reason
@@ -22,6 +23,8 @@ from quire_operator.domain.spec.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.supply import Supply, known_samples, take_stock
 from quire_operator.domain.tuning import Tuning
 from quire_operator.domain.verdict import Demand, Situation, Verdict, judge
+
+_NOT_ENOUGH = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +82,18 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     rules = policy.autoscaling
     history = history.forgetting_gaps(now)
     is_first = history.last_tick is None
+    seconds = 0.0 if history.last_tick is None else now - history.last_tick
     known = known_samples(observation, history.samples)
     supply = take_stock(observation, known, now)
     history = _remember_flow(history, known, supply, policy, now)
     rates = _rates(history, known)
     enforced = rules.mode is AutoscalingMode.ENFORCE
     demanded = _demand(policy, supply, observation, history, rates, now)
-    history = replace(history, needs=kept_needs((*history.needs, demanded.need), rules=rules, now=now))
+    history = replace(
+        history,
+        needs=kept_needs((*history.needs, demanded.need), rules=rules, now=now),
+        margin=_margin(history, demanded, supply, policy, seconds=seconds, now=now),
+    )
     verdict = judge(
         Situation(
             rules=rules,
@@ -132,11 +140,15 @@ def _remember_flow(
         for name, after in known.items()
         if (before := history.samples.get(name)) is not None and before.time < after.time
     ]
-    flows = history.flows
+    flows, margin = history.flows, history.margin
     if increments and history.last_tick is not None and now > history.last_tick:
         # Since something was last heard of any replica, not since the last tick: what came in meanwhile is no burst.
         since = flows[-1].time if flows else history.last_tick
-        flows = (*flows, flow(increments, seconds=now - since, now=now))
+        latest = flow(increments, seconds=now - since, now=now)
+        flows = (*flows, latest)
+        margin = margin.seen(
+            first_tokens=latest.first_tokens, late=latest.late_first_tokens, seconds=latest.seconds, now=now
+        )
     flows = tuple(f for f in flows if f.time > now - remembered)
     settled = None if supply.starting else (history.settled_since if history.settled_since is not None else now)
     return replace(
@@ -144,6 +156,7 @@ def _remember_flow(
         last_tick=now,
         settled_since=settled,
         flows=flows,
+        margin=margin,
         samples=known,
         evidence=learnt(history.evidence, increments),
     )
@@ -155,6 +168,19 @@ def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None
         return history.rates
     kv_tokens = sum(sample.kv_tokens_capacity for sample in known.values()) / len(known)
     return history.evidence.rates(kv_tokens=kv_tokens, before=history.rates) or history.rates
+
+
+def _margin(
+    history: History, demanded: Demand, supply: Supply, policy: Policy, *, seconds: float, now: float
+) -> Margin:
+    """Raised, where first tokens are late though the work should fit."""
+    needs = {term.reason: term.need for term in demanded.terms}
+    margin = history.margin.needed(needs.get(Reason.WORK, 0.0), seconds=seconds)
+    if Reason.FIRST_TOKEN not in needs:
+        return margin
+    percentile = policy.autoscaling.targets.time_to_first_token.percentile
+    waiting = Load.of(tuple(supply.fresh.values())).waiting
+    return margin.raised(replicas=supply.current, waiting=waiting, percentile=percentile, now=now)
 
 
 def _concluded(
@@ -196,7 +222,7 @@ def _demand(
     target, tuning = policy.autoscaling.targets.time_to_first_token, policy.tuning
     if supply.is_stale:
         return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
-    terms = _terms(policy, supply, observation, history.flows, rates, now)
+    terms = _terms(policy, supply, observation, history.flows, rates, history.margin, now)
     need = max((term.need for term in terms), default=0.0)
     down = need + supply.starting + supply.missing
     late = demand.first_token_term(history.flows, target=target, replicas=supply.current, tuning=tuning, now=now)
@@ -206,11 +232,19 @@ def _demand(
         if settled:
             terms.append(late)
             need = max(need, late.need)
+            # So that the one more it brings is not taken away again at once: so many were not enough.
+            down = max(down, supply.current + _NOT_ENOUGH)
     return Demand(terms=tuple(terms), need=Need(time=now, up=need, down=down))
 
 
 def _terms(
-    policy: Policy, supply: Supply, observation: Observation, flows: Sequence[Flow], rates: Rates | None, now: float
+    policy: Policy,
+    supply: Supply,
+    observation: Observation,
+    flows: Sequence[Flow],
+    rates: Rates | None,
+    margin: Margin,
+    now: float,
 ) -> list[Term]:
     """Every term that there are figures for, but the late first tokens."""
     terms: list[Term] = []
@@ -234,7 +268,7 @@ def _terms(
         now=now,
     )
     if work is not None:
-        terms.append(work)
+        terms.append(demand.with_margin(work, margin, now=now))
     if observation.held_requests is not None:
         terms.append(
             demand.held_term(observation.held_requests, max_sequences=policy.max_sequences, tuning=policy.tuning)

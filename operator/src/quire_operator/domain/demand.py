@@ -5,10 +5,12 @@ Pure, and monotone: more waiting, running, queued, held or arriving never lowers
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_operator.domain.history import Flow
+from quire_operator.domain.margin import Margin
 from quire_operator.domain.observation import ReplicaSample
+from quire_operator.domain.quantities import format_duration
 from quire_operator.domain.rates import Rates
 from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.spec.scaling import LatencyTarget, ScalingTargets
@@ -94,9 +96,17 @@ def gauge_terms(
 
 
 def work_term(
-    flows: Sequence[Flow], *, rates: Rates | None, max_sequences: int, percentile: int, tuning: Tuning, now: float
+    flows: Sequence[Flow],
+    *,
+    queued_prompt_tokens: float,
+    rates: Rates | None,
+    max_sequences: int,
+    percentile: int,
+    tuning: Tuning,
+    now: float,
 ) -> Term | None:
-    """What arrived of late, in busy replicas: its mean with room, or the last burst with some to spare if that is more.
+    """What arrived of late, in busy replicas: its mean with room, or the last burst with some to spare if that is more;
+    and those that work off what is queued.
 
     None while too little is known.
     """
@@ -114,11 +124,14 @@ def work_term(
         shown, why = latest, f"{burst:.2f} busy replicas and {staffed - burst:.2f} to spare for p{percentile}"
     else:
         shown, why = flows, f"{mean:.2f} busy replicas, over {tuning.target_load}"
+    backlog = queued_prompt_tokens * rates.prefill_seconds_per_token / tuning.drain_seconds
+    if backlog > 0:
+        why += f", and {backlog:.2f} to work off {queued_prompt_tokens:,.0f} queued in {tuning.drain_seconds:.0f} s"
     span = sum(flow.seconds for flow in shown)
     requests, tokens = sum(f.requests for f in shown) / span, sum(f.prompt_tokens for f in shown) / span
     return Term(
         reason=Reason.WORK,
-        need=max(steady, staffed),
+        need=max(steady, staffed) + backlog,
         detail=f"{requests:.2f} requests/s of {rates.mean_output_tokens:.0f} output tokens and {tokens:,.0f} "
         f"prompt tokens/s in the last {span:.0f} s are {why}",
     )
@@ -129,6 +142,15 @@ def _busy(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> float:
     requests, tokens = sum(flow.requests for flow in flows), sum(flow.prompt_tokens for flow in flows)
     decode = rates.mean_output_tokens * rates.seconds_per_output_token(max_sequences)
     return (tokens * rates.prefill_seconds_per_token + requests * decode) / sum(flow.seconds for flow in flows)
+
+
+def with_margin(work: Term, margin: Margin, *, now: float) -> Term:
+    """The work, counted for as much as late first tokens taught."""
+    if margin.factor <= 1.0:
+        return work
+    ago = format_duration(round(now - margin.learnt))
+    why = f"× {margin.factor:.2f} since first tokens were late with {margin.replicas} replicas {ago} ago"
+    return replace(work, need=work.need * margin.factor, detail=f"{work.detail}; {why}")
 
 
 def first_token_term(

@@ -7,6 +7,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from quire_operator.domain.margin import Margin
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.rates import Evidence, Rates
 
@@ -113,6 +114,8 @@ class History:
     """What the rates are learnt from."""
     rates: Rates | None = None
     """As they were learnt last."""
+    margin: Margin = Margin()
+    """What late first tokens taught."""
 
     @classmethod
     def restored(cls, record: ScalingRecord) -> "History":

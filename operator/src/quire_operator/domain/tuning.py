@@ -15,6 +15,8 @@ class Tuning:
     """Spare replicas for a burst, as a share of √(busy replicas) · ln(1 / share of late answers allowed)."""
     burst_seconds: float = 15.0
     """Over how long a burst is measured."""
+    drain_seconds: float = 30.0
+    """In how long a queue should be worked off."""
     flow_seconds: float = 60.0
     """Over how long arrivals are averaged."""
     growth_share: float = 0.5
