@@ -26,6 +26,7 @@ KEPT = ".layers"
 _ARCHIVE = re.compile(r".*[.+]tar([.+](gzip|zstd))?")
 _TITLES = ("org.opencontainers.image.title", "org.cncf.model.filepath")
 _UNPACK = "io.deis.oras.content.unpack"
+_ADVICE = "name the folder that holds the model and nothing else: oci://registry/name:tag/path"
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -59,6 +60,7 @@ def layer_of(blob: Blob, image: str) -> Layer:
 def apply(layer: Layer, source: Path, folder: Path, *, below: str, image: str, stopped: Callable[[], bool]) -> None:
     """Lay the layer whose blob is ``source`` over ``folder``. Raises ModelProblem and OSError."""
     if layer.kind is Kind.FILE:
+        _check_parents(folder, PurePosixPath(layer.path), image)
         target = folder / layer.path
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
@@ -68,6 +70,7 @@ def apply(layer: Layer, source: Path, folder: Path, *, below: str, image: str, s
         with source.open("rb") as raw, opened(raw, stopped) as archive:
             for member in archive:
                 unpacking.take(archive, member)
+            unpacking.check_links()
     except (tarfile.TarError, ZstdError, EOFError, KeyError) as error:
         raise ModelProblem(f"a layer of {image} can't be unpacked: {error}") from error
 
@@ -121,9 +124,10 @@ class _Unpacking:
     def _remove(self, whiteout: PurePosixPath) -> None:
         gone = whiteout.parent
         if whiteout.name != _OPAQUE:
-            gone /= whiteout.name.removeprefix(_WHITEOUT)
+            gone = _inside(str(gone / whiteout.name.removeprefix(_WHITEOUT)), self._image)  # ".wh..." removes ".."
         if not (gone.is_relative_to(self._below) or self._below.is_relative_to(gone)):
             return
+        _check_parents(self._folder, whiteout, self._image)
         target = self._folder / gone
         if whiteout.name == _OPAQUE or not gone.parts:
             for child in target.iterdir() if target.is_dir() else ():
@@ -134,14 +138,14 @@ class _Unpacking:
 
     def _extract(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: PurePosixPath) -> None:
         self._check_link(member, path)
-        self._check_parents(path)
+        _check_parents(self._folder, path, self._image)
         target = self._folder / path
         if not member.isdir() or target.is_symlink() or not target.is_dir():
             _clear(target)
         try:
             archive.extract(member, self._folder, filter="data")
         except tarfile.FilterError as error:
-            raise ModelProblem(f"{self._image} holds what may not be unpacked: {error}", hint=self._advice()) from error
+            raise ModelProblem(f"{self._image} holds what may not be unpacked: {error}", hint=_ADVICE) from error
         if member.isfile():
             with target.open("rb") as file:
                 os.fsync(file.fileno())
@@ -157,17 +161,26 @@ class _Unpacking:
         if not PurePosixPath(goal).is_relative_to(self._below) or goal.startswith(".."):
             raise ModelProblem(
                 f"{self._image} has {path} as a link to {member.linkname}, out of the model's folder",
-                hint=self._advice(),
+                hint=_ADVICE,
             )
 
-    def _check_parents(self, path: PurePosixPath) -> None:
-        """Nothing is written through a link, wherever it leads."""
-        for parent in path.parents:
-            if (self._folder / parent).is_symlink() and parent.parts:
-                raise ModelProblem(f"{self._image} holds {path} below a link", hint=self._advice())
+    def check_links(self) -> None:
+        """A link that was harmless when it came may lead elsewhere by now, through others that came after it."""
+        root = Path(os.path.realpath(self._folder)) / self._below
+        for parent, folders, files in os.walk(self._folder / self._below):
+            for path in (Path(parent, name) for name in (*folders, *files)):
+                if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+                    raise ModelProblem(
+                        f"{self._image} has {path.relative_to(self._folder)} as a link out of the model's folder",
+                        hint=_ADVICE,
+                    )
 
-    def _advice(self) -> str:
-        return "name the folder that holds the model and nothing else: oci://registry/name:tag/path"
+
+def _check_parents(folder: Path, path: PurePosixPath, image: str) -> None:
+    """Nothing is written or removed through a link, wherever it leads."""
+    for parent in path.parents:
+        if (folder / parent).is_symlink() and parent.parts:
+            raise ModelProblem(f"{image} holds {path} below a link", hint=_ADVICE)
 
 
 def _inside(name: str, image: str) -> PurePosixPath:
