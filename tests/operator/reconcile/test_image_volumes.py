@@ -48,23 +48,31 @@ async def test_while_the_answer_is_not_to_be_had_nothing_is_changed(world: Any) 
 class Connection:
     """Answers each write with the next outcome."""
 
-    def __init__(self, *outcomes: ClusterError | None) -> None:
+    def __init__(self, *outcomes: ClusterError | list[Any] | None) -> None:
+        """Errors, or the volumes of the Deployment that comes back."""
         self.outcomes = list(outcomes)
         self.queries: list[Any] = []
 
     async def write(self, *_: Any, query: Any, **__: Any) -> Mapping[str, Any]:
         self.queries.append(query)
         outcome = self.outcomes.pop(0)
-        if outcome is not None:
+        if isinstance(outcome, ClusterError):
             raise outcome
-        return {}
+        return {"spec": {"template": {"spec": {"volumes": outcome}}}}
 
 
 @pytest.mark.parametrize(
     ("outcome", "supported"),
-    [(None, True), (Refused("must specify a volume type"), False), (QuotaExceeded("count/deployments.apps"), True)],
+    [
+        ([{"name": "probe", "image": {"reference": "probe"}}], True),
+        (None, False),
+        ([{"name": "probe", "emptyDir": {}}], False),
+        (Refused("field not declared in schema"), False),
+    ],
 )
-async def test_a_dry_run_tells_and_is_not_repeated(outcome: ClusterError | None, supported: bool) -> None:
+async def test_what_comes_back_of_a_dry_run_tells_and_is_not_asked_for_again(
+    outcome: ClusterError | list[Any] | None, supported: bool
+) -> None:
     connection = Connection(outcome)
     volumes = ImageVolumes(connection)  # type: ignore[arg-type]
     assert [await volumes.supported("prod") for _ in range(2)] == [supported] * 2
@@ -72,8 +80,8 @@ async def test_a_dry_run_tells_and_is_not_repeated(outcome: ClusterError | None,
 
 
 async def test_an_answer_that_tells_nothing_is_asked_for_again() -> None:
-    volumes = ImageVolumes(Connection(Forbidden("no"), Unavailable("down"), None))  # type: ignore[arg-type]
-    for error in (Forbidden, Unavailable):
+    volumes = ImageVolumes(Connection(Forbidden("no"), QuotaExceeded("full"), [{"image": {}}]))  # type: ignore[arg-type]
+    for error in (Forbidden, QuotaExceeded):
         with pytest.raises(error):
             await volumes.supported("prod")
     assert await volumes.supported("prod")

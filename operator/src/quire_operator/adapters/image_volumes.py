@@ -1,13 +1,13 @@
 """Whether the API server takes pods with image volumes, found out by a write that stores nothing.
 
-For ``kube``. The server of a version that has them may have them turned off, and then drops the field before it judges
-the pod: only trying tells. Whether each node's container runtime mounts them it does not tell: a pod whose runtime
+For ``kube``. A server that has them may have them turned off, and then takes the pod and silently drops the volume:
+only what comes back tells. Whether each node's container runtime mounts them it does not tell: a pod whose runtime
 can't says so.
 """
 
 from quire_operator.adapters.kube_connection import Connection
 from quire_operator.domain import names
-from quire_operator.ports import QuotaExceeded, Refused
+from quire_operator.ports import Refused
 
 _NAME = "quire-image-volume-probe"
 _LABELS = {names.LABEL_MANAGED_BY: "quire-operator"}
@@ -45,11 +45,10 @@ class ImageVolumes:
         query = (("fieldManager", names.FIELD_MANAGER), ("dryRun", "All"))
         content_type = "application/apply-patch+yaml"
         try:
-            await self._connection.write(
+            answer = await self._connection.write(
                 "try", "Deployment", "PATCH", path, query=query, body=_PROBE, content_type=content_type
             )
         except Refused:
-            return False  # a volume of which nothing was left
-        except QuotaExceeded:
-            return True  # what is counted has been judged before
-        return True
+            return False  # too old to know the field
+        volumes = answer["spec"]["template"]["spec"].get("volumes") or ()
+        return any("image" in volume for volume in volumes)
