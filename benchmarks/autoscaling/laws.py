@@ -280,7 +280,7 @@ QUIRE = Law(
         "down_period_seconds": (60.0, 30.0),
         "scrape_seconds": (0.0,),
         "target_load": (0.8, 0.7, 0.9),
-        "spare": (0.45, 0.35, 0.5, 0.6, 0.75, 0.9),
+        "spare": (0.45, 0.35, 0.55, 0.7, 0.85),
         "burst_seconds": (15.0, 30.0),
         "drain_seconds": (30.0, 15.0, 60.0),
         "flow_seconds": (60.0, 120.0),
