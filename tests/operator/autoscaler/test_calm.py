@@ -167,6 +167,6 @@ def test_replicas_that_take_less_than_they_seem_to_are_not_tried_again_and_again
     )
     first = lived(policy, Plant(per_second=per_second, **figures), startup=startup, first=4, ticks=60)[-1]
     plant = Plant(per_second=per_second, late_above=per_second / first / short, **figures)
-    desired = lived(policy, plant, startup=startup, first=4, ticks=300)
+    desired = lived(policy, plant, startup=startup, first=4, ticks=360)
     fifty_minutes = desired[-200:]
     assert len(changes(fifty_minutes)) <= 8, desired

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from quire_operator.domain.autoscaler import decide
 from quire_operator.domain.history import Change, History, ScalingRecord
-from quire_operator.domain.observation import Histogram, Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
+from quire_operator.domain.observation import (
+    Histogram,
+    Observation,
+    ReplicaObservation,
+    ReplicaPhase,
+    ReplicaSample,
+    is_sane,
+)
 from quire_operator.domain.rates import Rates
+from quire_operator.domain.scaling_status import autoscaling_status, capacity_status, scaling_record
 from quire_operator.domain.spec import ScaleDown, ScaleUp
 
 START = 1_000_000.0
@@ -58,6 +66,7 @@ observations = st.builds(
     replicas=any_replicas,
     target=st.none() | st.integers(0, 12),
     held_requests=st.none() | st.integers(0, 100),
+    in_flight_requests=st.none() | st.integers(0, 3),
     rolling_out=st.booleans(),
 )
 rates = st.builds(
@@ -128,6 +137,11 @@ def lived(policy, observations: list[Observation], record: ScalingRecord) -> tup
     return history, target
 
 
+def sane(sample: ReplicaSample) -> bool:
+    """Fresh, and no figure that is none."""
+    return is_sane(sample) and -30 <= START - sample.time <= 45
+
+
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, max_size=6), observations, records)
 def test_bounds_identity_and_no_fall_on_missing_data(kit, rules, past, observation, record):
@@ -148,6 +162,10 @@ def test_bounds_identity_and_no_fall_on_missing_data(kit, rules, past, observati
         assert not observation.rolling_out
         assert history.last_tick is not None
         assert decision.current - decision.desired <= policy.autoscaling.scale_down.max_step
+    if fell and decision.desired == 0:
+        assert observation.held_requests == observation.in_flight_requests == 0
+        ready = [r.sample for r in observation.replicas if r.phase is ReplicaPhase.READY]
+        assert all(sample.running == sample.waiting == 0 for sample in ready if sample is not None and sane(sample))
 
 
 GAUGES = ("waiting", "running", "queued_prompt_tokens", "kv_tokens_used")
@@ -172,6 +190,37 @@ def test_more_demand_never_means_fewer_replicas(kit, rules, past, replicas, reco
     more = replace(less, replicas=tuple(raised), held_requests=less.held_requests + data.draw(st.integers(0, 50)))
 
     assert decide(policy, more, history, START).desired >= decide(policy, less, history, START).desired
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(rules, st.lists(observations, max_size=6), observations, records, st.randoms(use_true_random=False))
+def test_order_of_replicas_says_nothing(kit, rules, past, observation, record, random):
+    policy = kit.policy(**rules)
+    history, _ = lived(policy, past, record)
+    by_name = {replica.name: replica for replica in observation.replicas}
+    ordered = replace(observation, replicas=tuple(by_name.values()))
+    shuffled = replace(observation, replicas=tuple(random.sample(ordered.replicas, len(by_name))))
+
+    assert decide(policy, shuffled, history, START) == decide(policy, ordered, history, START)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(rules, st.lists(observations, min_size=1, max_size=6), observations, records)
+def test_restart_from_what_status_says_never_scales_down_at_first(kit, rules, past, observation, record):
+    policy = kit.policy(**rules)
+    history, target = lived(policy, past, record)
+    written = {
+        "autoscaling": autoscaling_status(history.record),
+        "capacity": capacity_status(history.record, block_size=16),
+    }
+    restored = scaling_record(written)
+    assert restored is not None and restored.desired_replicas == history.record.desired_replicas
+
+    decision = decide(policy, replace(observation, target=target), History.restored(restored), START)
+
+    bounds = policy.autoscaling.min_replicas, policy.autoscaling.max_replicas
+    assert bounds[0] <= decision.desired <= bounds[1]
+    assert decision.desired >= min(target, bounds[1])
 
 
 class Plant:

@@ -2,18 +2,18 @@
 
 Under ``autoscaler.decide``; part of ``history``. The late first tokens of the last half minute ask for one replica
 more; when they end, so does that, and as soon as replicas may go the same number is tried that was too few before. So:
-if more were late over the last half hour than the percentile allows, and some are now though the work that came should
-have fitted, work counts for more than was learnt of it. Half of that is let go each hour, to see whether it is still
-so. Bursts that the percentile allows for, or that were seen to be more than fits, teach nothing.
+if clearly more were late over the last half hour than the percentile allows, and some are now though the work that came
+should have fitted, work counts for more than was learnt of it. Half of that is let go each hour, to see whether it is
+still so. Bursts that the percentile allows for, or that were seen to be more than fits, teach nothing.
 """
 
 from dataclasses import dataclass, replace
 
 _HALF_LIFE_SECONDS = 900.0
-_ENOUGH_SECONDS = 900.0
-"""Watched, before anything is learnt: the first minutes are no measure of the rest."""
-_KNOWN = 1 / 3
-"""Of what the percentile allows: late ones enough to believe again what was learnt and let go of."""
+_ENOUGH_SECONDS = 1000.0
+"""Watched, older ones faded: after half an hour, for how things begin is no measure of how they go on."""
+_CLEARLY, _KNOWN = 1.5, 0.5
+"""Times what the percentile allows: late ones enough to learn from, and to believe again what was let go of by half."""
 _PEAK_HALF_LIFE_SECONDS = 120.0
 _KEPT_SECONDS = 3600.0
 _MOST = 3.0
@@ -65,7 +65,7 @@ class Margin:
     def raised(self, *, replicas: int, waiting: float, percentile: int, now: float) -> "Margin":
         """First tokens are late though there are ``replicas``, all settled."""
         allowed = self.first_tokens * (100 - percentile) / 100
-        misses = self.late > allowed * (_KNOWN if self.factor > 1.0 else 1.0)
+        misses = self.late > allowed * (_KNOWN if self.factor > 1.0 else _CLEARLY)
         near = 0 < self.peak <= replicas <= max(_FAR_ENOUGH * self.peak, self.peak + _FAR_ENOUGH)
         fits = near and waiting <= _QUEUED * replicas
         if not misses or not fits or self.watched_seconds < _ENOUGH_SECONDS:
