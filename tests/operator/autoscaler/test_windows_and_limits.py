@@ -89,6 +89,32 @@ def test_recommendation_changes_nothing_and_is_told_once(kit):
     assert story.history.moves == ()
 
 
+def test_recommendation_goes_down_with_as_much_care_as_replicas_do(kit):
+    story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
+    story.tick(kit.ready("a", running=10, waiting=20))
+    quiet = story.ticks(19, kit.ready("a", running=2))
+    assert {decision.desired for decision in quiet} == {4}
+    assert quiet[-1].reason is Reason.SCALE_DOWN_WINDOW
+    assert story.ticks(2, kit.ready("a", running=2))[-1].desired == 1
+    assert [(c.from_replicas, c.to_replicas) for c in story.history.record.changes] == [(1, 4)]
+
+
+def test_recommendation_that_comes_back_is_told_again(kit):
+    story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
+    for _ in range(2):
+        story.tick(kit.ready("a", running=10, waiting=20))
+        story.ticks(25, kit.ready("a", running=2))
+    assert [(c.from_replicas, c.to_replicas) for c in story.history.record.changes] == [(1, 4), (1, 4)]
+
+
+def test_recommendation_stands_while_metrics_are_away(kit):
+    story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
+    story.tick(kit.ready("a", running=10, waiting=20))
+    blind = story.ticks(60, kit.ready("a", age=None))[-1]
+    assert (blind.desired, blind.reason) == (4, Reason.METRICS_STALE)
+    assert blind.message == "1 → 4 as before: only 0 of 1 ready replicas gave metrics in the last 45 s"
+
+
 # --- memory ---
 
 
