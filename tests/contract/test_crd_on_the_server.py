@@ -15,6 +15,7 @@ import yaml
 from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
+from quire_cluster.waiting import eventually
 from quire_operator.domain.spec import Invalid, Spec
 
 GROUP = "/apis/quire.dev/v1alpha1"
@@ -506,11 +507,12 @@ def test_the_scale_subresource_serves_an_hpa(crd_server: ControlPlane, namespace
 def test_a_list_of_them_reads_at_a_glance(crd_server: ControlPlane, namespace: str) -> None:
     stored = Stored(crd_server, namespace)
     stored.edit({"status": copy.deepcopy(STATUS)}, "/status")
+    # The category is discovered a moment after the kind.
+    assert eventually(lambda: "llmdeployments" in crd_server.kubectl("api-resources", "--categories=quire"))
     header, row = crd_server.kubectl("get", "quire", "-n", namespace).splitlines()
-    assert header.split() == ["NAME", "READY", "REPLICAS", "DESIRED", "MODEL", "AGE"]
-    assert row.split()[:5] == ["chat", "True", "2", "3", "file:///models/demo"]
+    assert header.split() == ["NAME", "READY", "STATUS", "REPLICAS", "DESIRED", "MODEL", "AGE"]
+    assert row.split()[:6] == ["chat", "True", "ReplicasReady", "2", "3", "file:///models/demo"]
     wide = crd_server.kubectl("get", "llmd", "-n", namespace, "-o", "wide")
-    assert "ReplicasReady" in wide
     assert "http://chat.default.svc:8000/v1" in wide
 
 

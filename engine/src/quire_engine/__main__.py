@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 from quire_engine import __version__, flags
 from quire_engine.errors import EngineStartError, FlagsError, StartError
 from quire_engine.flag_help import help_text
 from quire_engine.flag_table import schema
-from quire_engine.model_folder import check_model_len, inspect_model_folder
+from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
 from quire_engine.server.listen import listener_of
 from quire_engine.text.model_text import load_model_text
 
@@ -27,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     try:
         config = flags.parse(argv, os.environ)
+        config = replace(config, model=replace(config.model, path=pinned(config.model.path)))
         # What is wrong with flags, folder or port is told before the libraries of the server are even loaded.
         folder = inspect_model_folder(config.model.path, weights=config.model.load_format != "dummy")
         check_model_len(folder, config.model.max_model_len)

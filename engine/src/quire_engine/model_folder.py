@@ -47,6 +47,11 @@ def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
     )
 
 
+def pinned(path: Path) -> Path:
+    """The folder that a link names now: the next version may take its place while this one is read, or read again."""
+    return path.resolve() if path.is_symlink() else path
+
+
 def check_model_len(folder: ModelFolder, max_model_len: int | None) -> None:
     """Raises ModelFolderError where more positions are asked for than the model has."""
     positions = folder.max_position_embeddings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model_folder import check_model_len, inspect_model_folder
+from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
 
 CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64}
 
@@ -111,3 +111,20 @@ def test_more_positions_than_the_model_has_are_refused(
         return
     with pytest.raises(ModelFolderError, match="65 is more than the 64 positions"):
         check_model_len(found, asked)
+
+
+def test_the_version_that_a_link_names_at_the_start_is_the_one_that_is_served(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v2").mkdir()
+    latest = tmp_path / "latest"
+    latest.symlink_to("v1")
+    served = pinned(latest)
+    latest.unlink()
+    latest.symlink_to("v2")
+    assert served == tmp_path / "v1"
+    assert pinned(tmp_path / "v1") == tmp_path / "v1"
+
+
+def test_a_path_is_quoted_as_it_was_written(tmp_path: Path) -> None:
+    missing = Path("no/such/../folder")
+    assert pinned(missing) == missing
