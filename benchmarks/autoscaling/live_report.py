@@ -64,7 +64,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
     figure = Figure(figsize=(6.2 * len(records), 9), layout="constrained")
     figure.suptitle("Replicas scaled by a real Prometheus")
-    columns = figure.subplots(3, len(records), sharex="col", sharey="row", squeeze=False)
+    columns = figure.subplots(3, len(records), sharex="col", squeeze=False)
     for index, record in enumerate(records):
         load, count, first = (row[index] for row in columns)
         load.set_title(_TITLES[record.case])
@@ -77,7 +77,8 @@ def draw(records: Sequence[Record], path: Path) -> None:
         end = max(moment(decisions(record.events)[-1]), *(at for at, _ in record.marks)) - record.start
         for number, (at, what) in enumerate(sorted(record.marks)):
             side = "right" if at - record.start > 0.7 * end else "left"
-            count.annotate(f" {what} ", (at - record.start, 4.75 - 0.3 * number), fontsize=8, ha=side)
+            text = count.text(at - record.start, 4.7 - 0.35 * number, f" {what} ", fontsize=8, ha=side)
+            text.set_in_layout(False)
         first.set_xlabel("seconds since the first request")
         first.set_xlim(-15, end + 10)
     columns[0][0].set_ylabel("requests sent per 5 s")

@@ -234,7 +234,7 @@ def live(
                 process.wait()
         served.end()
         prometheus.kill()
-    (folder / "events.json").write_text(json.dumps(record.events, indent=1))
+    (folder / "events.json").write_text(json.dumps({"marks": record.marks, "events": record.events}, indent=1))
     (folder / "explain.txt").write_text(record.screen)
     return record
 

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from loads import Load, fitted
 from matrix import Row
 from policies.static import ReactiveBound, needed_so_far
 from quire_operator.domain.observation import Observation
+from quire_operator.domain.tuning import Tuning
 from quire_operator.simulation.scenario import Request
 from scenarios import Case, FaultKind
 from scoring import Score, Statics, reactive_bound, score_law
@@ -149,6 +150,11 @@ def test_a_broken_configuration_is_named(tmp_path: Path, load: Load) -> None:
 def test_what_was_chosen_is_in_the_space_it_was_chosen_from() -> None:
     for law in LAWS.values():
         assert {name for name, value in tuned(law).items() if value not in law.space[name]} == set()
+
+
+def test_the_constants_compared_are_those_of_the_product() -> None:
+    chosen, product = tuned(LAWS["quire"]), asdict(Tuning())
+    assert {name: chosen[name] for name in product} == product
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 class Tuning:
     target_load: float = 0.8
     """How full a replica may be by plan: what is left absorbs the next seconds."""
-    spare: float = 0.45
+    spare: float = 0.7
     """Spare replicas for a burst, as a share of √(busy replicas) · ln(1 / share of late answers allowed)."""
-    burst_seconds: float = 15.0
+    burst_seconds: float = 30.0
     """Over how long a burst is measured."""
     drain_seconds: float = 30.0
     """In how long a queue should be worked off."""
