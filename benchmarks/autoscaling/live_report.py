@@ -131,6 +131,6 @@ def _draw_first_tokens(axis: Any, record: Record) -> None:
     timed = [(o["sent_seconds"], o["first_token_seconds"] - o["sent_seconds"]) for o in outcomes if o["error"] is None]
     axis.plot([at for at, _ in timed], [value for _, value in timed], ".", markersize=3)
     failed = [o["end_seconds"] for o in outcomes if o["error"] is not None]
-    axis.plot(failed, [0.0] * len(failed), "rx", label=f"{len(failed)} failed", clip_on=False)
-    axis.set_ylim(0, None)
+    axis.plot(failed, [0.0] * len(failed), "rx", label=f"{len(failed)} failed")
+    axis.set_ylim(-0.03 * axis.get_ylim()[1], None)
     axis.legend(loc="upper right", fontsize=8)
