@@ -56,15 +56,18 @@ class Autoscaler:
         self._memory: dict[str, _Memory] = {}
         self._acting: set[str] = set()
         """Keys whose decision is being carried out: nobody else decides for them meanwhile."""
+        self._woken: set[str] = set()
+        """Keys decided for since the tick under way began: what it was told of them is old."""
 
     async def tick(self, subjects: Sequence[Subject]) -> dict[str, Decision]:
         """Decide for every subject, persist what changed, then scale; by key. Forgets keys that are not among them."""
+        self._woken.clear()
         samples, gateway = await asyncio.gather(
             self._metrics.samples([replica for subject in subjects for replica in subject.replicas]),
             self._gateway_requests(subjects),
         )
         self._memory = {s.key: self._memory.get(s.key) or _remembered(s) for s in subjects}
-        return await self._decide(subjects, samples, gateway)
+        return await self._decide([s for s in subjects if s.key not in self._woken], samples, gateway)
 
     async def wake(self, subjects: Sequence[Subject]) -> dict[str, Decision]:
         """Decide for those among these, which have no replica, that somebody waits for."""
@@ -74,6 +77,7 @@ class Autoscaler:
         waited_for = [s for s in subjects if gateway.held.get(s.model, 0) > 0]
         for subject in waited_for:
             self._memory.setdefault(subject.key, _remembered(subject))
+            self._woken.add(subject.key)
         return await self._decide(waited_for, {}, gateway)
 
     async def _gateway_requests(self, subjects: Sequence[Subject]) -> GatewayRequests | None:

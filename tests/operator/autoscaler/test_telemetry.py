@@ -7,7 +7,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire_operator.domain.spec import AutoscalingMode
 from quire_operator.scaling_telemetry import ScalingTelemetry
 
-
 LABELS = ("namespace", "name", "term", "input", "reason")
 
 

@@ -213,6 +213,19 @@ async def test_decisions_are_told_and_written_down(tmp_path: Path) -> None:
         assert deployments["chat"]["decisions"][-1]["last"]["message"]
 
 
+async def test_a_first_request_brings_the_first_replica_between_two_ticks(tmp_path: Path) -> None:
+    run = Run(tmp_path, document(replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 2}))
+    async with running(run), aiohttp.ClientSession() as http:
+        base_url = await run.ready()
+        assert {line["process"] for line in run.lines.of("phase")} == {"gateway"}
+        request = asyncio.create_task(http.post(f"{base_url}/completions", json={"model": "chat", "prompt": "?"}))
+        await run.lines.until(lambda: run.lines.of("decision"))
+        woken = run.lines.of("decision")[0]
+        assert (woken["from"], woken["to"], woken["reason"]) == (0, 1, "HeldRequests")
+        await run.lines.until(lambda: "chat-0" in {line["process"] for line in run.lines.of("phase")})
+        request.cancel()
+
+
 async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DRAIN_SECONDS", "never")
     run = Run(tmp_path, document(drain={"timeout": "10m"}))
