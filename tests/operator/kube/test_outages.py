@@ -368,9 +368,10 @@ def test_the_crd_is_removed_and_comes_back_with_what_was_there(
 
 
 def owned(space: Namespace, name: str) -> bool:
-    """Whether the Deployment belongs to the LLMDeployment that is there now."""
-    resource, deployment = space.get("llmdeployments", name), space.get("deployments", name)
-    if resource is None or deployment is None or "deletionTimestamp" in deployment["metadata"]:
+    """Whether its children belong to the LLMDeployment that is there now."""
+    resource = space.get("llmdeployments", name)
+    children = [space.get(kind, name) for kind in ("deployments", "services")]
+    if resource is None or any(child is None or "deletionTimestamp" in child["metadata"] for child in children):
         return False
-    (owner,) = deployment["metadata"]["ownerReferences"]
-    return bool(owner["uid"] == resource["metadata"]["uid"])
+    owners = [child["metadata"]["ownerReferences"][0]["uid"] for child in children if child is not None]
+    return all(uid == resource["metadata"]["uid"] for uid in owners)
