@@ -9,6 +9,7 @@ import contextlib
 import logging
 import random
 import signal
+import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
@@ -56,6 +57,9 @@ _GRACE_SECONDS = 2.0
 _RETRY_SECONDS = 2.0
 _SETTLE_SECONDS = 2.0
 _JITTER_SECONDS = 30.0
+_JSON_LEVELS = 20_000
+"""Twice what the API server stores. With Python's own limit of 1,000 one spec that is nested deeper would end every
+watch, and with them all work for everybody else."""
 
 
 class WallClock:
@@ -70,6 +74,7 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
 
     ``before_write`` is for tests, which stop the process between any two writes.
     """
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), _JSON_LEVELS))
     configuration = await load_configuration(settings.kubeconfig)
     gate, telemetry = Gate(), Telemetry()
     connection = Connection(

@@ -5,6 +5,7 @@ has had an answer to is here; the second adds the status and, for writes, the bo
 """
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ MUTATING_VERBS: Final = frozenset({"create", "update", "patch", "delete", "delet
 # "create" there is a question or a credential; nothing is kept.
 UNKEPT_GROUPS: Final = frozenset({"authentication.k8s.io", "authorization.k8s.io"})
 UNKEPT_RESOURCES: Final = frozenset({"serviceaccounts/token"})
+_JSON_LEVELS: Final = 20_000
 
 POLICY: Final = json.dumps(
     {
@@ -120,7 +122,18 @@ class AuditLog:
             log.seek(since.offset)
             for line in log:
                 if line.endswith(b"\n"):  # the last one may be half written
-                    yield json.loads(line)
+                    yield _parsed(line)
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Also what is nested more deeply than Python reads by itself: the API server logs all that it stores."""
+    limit = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(max(limit, _JSON_LEVELS))
+        entry: dict[str, Any] = json.loads(line)
+    finally:
+        sys.setrecursionlimit(limit)
+    return entry
 
 
 def _request(entry: dict[str, Any]) -> AuditedRequest:

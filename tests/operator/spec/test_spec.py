@@ -41,6 +41,13 @@ def document(spec: Mapping[str, object] | None = None, **metadata: object) -> di
     }
 
 
+def nested(levels: int) -> dict[str, object]:
+    body: dict[str, object] = {"a": 1}
+    for _ in range(levels - 1):
+        body = {"a": body}
+    return body
+
+
 def parsed(spec: Mapping[str, object] | None = None) -> Spec:
     outcome = Spec.parse(document(spec))
     assert isinstance(outcome, Spec), str(outcome)
@@ -255,6 +262,8 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),
         ({"drain": {"timeout": "2h"}}, "spec.drain.timeout: must be <= 1h"),
         ({"podTemplate": []}, "spec.podTemplate: must be a mapping, got a list"),
+        ({"podTemplate": nested(51)}, "spec.podTemplate: must be nested at most 50 levels deep"),
+        ({"podTemplate": nested(10_000)}, "spec.podTemplate: must be nested at most 50 levels deep"),
         ({"replcas": 2}, "spec.replcas: unknown field; did you mean replicas?"),
     ],
 )
@@ -283,6 +292,10 @@ def test_extra_arguments_are_checked_against_the_engines_flags(args: list[str], 
     assert len(found) == 1, found
     assert found[0].startswith(f"spec.engine.extraArgs[{index}]: ")
     assert reason in found[0]
+
+
+def test_what_is_passed_on_may_be_as_deep_as_any_pod() -> None:
+    assert parsed({"podTemplate": nested(50)}).pod_template == nested(50)
 
 
 def test_all_reasons_come_at_once() -> None:

@@ -201,6 +201,8 @@ def _parsed(content: bytes) -> JSON:
         parsed = json.loads(content)
     except ValueError as error:
         raise Unavailable("the API server's answer was cut short") from error
+    except RecursionError as error:
+        raise Unavailable("the API server's answer is nested too deeply to be read") from error
     if not isinstance(parsed, Mapping):
         raise Unavailable("the API server's answer was no object")
     return parsed

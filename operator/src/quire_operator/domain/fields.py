@@ -19,6 +19,8 @@ E = TypeVar("E", bound=StrEnum)
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1
 _SHOWN = 60
+_MAX_LEVELS = 50
+"""Of what is passed on as it is: several times what Kubernetes itself has, and safe to go through by recursion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,10 @@ class Fields:
         if value is None:
             return {}
         if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-            return dict(value)
+            if not _is_deeper_than(_MAX_LEVELS, value):
+                return dict(value)
+            self.problem(key, f"must be nested at most {_MAX_LEVELS} levels deep")
+            return {}
         self.problem(key, f"must be a mapping, got {shown(value)}")
         return {}
 
@@ -221,3 +226,19 @@ def _near(value: object, words: Sequence[str]) -> str:
     folded = {re.sub("[^a-z0-9]", "", word.lower()): word for word in words}
     near = get_close_matches(re.sub("[^a-z0-9]", "", value.lower()), folded, n=1, cutoff=0.6)
     return f"; did you mean {folded[near[0]]}?" if near else ""
+
+
+def _is_deeper_than(levels: int, value: object) -> bool:
+    """Without recursion: what is asked may be deeper than any stack."""
+    layer = [value]
+    for _ in range(levels + 1):
+        inner: list[object] = []
+        for item in layer:
+            if isinstance(item, Mapping):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        if not inner:
+            return False
+        layer = inner
+    return True

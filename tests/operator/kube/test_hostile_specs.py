@@ -1,0 +1,29 @@
+"""An LLMDeployment that is made to trip the operator up: it is refused, and all others are served as ever."""
+
+from pathlib import Path
+
+from kube_support.operators import Namespace, Operators
+
+LEVELS = 9_900
+"""Hardly less than the API server stores; Python's parser gives up at a tenth of it where nobody tells it otherwise."""
+
+
+def test_a_spec_nested_as_deeply_as_can_be_stored_harms_nobody_else(
+    space: Namespace, operators: Operators, tmp_path: Path
+) -> None:
+    metadata = f'"metadata": {{"name": "deep", "namespace": "{space.name}"}}'
+    spec = '"model": {"source": "file:///models/demo"}, "podTemplate": ' + '{"a": ' * LEVELS + "1" + "}" * LEVELS
+    file = tmp_path / "deep.json"
+    file.write_text(f'{{"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", {metadata}, "spec": {{{spec}}}}}')
+    kubectl = space.server.kubectl
+    kubectl("create", "-f", str(file))
+    operator = operators.start(*space.flags())
+    space.apply("chat")
+    space.wait_settled("chat")
+    kubectl("wait", "-n", space.name, "--for=condition=Degraded", "llmd/deep", "--timeout=20s")
+    message = '{.status.conditions[?(@.type=="Degraded")].message}'
+    told = kubectl("get", "llmd/deep", "-n", space.name, "-o", f"jsonpath={message}")
+    assert "spec.podTemplate: must be nested at most 50 levels deep" in told
+    assert not operator.said("the watches ended")
+    kubectl("delete", "llmd/deep", "-n", space.name, "--wait=false")
+    operator.terminate()
