@@ -37,6 +37,7 @@ from quire_operator.errors import ModelProblem
 
 _LOOKED_THROUGH_BYTES = 16 << 20
 """Of an archive, for its config.json."""
+_MAX_CONFIG_BYTES = 8 << 20
 
 
 class ImageOrigin:
@@ -133,7 +134,7 @@ class ImageOrigin:
         if "config.json" in files:
             blob = files["config.json"].blob
             weights = [layer for name, layer in files.items() if name.endswith(".safetensors")]
-            body = self._registry.read(blob.digest, 0, blob.size_bytes)
+            body = self._registry.read(blob.digest, 0, min(blob.size_bytes, _MAX_CONFIG_BYTES))
             return Description(config=self._parsed(body), parameters=self._count(weights) if weights else None)
         body = self._from_archives([layer for layer in layers if layer.kind is Kind.ARCHIVE])
         return Description(config=self._parsed(body), parameters=None)
@@ -181,6 +182,8 @@ class _Ranges:
     def read(self, size: int = -1) -> bytes:
         while len(self._left) < size and self._at < min(self._blob.size_bytes, _LOOKED_THROUGH_BYTES):
             piece = self._registry.read(self._blob.digest, self._at, self._PIECE)
+            if not piece:
+                break  # it is shorter than the manifest says
             self._at += len(piece)
             self._left += piece
         found, self._left = self._left[:size], self._left[size:]
@@ -194,7 +197,7 @@ def _member(stream: _Ranges, wanted: PurePosixPath) -> bytes | None:
             for member in archive:
                 if PurePosixPath(member.name.lstrip("/")) == wanted and member.isfile():
                     content = archive.extractfile(member)
-                    return None if content is None else content.read()
+                    return None if content is None else content.read(_MAX_CONFIG_BYTES)
     except (tarfile.TarError, ZstdError, EOFError, OSError):
         return None
     return None

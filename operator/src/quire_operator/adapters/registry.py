@@ -26,7 +26,8 @@ from quire_operator.domain.spec import ImageSource
 from quire_operator.errors import ModelProblem
 
 _TIMEOUT_SECONDS = 20.0
-_MAX_MANIFEST_BYTES = 8 << 20
+_MAX_ANSWER_BYTES = 8 << 20
+"""Of a manifest, a token or a refusal; the registries' own limit is 4 MiB."""
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 _ACCEPT = {"Accept": ", ".join((*_MANIFESTS, *_INDEXES))}
@@ -106,7 +107,7 @@ class Registry:
             headers |= self.headers()
             with client.stream("GET", self.blob_url(digest), headers=headers) as response:
                 if response.status_code not in (200, 206):
-                    raise self.refusal(Answer(status=response.status_code, body=response.read(), headers={}))
+                    raise self.refusal(self._capped(response))
                 skip = start if response.status_code == 200 else 0
                 for piece in response.iter_raw(1 << 16):
                     read += piece
@@ -140,19 +141,19 @@ class Registry:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.TransportError, httpx.InvalidURL, httpx.TooManyRedirects) as error:
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             raise self.unreachable(error) from error
 
     def _read_manifest(self, client: httpx.Client, reference: str) -> tuple[str, Mapping[str, Any]]:
         answer = self._ask(client, "GET", f"{self._base}/manifests/{reference}", _ACCEPT)
-        digest = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
+        digest = f"sha256:{hashlib.sha256(answer.body).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
             raise ModelProblem(f"{self._source.registry} gave another manifest for {reference}: {digest}")
         try:
-            body = json.loads(answer.content)
+            body = json.loads(answer.body)
         except (ValueError, RecursionError) as error:
             raise ModelProblem(f"the manifest of {self._source.image} is no JSON: {first_line(error)}") from error
-        if not isinstance(body, Mapping) or len(answer.content) > _MAX_MANIFEST_BYTES:
+        if not isinstance(body, Mapping):
             raise ModelProblem(f"the manifest of {self._source.image} is not one")
         return digest, body
 
@@ -167,27 +168,40 @@ class Registry:
             raise ModelProblem(f"{self._source.image} has no image for {'/'.join(here)}", hint=f"there are: {there}")
         return str(fitting[0]["digest"])
 
-    def _ask(self, client: httpx.Client, method: str, url: str, headers: Mapping[str, str]) -> httpx.Response:
+    def _ask(self, client: httpx.Client, method: str, url: str, headers: Mapping[str, str]) -> Answer:
         """With a token if one is asked for; raises ModelProblem for all but success."""
         with self._explained():
             answer = self._send(client, method, url, headers)
-            if answer.status_code == 401 and (challenge := answer.headers.get("WWW-Authenticate")):
+            if answer.status == 401 and (challenge := answer.headers.get("WWW-Authenticate")):
                 self._authorize(client, challenge)
                 answer = self._send(client, method, url, headers)
-        if answer.status_code in _REPEATED:
-            raise Unreachable(f"{self._source.registry} does not serve {self._source.image}: HTTP {answer.status_code}")
-        if answer.status_code != 200:
-            raise self.refusal(Answer(status=answer.status_code, body=answer.content, headers=answer.headers))
+        if answer.status in _REPEATED:
+            raise Unreachable(f"{self._source.registry} does not serve {self._source.image}: HTTP {answer.status}")
+        if answer.status != 200:
+            raise self.refusal(answer)
         return answer
 
-    def _send(self, client: httpx.Client, method: str, url: str, headers: Mapping[str, str]) -> httpx.Response:
+    def _send(self, client: httpx.Client, method: str, url: str, headers: Mapping[str, str]) -> Answer:
         authorization = {"Authorization": self._authorization} if self._authorization else {}
         for attempt in range(_ATTEMPTS):
-            answer = client.request(method, url, headers={**headers, **authorization})
-            if answer.status_code not in _REPEATED or attempt == _ATTEMPTS - 1:
+            with client.stream(method, url, headers={**headers, **authorization}) as response:
+                answer = self._capped(response)
+            if answer.status not in _REPEATED or attempt == _ATTEMPTS - 1:
                 break
             time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
         return answer
+
+    def _capped(self, response: httpx.Response) -> Answer:
+        """Its body, if that is as short as all but blobs are."""
+        body = bytearray()
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise ModelProblem(
+                    f"{self._source.registry} answers with more than {_MAX_ANSWER_BYTES >> 20} MiB where it should"
+                    f" describe {self._source.image}"
+                )
+        return Answer(status=response.status_code, body=bytes(body), headers=response.headers)
 
     def _authorize(self, client: httpx.Client, challenge: str) -> None:
         scheme, _, rest = challenge.partition(" ")
@@ -201,22 +215,30 @@ class Registry:
         scope = parameters.get("scope") or f"repository:{self._repository}:pull"
         wanted = {"service": parameters.get("service", ""), "scope": scope}
         realm = parameters["realm"]
+        if self._base.startswith("https://") and not realm.startswith("https://"):
+            raise ModelProblem(
+                f"{self._source.registry} wants a login sent to {realm[:200]}, which is not HTTPS",
+                hint="nothing was sent there; ask whoever runs the registry",
+            )
         if login is not None and login.is_identity_token:
             form = {"grant_type": "refresh_token", "refresh_token": login.password, "client_id": "quire", **wanted}
-            answer = client.post(realm, data=form)
+            # Wherever else it might be sent on to, the token in the form would go along.
+            asked = client.stream("POST", realm, data=form, follow_redirects=False)
         else:
             auth = None if login is None else (login.user, login.password)
-            answer = client.get(f"{realm}?{urlencode(wanted)}", auth=auth)
-        if answer.status_code != 200:
-            raise self.refusal(Answer(status=answer.status_code, body=answer.content, headers=answer.headers))
+            asked = client.stream("GET", f"{realm}?{urlencode(wanted)}", auth=auth)
+        with asked as response:
+            answer = self._capped(response)
+        if answer.status != 200:
+            raise self.refusal(answer)
         self._keep_token(answer)
 
-    def _keep_token(self, answer: httpx.Response) -> None:
+    def _keep_token(self, answer: Answer) -> None:
         try:
-            body = answer.json()
+            body = json.loads(answer.body)
             token = body.get("token") or body["access_token"]
             seconds = float(body.get("expires_in") or _TOKEN_SECONDS)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelProblem(f"the token service of {self._source.registry} gave no token") from error
         self._authorization = f"Bearer {token}"
         self._valid_until = time.monotonic() + 0.7 * seconds
@@ -248,5 +270,5 @@ def _said(body: bytes) -> str:
     try:
         errors: Sequence[Mapping[str, Any]] = json.loads(body)["errors"]
         return f" ({errors[0]['code']}: {errors[0].get('message', '')})"[:300]
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return ""

@@ -19,6 +19,7 @@ from quire_operator.errors import ModelProblem
 
 _AT_ONCE = 8
 _PIECE_BYTES = 1 << 20
+_MAX_REFUSAL_BYTES = 64 << 10
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -120,15 +121,19 @@ class _Transfer:
                     await self._append(response, start if response.status_code == 206 else 0)
                     return None
                 return await self._refused(response)
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.TooManyRedirects) as error:
             return error
 
     async def _refused(self, response: httpx.Response) -> Exception:
         what = ConnectionError(f"{self._file.name}: HTTP {response.status_code}")
         if response.status_code in _TRANSIENT:
             return what
-        body = await response.aread()
-        answer = Answer(status=response.status_code, body=body, headers=response.headers)
+        body = bytearray()
+        async for piece in response.aiter_raw(_MAX_REFUSAL_BYTES):
+            body += piece
+            if len(body) >= _MAX_REFUSAL_BYTES:
+                break
+        answer = Answer(status=response.status_code, body=bytes(body), headers=response.headers)
         refusal = self._origin.refusal(self._file, answer)
         if refusal is not None:
             raise refusal
@@ -142,6 +147,8 @@ class _Transfer:
                 # In a thread: a slow volume holds up neither the other files nor the beat of the lock.
                 await asyncio.to_thread(_write, out, piece)
                 self._arrived(self._file.name, out.tell())
+                if out.tell() > self._file.size_bytes:
+                    return  # not the file that was promised; it must not fill the disk
 
     def _check(self) -> None:
         """Raise ModelProblem, and forget the file, unless it is what its origin says it is."""
