@@ -46,6 +46,7 @@ IMAGES = Images(engine="quire-engine:scale", operator="quire-operator:scale")
 REPLICAS, WORKERS, NODES = 3, 32, 5
 IDENTITY = "scale-operator"
 LIMIT_SECONDS = 1800.0
+SCRAPES = 50
 Row = dict[str, Any]
 
 
@@ -277,7 +278,11 @@ def quiet(cluster: Cluster, operator: Operator, seconds: float) -> Row:
     since, burnt, started = cluster.plane.audit.position(), operator.cpu_seconds(), time.monotonic()
     time.sleep(seconds)
     share = (operator.cpu_seconds() - burnt) / (time.monotonic() - started)
-    return {"quiet_seconds": seconds, "quiet_cpu_percent": 100 * share, "quiet_writes": writes(cluster, since)}
+    row = {"quiet_seconds": seconds, "quiet_cpu_percent": 100 * share, "quiet_writes": writes(cluster, since)}
+    burnt = operator.cpu_seconds()
+    for _ in range(SCRAPES):
+        operator.metrics()
+    return row | {"scrape_cpu_milliseconds": 1000 * (operator.cpu_seconds() - burnt) / SCRAPES}
 
 
 def restarted(cluster: Cluster, operator: Operator, log: Path) -> Row:
@@ -346,6 +351,7 @@ def summary(bare: Sequence[Row], operator: Sequence[Row]) -> list[tuple[str, str
             "quiet minute",
             f"{last['quiet_writes'] or 'no'} writes, {median(operator, 'quiet_cpu_percent'):.1f} % of a core",
         ),
+        ("a scrape of /metrics", f"{median(operator, 'scrape_cpu_milliseconds'):.0f} ms of processor time"),
         ("restart", f"{median(operator, 'restart_seconds'):.0f} s, {last['restart_changed']} Deployments changed"),
         ("writes of the restart", str(last["restart_writes"] or "none")),
     ]

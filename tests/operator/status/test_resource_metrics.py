@@ -1,6 +1,5 @@
 """LLMDeployments at /metrics: their conditions, their replicas, and how long one has been starting."""
 
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -105,7 +104,8 @@ def test_who_stands_by_tells_nothing() -> None:
     assert read(store, leading=False) == {}
 
 
-def test_a_thousand_are_told_in_a_twentieth_of_a_second() -> None:
+def test_a_thousand_are_told_in_one_page() -> None:
+    """How long that takes, benchmarks/operator/scale.py says."""
     store = Store()
     conditions = dict.fromkeys(
         ("Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"), ("True", "AsExpected")
@@ -114,10 +114,5 @@ def test_a_thousand_are_told_in_a_twentieth_of_a_second() -> None:
         key = put(store, f"chat-{number}", conditions=conditions)
         for pod in range(3):
             put_pod(store, key, f"{number}-{pod}", ready=pod > 0, since=ago(60))
-    metrics, seconds = ResourceMetrics(store, leading=lambda: True), []
-    for _ in range(5):
-        began = time.process_time()
-        text = metrics.text(NOW)
-        seconds.append(time.process_time() - began)
+    text = ResourceMetrics(store, leading=lambda: True).text(NOW)
     assert text.count("\n") == 12_000 + 2 * 4
-    assert min(seconds) <= 0.05
