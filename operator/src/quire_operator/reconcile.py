@@ -106,6 +106,7 @@ class Reconciler:
     def forget(self) -> None:
         """Another process may have written: nothing that was known of our own writes holds."""
         self._memory.clear()
+        self._rivals.forget()
 
     async def persist(self, key: Key, record: ScalingRecord) -> None:
         """Have the next pass write this record; returns when it has. Raises ``ScalingNotDone``."""

@@ -17,6 +17,10 @@ class Rivals:
         self._store, self._enqueue = store, enqueue
         self._known: dict[Key, Claim] = {}
 
+    def forget(self) -> None:
+        """While another process led nobody looked: who went meanwhile would be known for ever."""
+        self._known.clear()
+
     def look(self, key: Key) -> None:
         """Enqueue those for whom something changed, if what ``key`` claims did."""
         claim, before = self._store.claim(key), self._known.get(key)

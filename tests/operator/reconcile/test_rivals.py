@@ -85,6 +85,19 @@ async def test_the_older_does_not_mind_and_tells_the_younger_of_itself(world: An
     assert world.enqueued == [OTHER], "the name is free"
 
 
+async def test_whoever_leads_anew_tells_rivals_of_each_other_anew(world: Any) -> None:
+    world.store.put_child(OTHER, rival_service(OLDER))
+    await world.reconciler.reconcile(OTHER)
+    world.apply()
+    await world.settle()
+    world.enqueued.clear()
+    await world.reconciler.reconcile(OTHER)
+    assert world.enqueued == [], "nothing changed"
+    world.reconciler.forget()
+    await world.reconciler.reconcile(OTHER)
+    assert world.enqueued == [KEY]
+
+
 async def test_another_name_is_no_rival(world: Any) -> None:
     world.store.put_child(OTHER, rival_service(OLDER, name="Chat"))
     world.apply()
