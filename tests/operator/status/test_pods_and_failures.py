@@ -135,6 +135,19 @@ def test_a_pod_on_its_way_or_well_is_no_failure(status: dict[str, Any]) -> None:
     assert worst_failure([trim_pod(pod_body(**status))], None) is None
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"containerStatuses": [crashed(1, "fine\n\x1b[1;31mquire: \x1b]0;owned\x07no GPU\x1b[0m\x9b2J\r\n\x1b[0m\n")]},
+        {"containerStatuses": [waiting("ErrImagePull", "\x1b[31mquire: no GPU\x07\x00")]},
+    ],
+)
+def test_nothing_a_container_says_commands_a_terminal(status: dict[str, Any]) -> None:
+    failure = worst_failure((trim_pod(pod_body(**status)),), None)
+    assert failure is not None and "no GPU" in failure.message and ": quire: " in failure.message
+    assert failure.message.isprintable()
+
+
 def test_a_pod_that_is_leaving_is_no_failure() -> None:
     body = pod_body(containerStatuses=[crashed(1)])
     body["metadata"]["deletionTimestamp"] = "now"

@@ -16,6 +16,8 @@ from quire_operator.domain.spec import GPU_RESOURCE
 
 _MAX_MESSAGE = 400
 _MAX_LINES = 4
+_CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Colours of a log, and whatever else a terminal obeys: what a container says is shown on other people's."""
 _OUR_WORDS = ("quire: ", "quire-engine: ", "quire-engine cannot start")
 
 
@@ -109,7 +111,7 @@ def _ended(container: ContainerState) -> str:
 
 def _last_words(log: str) -> str:
     """The last line; or what our own programs said of why they end, which may be followed by advice."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line for text in log.splitlines() if (line := _CONTROL.sub("", text).strip())]
     ours = [place for place, line in enumerate(lines) if line.startswith(_OUR_WORDS)]
     said = lines[ours[-1] : ours[-1] + _MAX_LINES] if ours else lines[-1:]
     return " ".join(said)
@@ -126,5 +128,6 @@ def _deployment_failures(deployment: DeploymentState) -> Iterator[Failure]:
 
 
 def _failure(reason: FailureReason, message: str) -> Failure:
+    message = _CONTROL.sub("", message)
     short = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
     return Failure(reason=reason, message=short)
