@@ -70,7 +70,7 @@ class Row:
 def simulations(cases: int, seeds: Sequence[int]) -> int:
     """How many there are at least, for a progress bar; the search for the oracle adds some."""
     each = sum(len(TARGETS) if law.follows_target else 1 for law in LAWS.values())
-    return cases * (each * len(seeds) + 1)
+    return cases * (each * len(seeds) + len(TARGETS))
 
 
 def rows_of(cases: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, told: Told) -> list[Row]:
@@ -89,16 +89,17 @@ def rows_of(cases: Sequence[Case], configurations: Configurations, seeds: Sequen
             return score_of(runs)
 
         alike = {name: score(name, TARGETS[0]) for name, law in LAWS.items() if not law.follows_target}
-        bound = reactive_bound(case, seeds[:1])
-        told(f"{where}: bound")
         for target in TARGETS:
             own = {name: score(name, target) for name, law in LAWS.items() if law.follows_target}
             oracle = statics.oracle(case, target)
+            bound = reactive_bound(case, seeds[:1], static=oracle.replicas)
+            told(f"{where}: bound")
+            possible = bound.meets(target) or any(score.meets(target) for score in (own | alike).values())
             rows.append(
                 Row(
                     case=case,
                     target=target,
-                    infeasible=not bound.meets(target),
+                    infeasible=not possible,
                     scores=own | alike | {ORACLE: oracle.score},
                     oracle_replicas=oracle.replicas,
                 )

@@ -94,12 +94,12 @@ class Statics:
         return score_of(runs)
 
 
-def reactive_bound(case: Case, seeds: Sequence[int]) -> Score:
+def reactive_bound(case: Case, seeds: Sequence[int], *, static: int) -> Score:
     """See ``policies.static``."""
     runs = []
     for seed in seeds:
         requests = case.requests(seed)
         unknown = [replace(request, prefix_blocks=()) for request in requests]
-        scaler = ReactiveBound(requests, costs(unknown, case.load.engine), maximum=MAX_REPLICAS)
+        scaler = ReactiveBound(requests, costs(unknown, case.load.engine), static=static, maximum=MAX_REPLICAS)
         runs.append(simulate(requests, case.scenario(seed), scaler))
     return score_of(runs)

@@ -100,14 +100,15 @@ def test_need_so_far_is_the_most_that_any_stretch_kept_busy() -> None:
 
 
 def test_the_bound_never_asks_for_fewer_and_is_late_where_the_ramp_is_quicker_than_a_start(load: Load) -> None:
-    bound = ReactiveBound([Request(0.0, 1, 1), Request(9.0, 1, 1)], [30.0, 0.0], maximum=48)
+    bound = ReactiveBound([Request(0.0, 1, 1), Request(9.0, 1, 1)], [30.0, 0.0], static=16, maximum=48)
     asked = [bound.decide(Observation(replicas=(), target=now), now).replicas for now in (1, 2, 9)]
-    assert asked == [2 + 20, 2 + 20, 2 + 20]
+    assert asked == [21, 21, 21]
     quiet = [Request(float(t), 100, 4) for t in range(0, 600, 5)]
     sudden = fitted("sudden", (*quiet, *(Request(600 + t / 10, 4000, 4) for t in range(600))))
     slow = Case(load=sudden, startup_delay_seconds=420.0, fault=FaultKind.NONE)
-    assert not reactive_bound(slow, (0,)).meets(0.95)
-    assert reactive_bound(Case(load=load, startup_delay_seconds=0.0, fault=FaultKind.NONE), (0,)).meets(0.95)
+    assert not reactive_bound(slow, (0,), static=20).meets(0.95)
+    quick = Case(load=load, startup_delay_seconds=0.0, fault=FaultKind.NONE)
+    assert reactive_bound(quick, (0,), static=Statics((0,)).oracle(quick, 0.95).replicas).meets(0.95)
 
 
 def test_a_missed_target_costs_more_than_any_saving_and_a_wide_miss_more_than_a_narrow_one() -> None:

@@ -2,10 +2,11 @@
 
 *Oracle*: the fewest replicas, fixed, that meet a target on the scored part. It knows the future, and it never scales.
 
-*Reactive bound*: at each second it knows all requests that came so far, what each costs without a prefix cache, and
-asks at once for twice as many as would have served every one of them in time, and two more; it never removes
-one. A law that never holds more replicas than demand has called for so far can't do better: it learns later, and holds
-fewer. Where even this is late too often, the start-up is longer than the ramp, and the row is named infeasible.
+*Reactive bound*: at each second it knows all requests that came so far and what each costs, and that the most that was
+ever needed takes as many replicas as hindsight static has; in that proportion, and a quarter and one more, it asks at
+once for what was needed so far, and never removes one. A law that never holds more than demand has called for so far
+can't do better: it learns later, and holds fewer. Where even this is late too often, the start-up is longer than the
+ramp, and the row is named infeasible, unless some law shows that it is not.
 """
 
 import math
@@ -16,8 +17,8 @@ from quire_operator.simulation.run import LATE_SECONDS
 from quire_operator.simulation.scaler import Scaling
 from quire_operator.simulation.scenario import Request
 
-_HEADROOM = 2.0
-_SPARE = 2
+_HEADROOM = 1.25
+_SPARE = 1
 _LOOK_BACK_SECONDS = 900
 
 
@@ -56,12 +57,14 @@ class ReactiveBound:
     period_seconds = 1.0
     scrape_seconds = 60.0
 
-    def __init__(self, requests: Sequence[Request], costs: Sequence[float], *, maximum: int) -> None:
-        """``costs``: by request, seconds of a busy replica."""
+    def __init__(self, requests: Sequence[Request], costs: Sequence[float], *, static: int, maximum: int) -> None:
+        """``costs``: by request, seconds of a busy replica. ``static``: replicas of hindsight static."""
         work = [0.0] * (int(requests[-1].time) + 1)
         for request, cost in zip(requests, costs, strict=True):
             work[int(request.time)] += cost
-        self._needs = needed_so_far(work)
+        needs = needed_so_far(work)
+        most = max(needs[-1], 1e-9)
+        self._needs = [need / most * static for need in needs]
         self._maximum = maximum
 
     def decide(self, observation: Observation, now: float) -> Scaling:
