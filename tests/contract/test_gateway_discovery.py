@@ -31,6 +31,7 @@ def test_labels_annotations_and_ports_are_called_the_same():
     assert discovery.LABEL == names.LABEL_DEPLOYMENT
     assert discovery.SERVED_NAME == names.ANNOTATION_SERVED_NAME
     assert discovery.SENIORITY == names.ANNOTATION_SENIORITY
+    assert discovery.OWNER == (names.API_VERSION, names.KIND)
     assert discovery.PORT_NAME == engine_contract.HTTP_PORT_NAME
 
 
@@ -62,7 +63,9 @@ async def test_requests_of_a_gateway_are_read_as_they_were_meant():
     assert (read.held, read.in_flight, read.is_complete) == ({"asleep": 3}, {"busy": 1}, True)
 
 
-def service(namespace: str, name: str, served: str, seniority: str | None, made: str) -> dict[str, Any]:
+def service(
+    namespace: str, name: str, served: str, seniority: str | None, made: str, owner: dict[str, Any] | None
+) -> dict[str, Any]:
     annotations = {names.ANNOTATION_SERVED_NAME: served}
     if seniority is not None:
         annotations[names.ANNOTATION_SENIORITY] = seniority
@@ -73,10 +76,20 @@ def service(namespace: str, name: str, served: str, seniority: str | None, made:
         "labels": {names.LABEL_DEPLOYMENT: name},
         "annotations": annotations,
     }
+    if owner is not None:
+        metadata["ownerReferences"] = [owner | {"name": name}]
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
 
 
 TIMES = st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", "2026-02-01T00:00:00Z"])
+OWNERS = st.fixed_dictionaries(
+    {
+        "apiVersion": st.sampled_from([names.API_VERSION, "quire.dev/v9"]),
+        "kind": st.sampled_from([names.KIND, "Thing"]),
+        "uid": st.sampled_from(["u1", "u2", ""]),
+        "controller": st.booleans(),
+    }
+)
 SERVICES = st.lists(
     st.builds(
         service,
@@ -85,6 +98,7 @@ SERVICES = st.lists(
         st.sampled_from(["m", "n"]),
         st.none() | st.builds(served_names.seniority, TIMES, st.sampled_from(["u1", "u2"])),
         TIMES,
+        st.none() | OWNERS,
     ),
     unique_by=lambda body: (body["metadata"]["namespace"], body["metadata"]["name"]),
     max_size=6,

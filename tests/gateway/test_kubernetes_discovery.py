@@ -243,20 +243,32 @@ def test_ipv6_and_slices_without_the_port_or_endpoints():
     assert [e.url for e in found["chat"]] == ["http://[fd00::1]:8000"]
 
 
+OWNER = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "uid": "uid", "controller": True}
+
+
 @pytest.mark.parametrize(
-    ("created", "seniority", "serves"),
+    ("created", "seniority", "owner", "serves"),
     [
-        ("2025-01-01T00:00:00Z", None, "ns/z-0"),
-        ("2027-01-01T00:00:00Z", None, "ns/a-0"),
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", "ns/z-0"),
-        ("2025-01-01T00:00:00Z", "2027-01-01T00:00:00Z/uid", "ns/a-0"),
+        ("2025-01-01T00:00:00Z", None, OWNER, "ns/z-0"),
+        ("2027-01-01T00:00:00Z", None, OWNER, "ns/a-0"),
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER, "ns/z-0"),
+        ("2025-01-01T00:00:00Z", "2027-01-01T00:00:00Z/uid", OWNER, "ns/a-0"),
+        # Whoever may write Services may write this, but then nothing sets it right.
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", None, "ns/a-0"),
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/another", OWNER, "ns/a-0"),
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/", OWNER | {"uid": ""}, "ns/a-0"),
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER | {"controller": False}, "ns/a-0"),
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER | {"apiVersion": "quire.dev/v9"}, "ns/a-0"),
+        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER | {"kind": "Thing"}, "ns/a-0"),
     ],
 )
-def test_of_two_services_with_one_model_that_of_the_older_llmdeployment_serves_it(created, seniority, serves):
+def test_of_two_services_with_one_model_that_of_the_older_llmdeployment_serves_it(created, seniority, owner, serves):
     """A Service that was made anew is younger than what it belongs to, which it says."""
     one, other = service("z", "chat", created=created), service("a", "chat")
     if seniority is not None:
         one["metadata"]["annotations"]["quire.dev/seniority"] = seniority
+    if owner is not None:
+        one["metadata"]["ownerReferences"] = [owner]
     parts = [part("p", "z", pod("10.1.0.1", "z-0")), part("q", "a", pod("10.1.0.2", "a-0"))]
     assert [e.id for e in snapshot([other, one], parts)["chat"]] == [serves]
 

@@ -23,6 +23,7 @@ LABEL = "quire.dev/llmdeployment"
 SERVED_NAME = "quire.dev/served-name"
 SENIORITY = "quire.dev/seniority"
 """When the LLMDeployment of a Service was made, and its uid: outlives a Service that is made anew."""
+OWNER = ("quire.dev/v1alpha1", "LLMDeployment")
 PORT_NAME = "http"
 _SERVICE_NAME = "kubernetes.io/service-name"
 
@@ -43,6 +44,13 @@ _log = logging.getLogger(__name__)
 # --- objects, as far as they matter ---
 
 
+class _Owner(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
 class _Meta(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     namespace: str = ""
@@ -50,6 +58,7 @@ class _Meta(msgspec.Struct, frozen=True, rename="camel"):
     creation_timestamp: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
     continue_: str | None = msgspec.field(name="continue", default=None)
 
 
@@ -137,9 +146,17 @@ def claims_of(services: Mapping[Key, KubeObject]) -> dict[str, list[Key]]:
 
 
 def _age(key: Key, service: KubeObject) -> tuple[str, str]:
-    """Lesser is older. The operator judges by the same."""
-    seniority = (service.metadata.annotations or {}).get(SENIORITY) or service.metadata.creation_timestamp
-    return seniority, str(key)
+    """Lesser is older. The operator judges by the same.
+
+    Anybody who may write Services could say any age. So only what an LLMDeployment controls, with its uid, is believed:
+    if that is not of the operator's making, the operator sets it right or deletes it, and if there is no such
+    LLMDeployment, Kubernetes does.
+    """
+    said = (service.metadata.annotations or {}).get(SENIORITY, "")
+    owners = (owner for owner in service.metadata.owner_references or () if owner.controller)
+    uid = next((owner.uid for owner in owners if (owner.api_version, owner.kind) == OWNER), "")
+    believed = bool(uid) and said.endswith(f"/{uid}")
+    return said if believed else service.metadata.creation_timestamp, str(key)
 
 
 def _endpoint(address: _Address, part: KubeObject, port: int) -> Endpoint:

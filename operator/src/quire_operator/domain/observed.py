@@ -7,7 +7,13 @@ judge them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quire_operator.domain.names import ANNOTATION_SENIORITY, ANNOTATION_SERVED_NAME, KIND, LABEL_DEPLOYMENT
+from quire_operator.domain.names import (
+    ANNOTATION_SENIORITY,
+    ANNOTATION_SERVED_NAME,
+    API_VERSION,
+    KIND,
+    LABEL_DEPLOYMENT,
+)
 from quire_operator.domain.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
 
 JSON = Mapping[str, object]
@@ -213,7 +219,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         foreign=foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else (),
         deployment=_deployment(body) if kind == "Deployment" else None,
         served_name=_text(annotations, ANNOTATION_SERVED_NAME),
-        seniority=_text(annotations, ANNOTATION_SENIORITY) or _text(metadata, "creationTimestamp"),
+        seniority=_seniority(metadata, annotations),
     )
 
 
@@ -241,6 +247,14 @@ def trim_pod(body: JSON) -> Pod:
         failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
         ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
+
+
+def _seniority(metadata: JSON, annotations: JSON) -> str:
+    """What a Service says of its age, if the LLMDeployment with the uid it says controls it. As the gateway has it."""
+    said, owners = _text(annotations, ANNOTATION_SENIORITY), _maps(metadata, "ownerReferences")
+    ours = (owner for owner in owners if (owner.get("apiVersion"), owner.get("kind")) == (API_VERSION, KIND))
+    uid = next((_text(owner, "uid") for owner in ours if owner.get("controller")), "")
+    return said if uid and said.endswith(f"/{uid}") else _text(metadata, "creationTimestamp")
 
 
 def _controller(metadata: JSON) -> Owner | None:
