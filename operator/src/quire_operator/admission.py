@@ -7,7 +7,9 @@ What can't be found out in time is a warning, never a refusal: the reconciler ju
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
+from quire_operator.capacity_check import CapacityCheck
 from quire_operator.domain.desired import Manifest, all_problems, desired
 from quire_operator.domain.fields import Problem
 from quire_operator.domain.observed import Key, Resource, trim_resource
@@ -25,8 +27,8 @@ DRY_RUN_SECONDS = 4.0
 class Reviewer:
     """Holds nothing between reviews."""
 
-    def __init__(self, *, dry_run: DryRun, images: Images) -> None:
-        self._dry_run, self._images = dry_run, images
+    def __init__(self, *, dry_run: DryRun, images: Images, capacity: CapacityCheck | None = None) -> None:
+        self._dry_run, self._images, self._capacity = dry_run, images, capacity
 
     async def review(self, new: Mapping[str, object], old: Mapping[str, object] | None) -> Review:
         """What to say of an object that is about to be stored; ``old`` is what is stored now."""
@@ -39,7 +41,11 @@ class Reviewer:
         manifests = desired(spec, spec.initial_replicas, uid=resource.uid, images=self._images)
         if isinstance(manifests, Invalid):
             return Review(problems=manifests.problems)
-        return await self._tried(resource, manifests.deployment)
+        verdict = await self._tried(resource, manifests.deployment)
+        unfit = None if self._capacity is None else await self._capacity.refusal(spec)
+        if unfit is None:
+            return verdict
+        return replace(verdict, warnings=(*verdict.warnings, f"{unfit.reason}: {unfit.message}"))
 
     async def _tried(self, resource: Resource, deployment: Manifest) -> Review:
         """What the API server makes of the Deployment: most of what a pod template can have wrong only it knows."""

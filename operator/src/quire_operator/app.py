@@ -7,6 +7,7 @@ only while leading.
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
 import sys
@@ -17,6 +18,8 @@ from datetime import UTC, datetime
 
 from quire_operator.adapters.gateway_pods import GatewayPods
 from quire_operator.adapters.gateways import Gateways
+from quire_operator.adapters.gpu_nodes import GpuNodes
+from quire_operator.adapters.hub_facts import HubFacts
 from quire_operator.adapters.kube import KubeCluster
 from quire_operator.adapters.kube_connection import (
     Checkpoint,
@@ -32,6 +35,7 @@ from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
 from quire_operator.admission import Reviewer
 from quire_operator.autoscale import Autoscaler
+from quire_operator.capacity_check import CapacityCheck
 from quire_operator.domain.autoscaler import Decision
 from quire_operator.domain.observed import Key
 from quire_operator.domain.surroundings import Surroundings
@@ -84,7 +88,7 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
     review_connection = Connection(configuration, user=settings.identity)
     try:
         operator = Operator(settings, connection, lease_connection, gate, telemetry)
-        reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images)
+        reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images, capacity=operator.capacity)
         await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer))
     finally:
         await connection.close()
@@ -123,6 +127,7 @@ class Operator:
             random=random.random,
             limit=settings.workers,
         )
+        self.capacity = self._capacity_check(connection) if settings.capacity_check else None
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
         self._reconciler = Reconciler(
             cluster=self._cluster,
@@ -132,6 +137,7 @@ class Operator:
             enqueue=self._workers.add,
             cluster_domain=settings.cluster_domain,
             around=self._around,
+            capacity=self.capacity,
         )
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
@@ -146,6 +152,16 @@ class Operator:
         self._scaling: ClusterScaling | None = None
         """Only while leading."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def _capacity_check(self, connection: Connection) -> CapacityCheck:
+        endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+        everywhere = not self._settings.watch_namespaces  # else it may not list nodes
+        return CapacityCheck(
+            models=HubFacts(endpoint),
+            nodes=GpuNodes(connection) if everywhere else None,
+            now=time.monotonic,
+            enqueue=self._workers.add,
+        )
 
     async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
         """Until stopped; then whoever stands by may lead at once."""
@@ -176,6 +192,8 @@ class Operator:
                 task.cancel()
                 await asyncio.wait({task})
             await server.stop()
+            if self.capacity is not None:
+                await self.capacity.aclose()
         for task in tasks:
             if not task.cancelled():
                 task.result()

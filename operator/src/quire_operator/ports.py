@@ -11,9 +11,11 @@ from typing import Protocol
 from quire_operator.domain.desired import Manifest
 from quire_operator.domain.gateway_contract import GatewayRequests
 from quire_operator.domain.history import ScalingRecord
+from quire_operator.domain.model_config import ModelFacts
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
 from quire_operator.domain.observed import Child, Key, Pod, Ref, Resource
 from quire_operator.domain.plan import RemoveFields
+from quire_operator.domain.spec import HubSource
 from quire_operator.domain.status import Event
 
 
@@ -190,6 +192,32 @@ class DryRun(Protocol):
 
     async def apply(self, key: Key, manifest: Manifest) -> None:
         """Server-side apply that stores nothing; ``Refused`` if it never could."""
+        ...
+
+
+class ModelUnknown(Exception):
+    """What a model is could not be found out. ``unreachable``: nor would it be of any other just now."""
+
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
+class ModelReader(Protocol):
+    """What a hub tells of its models without their weights being loaded."""
+
+    async def facts(self, source: HubSource) -> ModelFacts:
+        """Raises ``ModelUnknown``."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Nodes(Protocol):
+    """The machines that pods are put on."""
+
+    async def labels(self) -> Sequence[Mapping[str, str]]:
+        """Of each node that says how much memory its GPUs have. Raises ``ClusterError``."""
         ...
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from quire_operator.capacity_check import LOOK_AGAIN_SECONDS, CapacityCheck, Finding
 from quire_operator.domain.conditions import Blocker, MetricsProblem, View
 from quire_operator.domain.desired import Manifest, all_problems, child_refs, desired
 from quire_operator.domain.history import ScalingRecord
@@ -97,10 +98,11 @@ class Reconciler:
         enqueue: Callable[[Key], None],
         cluster_domain: str = "cluster.local",
         around: Callable[[], Surroundings] = Surroundings,
+        capacity: CapacityCheck | None = None,
     ) -> None:
         self._cluster, self._store, self._clock = cluster, store, clock
         self._images, self._enqueue, self._cluster_domain = images, enqueue, cluster_domain
-        self._around, self._rivals = around, Rivals(store, enqueue)
+        self._around, self._rivals, self._capacity = around, Rivals(store, enqueue), capacity
         self._memory: dict[Key, Memory] = {}
 
     def forget(self) -> None:
@@ -193,6 +195,9 @@ class Reconciler:
         )
         if isinstance(manifests, Invalid):
             return _Outcome(blocker=Blocker.invalid(manifests.problems), target=goal.replicas)
+        found = await self._fits(resource, spec, children)
+        if found.blocker is not None:
+            return _Outcome(blocker=found.blocker, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
         todo = plan(manifests, children, memory.applied, name=key.name, uid=resource.uid)
         await self._mark_victims(key, memory, goal.replicas)
         outcome = await self._carry_out(resource, memory, todo)
@@ -205,7 +210,13 @@ class Reconciler:
                 aside=beside or outcome.aside,
                 again_seconds=again if blocking else _soonest(again, outcome.again_seconds),
             )
-        return replace(outcome, target=goal.replicas, additions=todo.additions)
+        aside = outcome.aside or found.aside
+        return replace(outcome, target=goal.replicas, additions=todo.additions, aside=aside)
+
+    async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
+        if self._capacity is None:
+            return Finding()
+        return await self._capacity.look(resource, spec, _deployment(resource, children))
 
     async def _images_for(self, key: Key, spec: Spec) -> Images:
         """With what only the cluster knows of them, asked for where a spec needs it."""

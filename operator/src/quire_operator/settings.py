@@ -37,6 +37,7 @@ Each flag can also be set in the environment, e.g. QUIRE_OPERATOR_ENGINE_IMAGE=r
 
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]{0,511}")
 _OCI_VOLUMES: Mapping[str, bool | None] = {"auto": None, "image": True, "fetch": False}
+_CAPACITY_CHECK: Mapping[str, bool] = {"auto": True, "off": False}
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -80,6 +81,8 @@ class Settings:
     """None: replicas are asked for their metrics themselves."""
     webhook: WebhookOptions | None
     """None: LLMDeployments are judged when they are reconciled only."""
+    capacity_check: bool
+    """Whether hub and nodes are asked if what a spec asks for can run."""
     children: ChildSettings
     cluster_domain: str
     log_level: str
@@ -126,6 +129,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         ),
         prometheus=_prometheus(reader),
         webhook=_webhook(reader),
+        capacity_check=reader.read("capacity_check", _capacity_check, True, f"one of {', '.join(_CAPACITY_CHECK)}"),
         children=read_child_settings(reader),
         cluster_domain=reader.read("cluster_domain", _name, "cluster.local", "a DNS domain"),
         log_level=reader.read("log_level", _level, "info", f"one of {', '.join(_LEVELS)}"),
@@ -191,6 +195,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOW",
         help="how oci:// models without a cache come to pods: image (a volume of the kubelet's), fetch (a download"
         " beside the engine) or auto (image where the API server takes it; the default)",
+    )
+    pods.add_argument(
+        "--capacity-check",
+        metavar="HOW",
+        help="auto: nothing is made that is known not to fit, by the hub's word on the model, the memory limit and,"
+        " where all namespaces are watched, the nodes' GPUs (the default); off: hub and nodes are not asked",
     )
     add_child_flags(parser)
     election = parser.add_argument_group("several operators")
@@ -351,6 +361,12 @@ def _oci_volumes(text: str) -> bool | None:
     if text not in _OCI_VOLUMES:
         raise ValueError
     return _OCI_VOLUMES[text]
+
+
+def _capacity_check(text: str) -> bool:
+    if text not in _CAPACITY_CHECK:
+        raise ValueError
+    return _CAPACITY_CHECK[text]
 
 
 def _level(text: str) -> str:

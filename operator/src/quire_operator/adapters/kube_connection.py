@@ -29,6 +29,8 @@ CALL_SECONDS = 5.0
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 _ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
 JSON = Mapping[str, Any]
 Query = Sequence[tuple[str, str]]
 Gate = Callable[[], bool]
@@ -142,6 +144,10 @@ class Connection:
     async def read(self, path: str, *, query: Query = ()) -> JSON:
         """GET."""
         return await self._request("GET", path, query=query, body=None, content_type=None)
+
+    async def read_metadata(self, path: str, *, query: Query = ()) -> JSON:
+        """GET of a list of which only the objects' metadata are wanted."""
+        return _parsed(await self._send("GET", path, query=query, body=None, content_type=None, accept=_METADATA))
 
     async def read_bytes(self, path: str) -> bytes:
         """GET of something that is no API object."""

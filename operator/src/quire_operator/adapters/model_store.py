@@ -5,24 +5,13 @@ For ``quire up`` and ``quire plan``; in a cluster the pods fetch for themselves.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from quire_operator.adapters.remote_files import Progress, Say
 from quire_operator.adapters.weights_header import NoWeights, count_parameters
-from quire_operator.domain.model_config import ModelConfig, parse_model_config
+from quire_operator.domain.model_config import ModelConfig, ModelFacts, parse_model_config
 from quire_operator.domain.spec import ClaimSource, FileSource, RemoteSource, Source
 from quire_operator.errors import ModelProblem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What capacity is worked out from."""
-
-    config: ModelConfig
-    parameters: int
-    counted: bool
-    """In the headers of the weights; else worked out from the configuration."""
 
 
 def cache_home(environ: Mapping[str, str]) -> Path:

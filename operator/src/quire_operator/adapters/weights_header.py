@@ -9,7 +9,7 @@ from math import prod
 
 _MAX_HEADER_BYTES = 100 * 10**6
 """The safetensors format's own limit."""
-_FIRST_READ_BYTES = 128 << 10
+FIRST_READ_BYTES = 128 << 10
 """Holds most headers whole: one request rather than two."""
 
 Read = Callable[[int, int], bytes]
@@ -22,7 +22,7 @@ class NoWeights(ValueError):
 
 def count_parameters(read: Read, size_bytes: int) -> int:
     """Elements of all tensors; raises ``NoWeights``."""
-    start = read(0, _FIRST_READ_BYTES)
+    start = read(0, FIRST_READ_BYTES)
     length = int.from_bytes(start[:8], "little")
     if not 2 <= length <= _MAX_HEADER_BYTES:
         raise NoWeights("its first eight bytes are no header's length")

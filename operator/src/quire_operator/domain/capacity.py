@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire_operator.domain.kv_groups import KVGroup, Limits, group_layers, most_bytes, sequence_bytes, share_groups
-from quire_operator.domain.model_config import DTYPE_BYTES, DTypeName, ModelConfig
+from quire_operator.domain.model_config import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts
 from quire_operator.domain.spec import DType, KVCacheSize, Spec
 
 Device = Literal["gpu", "cpu"]
@@ -123,6 +123,17 @@ def limits(spec: Spec, config: ModelConfig) -> Limits:
         max_batched_tokens=spec.engine.max_batched_tokens,
         block_size=spec.engine.block_size,
     )
+
+
+def measure(
+    spec: Spec, facts: ModelFacts, *, device: Device, cpu_multiplies_bfloat16: bool
+) -> tuple[Footprint, Limits]:
+    """What one replica needs, and what the spec asks."""
+    dtype = compute_dtype(
+        spec.engine.dtype, facts.config.dtype, device=device, cpu_multiplies_bfloat16=cpu_multiplies_bfloat16
+    )
+    needs = footprint(spec, facts.config, parameters=facts.parameters, dtype=dtype, device=device)
+    return needs, limits(spec, facts.config)
 
 
 def fit(spec: Spec, needs: Footprint, asked: Limits, *, memory_bytes: int) -> Fits | TooSmall:

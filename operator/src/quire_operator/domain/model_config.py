@@ -51,6 +51,16 @@ class ModelConfig:
         return self.layers * (attention + feed_forward + norms) + embeddings + self.hidden_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What capacity is worked out from."""
+
+    config: ModelConfig
+    parameters: int
+    counted: bool
+    """In the headers of the weights; else worked out from the configuration."""
+
+
 def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Problem, ...]:
     """The shape in a config.json, or every reason why none can be read from it."""
     problems: list[Problem] = []

@@ -8,16 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from quire_operator.adapters.local_machine import Machine
-from quire_operator.adapters.model_store import ModelFacts
 from quire_operator.domain import capacity
 from quire_operator.domain.capacity import Fits, Footprint, TooSmall
 from quire_operator.domain.gpus import GPUS, find_gpu
 from quire_operator.domain.kv_groups import Limits, sequence_bytes
-from quire_operator.domain.model_config import DTYPE_BYTES
+from quire_operator.domain.model_config import DTYPE_BYTES, ModelFacts
 from quire_operator.domain.quantities import format_bytes
+from quire_operator.domain.remedies import remedies
 from quire_operator.domain.spec import KVCacheShare, Spec
 from quire_operator.errors import CapacityProblem
-from quire_operator.local.sizing import measure, remedies
+from quire_operator.local.sizing import measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire_operator.adapters.local_machine import Machine
-from quire_operator.adapters.model_store import ModelFacts
 from quire_operator.domain import capacity
 from quire_operator.domain.capacity import Fits, Footprint, TooSmall
 from quire_operator.domain.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.model_config import ModelFacts
 from quire_operator.domain.quantities import format_bytes
-from quire_operator.domain.spec import KVCacheSize, Spec
+from quire_operator.domain.remedies import remedies
+from quire_operator.domain.spec import Spec
 from quire_operator.errors import CapacityProblem
 
 
@@ -82,28 +83,7 @@ def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16:
             hint=f"set it to {most} or less, or leave it out",
         )
     device: capacity.Device = "gpu" if on_gpu else "cpu"
-    dtype = capacity.compute_dtype(
-        spec.engine.dtype, facts.config.dtype, device=device, cpu_multiplies_bfloat16=multiplies_bfloat16
-    )
-    needs = capacity.footprint(spec, facts.config, parameters=facts.parameters, dtype=dtype, device=device)
-    return needs, capacity.limits(spec, facts.config)
-
-
-def remedies(spec: Spec, needs: Footprint, limits: Limits, small: TooSmall, *, shared: bool) -> list[str]:
-    """What a person can change so that it fits. ``shared``: all replicas live in the same memory."""
-    advice: list[str] = []
-    one_sequence = sequence_bytes(needs.kv_groups, limits)
-    if isinstance(spec.engine.kv_cache, KVCacheSize) and small.kv_cache_bytes >= one_sequence:
-        mebibytes = small.kv_cache_bytes // 2**20
-        advice.append(f"lower spec.engine.kvCache.size to {mebibytes}Mi")
-    elif isinstance(spec.engine.kv_cache, KVCacheSize) and spec.engine.kv_cache.size_bytes < one_sequence:
-        advice.append(f"raise spec.engine.kvCache.size to {-(-one_sequence // 2**20)}Mi")
-    if 0 < small.longest_sequence_tokens < limits.sequence_tokens:
-        advice.append(f"set spec.engine.maxModelLength to {small.longest_sequence_tokens} or less")
-    if shared and spec.max_replicas > 1:
-        field = "spec.autoscaling.maxReplicas" if spec.autoscaling else "spec.replicas"
-        advice.append(f"lower {field}, for the replicas share the memory")
-    return [*advice, f"give a replica {format_bytes(small.needed_bytes)}"]
+    return capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=multiplies_bfloat16)
 
 
 def _gpu_memory(specs: Sequence[Spec], machine: Machine) -> int:

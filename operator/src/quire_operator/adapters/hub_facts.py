@@ -1,0 +1,133 @@
+"""``ports.ModelReader`` for hf:// models: what the hub tells anybody of a model, for some kilobytes and seconds.
+
+For the operator's capacity check, as ``hub`` is for ``quire plan``: the same files, so the same figures. Its own client
+rather than the hub's, which blocks, costs tens of megabytes and takes whatever token it finds: whoever may write an
+LLMDeployment must not learn by it what the operator may read. Every failure is a ``ModelUnknown``.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from quire_operator import __version__
+from quire_operator.adapters.weights_header import FIRST_READ_BYTES, NoWeights, count_parameters
+from quire_operator.domain.model_config import ModelFacts, parse_model_config
+from quire_operator.domain.spec import HubSource
+from quire_operator.ports import ModelUnknown
+
+HUB = "https://huggingface.co"
+_ANSWER_SECONDS = 5.0
+_MAX_BYTES = 8 << 20
+"""Of one answer: what is asked for has kilobytes, and whoever names the model may not have the operator's memory."""
+_MAX_FILES = 512
+_AT_ONCE = 8
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class HubFacts:
+    """One client with its pool of sockets; close it."""
+
+    def __init__(self, endpoint: str | None) -> None:
+        """None is the hub itself."""
+        self._endpoint = (endpoint or HUB).rstrip("/")
+        self._client = httpx.AsyncClient(
+            timeout=_ANSWER_SECONDS,
+            follow_redirects=True,
+            headers={"User-Agent": f"quire-operator/{__version__}"},
+            limits=httpx.Limits(max_connections=2 * _AT_ONCE, max_keepalive_connections=_AT_ONCE),
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def facts(self, source: HubSource) -> ModelFacts:
+        """See ``ports.ModelReader``."""
+        try:
+            return await self._facts(source)
+        except (httpx.TimeoutException, httpx.TransportError) as error:
+            message = f"{self._endpoint} can't be reached: {str(error) or type(error).__name__}"
+            raise ModelUnknown(message, unreachable=True) from error
+        except httpx.HTTPStatusError as error:
+            overloaded = error.response.status_code >= 500 or error.response.status_code == 429
+            message = f"{self._endpoint} answered {error.response.status_code} for {source}"
+            raise ModelUnknown(message, unreachable=overloaded) from error
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ModelUnknown(f"{source} can't be measured: {error}") from error
+
+    async def _facts(self, source: HubSource) -> ModelFacts:
+        info = await self._json(
+            f"/api/models/{source.repository}/revision/{quote(source.revision, safe='')}?blobs=true"
+        )
+        version = quote(str(info.get("sha") or source.revision), safe="")
+        sizes = {str(file["rfilename"]): int(file.get("size") or 0) for file in info.get("siblings") or ()}
+        where = f"/{source.repository}/resolve/{version}"
+        config = parse_model_config(await self._json(f"{where}/config.json"))
+        if isinstance(config, tuple):
+            raise ValueError("; ".join(map(str, config)))
+        names = await self._weights(where, sizes)
+        files = {f"{where}/{quote(name)}": sizes[name] for name in names}
+        return ModelFacts(config=config, parameters=await self._count_all(files), counted=True)
+
+    async def _weights(self, where: str, sizes: Mapping[str, int]) -> list[str]:
+        """The files with the weights, as the hub's own client chooses them."""
+        if _SINGLE in sizes:
+            return [_SINGLE]
+        if _INDEX not in sizes:
+            raise ValueError("it has no safetensors weights")
+        index = await self._json(f"{where}/{_INDEX}")
+        names = sorted(set(map(str, dict(index["weight_map"]).values())))
+        if len(names) > _MAX_FILES:
+            raise ValueError(f"its weights are in {len(names)} files")
+        return names
+
+    async def _count_all(self, files: Mapping[str, int]) -> int:
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def count(path: str, size_bytes: int) -> int:
+            async with turn:
+                return await self._count(path, size_bytes)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                counts = [group.create_task(count(path, size)) for path, size in files.items()]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        return sum(task.result() for task in counts)
+
+    async def _count(self, path: str, size_bytes: int) -> int:
+        """Parameters of one file, by its header."""
+        data = await self._bytes(path, start=0, stop=FIRST_READ_BYTES)
+        end = 8 + int.from_bytes(data[:8], "little")
+        if len(data) < end <= min(size_bytes, _MAX_BYTES):
+            data += await self._bytes(path, start=len(data), stop=end)
+        try:
+            return count_parameters(lambda start, size: data[start : start + size], size_bytes)
+        except NoWeights as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    async def _json(self, path: str) -> Mapping[str, Any]:
+        body = json.loads(await self._bytes(path))
+        if not isinstance(body, Mapping):
+            raise ValueError(f"{path} is no mapping")
+        return body
+
+    async def _bytes(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:
+        """An answer, or a range of it; never more than a bounded size."""
+        headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        most = _MAX_BYTES if stop is None else stop - start
+        async with self._client.stream("GET", f"{self._endpoint}{path}", headers=headers) as answer:
+            answer.raise_for_status()
+            if start and answer.status_code != 206:
+                raise ValueError(f"{path}: ranges of it are not to be had")
+            data = bytearray()
+            async for chunk in answer.aiter_bytes():
+                data += chunk
+                if len(data) >= most:
+                    break
+        if stop is None and len(data) > most:
+            raise ValueError(f"{path} is larger than {most} bytes")
+        return bytes(data[:most])
