@@ -6,7 +6,7 @@ in these handlers would never be retried, and two of one key may run at once: ``
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +18,8 @@ from quire_operator.domain import names
 from quire_operator.domain.observed import Key, key_of_child, trim_child, trim_pod, trim_resource
 from quire_operator.domain.review import Review
 from quire_operator.store import Store
+
+logger = logging.getLogger(__name__)
 
 CHILD_KINDS: Mapping[str, tuple[str, str, str]] = {
     "Deployment": ("apps", "v1", "deployments"),
@@ -179,13 +181,7 @@ def _child_handler(inbox: Inbox, kind: str) -> Callable[..., Awaitable[None]]:
 
 def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, webhook: Webhook) -> None:
     """Have kopf take reviews; its certificate is read again when the file changes."""
-    settings.admission.server = kopf.WebhookServer(
-        addr=webhook.host,
-        port=webhook.port,
-        certfile=webhook.certificate,
-        pkeyfile=webhook.key,
-        file_check_interval=_CERTIFICATE_SECONDS,
-    )
+    settings.admission.server = lambda call: reviews_server(webhook, call)
     logging.getLogger("kopf.objects").addFilter(_is_no_refusal)
 
     @kopf.on.validate(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id=WEBHOOK_PATH)
@@ -196,6 +192,26 @@ def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSetti
         warnings.extend(review.warnings)
         if review.problems:
             raise kopf.AdmissionError(review.message, code=422)
+
+
+async def reviews_server(
+    webhook: Webhook, call: kopf.WebhookFn, *, check_seconds: float = _CERTIFICATE_SECONDS
+) -> AsyncIterator[kopf.WebhookClientConfig]:
+    """kopf's own, begun anew where it ends: one bad renewal of its certificate would end all watches with it."""
+    while True:
+        server = kopf.WebhookServer(
+            addr=webhook.host,
+            port=webhook.port,
+            certfile=webhook.certificate,
+            pkeyfile=webhook.key,
+            file_check_interval=check_seconds,
+        )
+        try:
+            async for configuration in server(call):
+                yield configuration
+        except OSError as error:  # ssl.SSLError is one
+            logger.error("the webhook does not serve until its certificate, key and port are right: %s", error)
+        await asyncio.sleep(check_seconds)
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:

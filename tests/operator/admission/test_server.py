@@ -1,0 +1,57 @@
+"""The webhook's own server: a certificate that can't be used keeps it from serving, and nothing else from going on."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+
+from quire_cluster.certificates import Authority, KeyPair
+from quire_cluster.ports import free_ports
+from quire_operator.domain.review import ALLOWED, Review
+from quire_operator.handlers import Webhook, reviews_server
+
+
+async def judge(new: Any, old: Any) -> Review:
+    return ALLOWED
+
+
+async def called(*_: Any, **__: Any) -> Any:
+    return {}
+
+
+async def test_it_serves_again_once_certificate_and_key_belong_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path / "pki")
+    authority.create()
+    first, second = (authority.issue(name, subject=f"/CN={name}", alternative_names="IP:127.0.0.1") for name in "ab")
+    files = KeyPair(certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key")
+
+    def put(certificate: KeyPair, key: KeyPair) -> None:
+        shutil.copyfile(key.key, files.key)
+        shutil.copyfile(certificate.certificate, files.certificate)
+
+    async def served() -> kopf.WebhookClientConfig:
+        async with asyncio.timeout(10):
+            return await anext(server)
+
+    (port,) = free_ports(1)
+    webhook = Webhook(host="127.0.0.1", port=port, certificate=files.certificate, key=files.key, judge=judge)
+    put(first, second)
+    server = reviews_server(webhook, called, check_seconds=0.01)
+    waiting = asyncio.create_task(served())
+    while "does not serve" not in caplog.text:
+        await asyncio.sleep(0)
+    put(first, first)
+    assert str(port) in str((await waiting).get("url"))
+    told = len(caplog.records)
+    waiting = asyncio.create_task(served())  # until the files change
+    await asyncio.sleep(0.05)
+    put(second, first)
+    while len(caplog.records) == told:
+        await asyncio.sleep(0.01)
+    put(second, second)
+    await waiting
