@@ -26,4 +26,4 @@ def test_a_spec_nested_as_deeply_as_can_be_stored_harms_nobody_else(
     assert "spec.podTemplate: must be nested at most 50 levels deep" in told
     assert not operator.said("the watches ended")
     kubectl("delete", "llmd/deep", "-n", space.name, "--wait=false")
-    operator.terminate()
+    operator.kill()

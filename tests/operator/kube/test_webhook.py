@@ -32,6 +32,7 @@ class Webhook:
     def __init__(self, space: Namespace, operators: Operators, authority: Authority, folder: Path) -> None:
         (self.port,) = free_ports(1)
         self._space, self._operators, self._authority = space, operators, authority
+        self._started: list[OperatorProcess] = []
         self._pair = KeyPair(certificate=folder / "tls.crt", key=folder / "tls.key")
         self.renew("first")
 
@@ -44,7 +45,10 @@ class Webhook:
 
     def start(self, **options: Any) -> OperatorProcess:
         flags = ("--webhook-certificate", str(self._pair.certificate), "--webhook-key", str(self._pair.key))
-        return self._operators.start(*self._space.flags(), *flags, "--webhook-port", str(self.port), **options)
+        self._started.append(
+            self._operators.start(*self._space.flags(), *flags, "--webhook-port", str(self.port), **options)
+        )
+        return self._started[-1]
 
     def register(self, *, policy: str = "Fail") -> None:
         """As the chart does, but by an address on loopback and for this namespace alone."""
@@ -86,7 +90,10 @@ class Webhook:
         except KubectlFailed as error:
             return str(error)
 
-    def unregister(self) -> None:
+    def stop(self) -> None:
+        """Before its namespace goes, and with it the operator's rights."""
+        for operator in self._started:
+            operator.kill()
         self._space.server.client().delete(f"{REGISTRATION}/{WEBHOOK}/{self._space.name}")
 
 
@@ -94,7 +101,7 @@ class Webhook:
 def webhook(space: Namespace, operators: Operators, authority: Authority, tmp_path: Path) -> Iterator[Webhook]:
     made = Webhook(space, operators, authority, tmp_path)
     yield made
-    made.unregister()
+    made.stop()
 
 
 WRONG = {
@@ -137,7 +144,7 @@ def test_kubectl_is_told_everything_at_once_and_nothing_is_stored(space: Namespa
 def test_one_that_stands_by_judges_too_and_its_dry_run_passes_no_gate(
     space: Namespace, webhook: Webhook, operators: Operators
 ) -> None:
-    operators.start(*space.flags(), identity="leader")
+    leader = operators.start(*space.flags(), identity="leader")
     space.wait_holder("leader")
     webhook.start(identity="standby")
     webhook.register()
@@ -147,6 +154,7 @@ def test_one_that_stands_by_judges_too_and_its_dry_run_passes_no_gate(
 
     assert "the API server refuses the Deployment" in said
     assert space.holder() == "leader"
+    leader.kill()
 
 
 def test_without_the_webhook_the_same_is_accepted_and_said_in_the_condition(space: Namespace, webhook: Webhook) -> None:
