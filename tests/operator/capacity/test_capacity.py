@@ -143,6 +143,13 @@ def test_a_multimodal_configuration_is_read_where_its_language_model_stands() ->
     assert (config.family, config.kv_heads, config.dtype) == ("Gemma3", 8, "bfloat16")
 
 
+def test_no_configuration_makes_the_reader_go_through_billions_of_layers() -> None:
+    body = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2**31 - 1, "vocab_size": 100}
+    problems = parse_model_config(body)
+    assert isinstance(problems, tuple)
+    assert [str(problem) for problem in problems] == ["num_hidden_layers: must be <= 10000, got 2147483647"]
+
+
 def test_every_missing_size_is_named() -> None:
     problems = parse_model_config({"hidden_size": "big", "num_attention_heads": 0})
     assert isinstance(problems, tuple)

@@ -11,6 +11,7 @@ _MAX_HEADER_BYTES = 100 * 10**6
 """The safetensors format's own limit."""
 FIRST_READ_BYTES = 128 << 10
 """Holds most headers whole: one request rather than two."""
+_MOST_DIMENSIONS, _LARGEST = 16, 2**53
 
 Read = Callable[[int, int], bytes]
 """Bytes from an offset, so many or fewer."""
@@ -32,10 +33,17 @@ def count_parameters(read: Read, size_bytes: int) -> int:
     try:
         tensors = [entry for name, entry in json.loads(text).items() if name != "__metadata__"]
         data_bytes = max((entry["data_offsets"][1] for entry in tensors), default=0)
-        elements = sum(prod(entry["shape"]) for entry in tensors)
+        elements = sum(_elements(entry["shape"]) for entry in tensors)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise NoWeights(f"its header can't be read: {error}") from error
     missing = 8 + length + data_bytes - size_bytes
     if missing > 0:
         raise NoWeights(f"its last {missing} bytes are missing")
     return int(elements)
+
+
+def _elements(shape: list[int]) -> int:
+    """Anybody may publish a header, and numbers of thousands of digits would take minutes to multiply."""
+    if len(shape) > _MOST_DIMENSIONS or not all(isinstance(size, int) and 0 <= size <= _LARGEST for size in shape):
+        raise ValueError("a tensor's shape is none")
+    return prod(shape)

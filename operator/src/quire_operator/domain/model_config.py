@@ -14,6 +14,9 @@ DTypeName = Literal["float32", "float16", "bfloat16"]
 # What a config means where it leaves a field out; the engine's ``model/dialect`` says the same.
 _HEAD_DIM: Mapping[str, int] = {"Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
 _TIED_UNSAID = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM"})
+_MAX_INT32 = 2**31 - 1
+_MOST_LAYERS = 10_000
+"""Each is gone through, and whoever publishes a model writes what he likes: the operator reads it too."""
 DTYPE_BYTES: Mapping[DTypeName, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -70,7 +73,7 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
     hidden = _size(text, "hidden_size", "n_embd")
     experts = text.integer("num_local_experts", default=None) or text.integer("num_experts", default=None) or 1
     family = _family(root)
-    layers = _size(text, "num_hidden_layers", "n_layer")
+    layers = _size(text, "num_hidden_layers", "n_layer", maximum=_MOST_LAYERS)
     config = ModelConfig(
         family=family,
         layers=layers,
@@ -91,11 +94,11 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
     return tuple(problems) if problems else config
 
 
-def _size(fields: Fields, *keys: str) -> int:
+def _size(fields: Fields, *keys: str, maximum: int = _MAX_INT32) -> int:
     """A required size under the first of the names that is there; 1 after a problem was noted."""
     for key in keys:
         if fields.has(key):
-            return fields.integer(key, default=1, minimum=1)
+            return fields.integer(key, default=1, minimum=1, maximum=maximum)
     fields.problem(keys[0], "is missing")
     return 1
 
