@@ -222,7 +222,9 @@ def _resource(key: Key) -> dict[str, Any]:
 
 def _deployment(key: Key) -> dict[str, Any]:
     counts = {"replicas": 3, "updatedReplicas": 3, "readyReplicas": 3, "availableReplicas": 3, "observedGeneration": 1}
-    return {"metadata": _metadata(key, key.name), "spec": {"replicas": 3}, "status": counts}
+    owner = {"kind": "LLMDeployment", "name": key.name, "uid": f"{key}/{key.name}", "controller": True}
+    metadata = _metadata(key, key.name) | {"ownerReferences": [owner]}
+    return {"metadata": metadata, "spec": {"replicas": 3}, "status": counts}
 
 
 def _pod(key: Key, number: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from quire_operator.domain.conditions import Blocker, MetricsProblem, View
 from quire_operator.domain.desired import Manifest, all_problems, child_refs, desired
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.model_volume import wants_image_volume
-from quire_operator.domain.observed import Child, DeploymentState, Key, Ref, Resource
+from quire_operator.domain.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.ownership import ForeignField
 from quire_operator.domain.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update, plan
 from quire_operator.domain.plan_news import listed, name_conflicts, refused, removed, repaired
@@ -216,7 +216,7 @@ class Reconciler:
     async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
         if self._capacity is None:
             return Finding()
-        return await self._capacity.look(resource, spec, _deployment(resource, children))
+        return await self._capacity.look(resource, spec, own_deployment(resource, children))
 
     async def _images_for(self, key: Key, spec: Spec) -> Images:
         """With what only the cluster knows of them, asked for where a spec needs it."""
@@ -353,7 +353,7 @@ class Reconciler:
             spec=spec,
             blocker=outcome.blocker,
             target=outcome.target,
-            deployment=_deployment(resource, self._store.children(resource.key)),
+            deployment=own_deployment(resource, self._store.children(resource.key)),
             pods=self._store.pods(resource.key),
             additions=outcome.additions,
             contested=memory.contest.manager if memory.contest is not None and memory.contest.is_on(now) else None,
@@ -407,19 +407,13 @@ def _only_recommends(spec: Spec) -> bool:
 
 def _goal(resource: Resource, memory: Memory, spec: Spec, children: Mapping[Ref, Child]) -> Target:
     record = scaling_record(resource.status)
-    goal = target(spec, decided=memory.decided, record=record, deployment=_deployment(resource, children))
+    goal = target(spec, decided=memory.decided, record=record, deployment=own_deployment(resource, children))
     if spec.autoscaling is None or _only_recommends(spec):
         memory.decided, memory.victims = None, ()
     elif memory.decided is None:
         # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
         memory.decided = goal.replicas
     return goal
-
-
-def _deployment(resource: Resource, children: Mapping[Ref, Child]) -> DeploymentState | None:
-    child = children.get(Ref("Deployment", resource.key.name))
-    is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
-    return child.deployment if child is not None and is_ours else None
 
 
 def _ref(action: Action) -> Ref:

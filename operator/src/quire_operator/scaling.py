@@ -12,7 +12,7 @@ from quire_operator.domain.autoscaler import Decision, Policy
 from quire_operator.domain.conditions import MetricsProblem
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observation import ReplicaPhase
-from quire_operator.domain.observed import DeploymentState, Key, Pod, Ref, Resource
+from quire_operator.domain.observed import DeploymentState, Key, Pod, Resource, own_deployment
 from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.scaling_status import scaling_record
 from quire_operator.domain.spec import AutoscalingMode, MetricsSource, Spec
@@ -105,7 +105,7 @@ class ClusterScaling:
             and known.policy is not None
             and known.policy.autoscaling.min_replicas == 0
             and known.policy.autoscaling.mode is AutoscalingMode.ENFORCE
-            and (state := self._deployment(key)) is not None
+            and (state := self._deployment(known)) is not None
             and state.replicas_asked == 0
         ]
 
@@ -156,7 +156,7 @@ class ClusterScaling:
                 self._reconciler.note_metrics(key, _NO_PROMETHEUS)
                 continue
             by_prometheus = self._prometheus_problem is not None and source is not MetricsSource.PODS
-            state = self._deployment(key)
+            state = self._deployment(known)
             if state is not None:  # else nothing runs that could be scaled
                 yield self._subject(key, known, spec, policy, state, by_prometheus=by_prometheus)
 
@@ -172,9 +172,8 @@ class ClusterScaling:
         self._known = known
         yield from known.items()
 
-    def _deployment(self, key: Key) -> DeploymentState | None:
-        child = self._store.children(key).get(Ref("Deployment", key.name))
-        return None if child is None else child.deployment
+    def _deployment(self, known: _Known) -> DeploymentState | None:
+        return own_deployment(known.resource, self._store.children(known.resource.key))
 
     def _subject(
         self, key: Key, known: _Known, spec: Spec, policy: Policy, state: DeploymentState, *, by_prometheus: bool

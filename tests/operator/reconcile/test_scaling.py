@@ -1,5 +1,6 @@
 """Whom the autoscaler looks at in a cluster, and what becomes of what it says."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from quire_operator.domain.autoscaler import decide
 from quire_operator.domain.gateway_contract import GatewayRequests
 from quire_operator.domain.history import History
 from quire_operator.domain.observation import ReplicaPhase
-from quire_operator.domain.observed import Key
+from quire_operator.domain.observed import Key, Ref
 from quire_operator.scaling import ClusterScaling
 
 KEY = Key("prod", "chat")
@@ -197,3 +198,13 @@ async def test_last_decision_of_what_is_gone_is_gone(world: Any) -> None:
     await world.settle()
     assert looked.subjects() == []
     assert looked.latest == {} and looked.decisions("prod/chat") == ()
+
+
+async def test_a_deployment_of_its_name_that_is_anothers_is_not_scaled_by(world: Any) -> None:
+    world.apply(autoscaling={"maxReplicas": 3})
+    await world.settle()
+    scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
+    assert [subject.key for subject in scaling.subjects()] == [str(KEY)]
+    ours = world.store.children(KEY)[Ref("Deployment", KEY.name)]
+    world.store.put_child(KEY, replace(ours, owner=None, uid="another", version="99999"))
+    assert scaling.subjects() == []

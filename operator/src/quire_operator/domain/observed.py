@@ -182,6 +182,13 @@ def key_of_child(body: JSON) -> Key | None:
     return Key(_text(metadata, "namespace"), name) if isinstance(name, str) else None
 
 
+def own_deployment(resource: Resource, children: Mapping[Ref, Child]) -> DeploymentState | None:
+    """The state of its Deployment; None where there is none, or one of that name that is not its own."""
+    child = children.get(Ref("Deployment", resource.key.name))
+    is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
+    return child.deployment if child is not None and is_ours else None
+
+
 def trim_resource(body: JSON) -> Resource:
     """An LLMDeployment."""
     metadata = _map(body, "metadata")
