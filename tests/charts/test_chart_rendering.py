@@ -186,8 +186,25 @@ def rules(documents: list[dict[str, Any]], component: str = "") -> Iterator[tupl
 def test_no_right_is_given_by_wildcard_and_none_to_secrets_or_logs(helm: Helm, values: dict[str, Any]) -> None:
     for _, rule in rules(helm.template(values)):
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
-        assert not {"secrets", "pods/log", "pods/exec", "nodes"} & set(rule["resources"])
+        assert not {"secrets", "pods/log", "pods/exec"} & set(rule["resources"])
         assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+@pytest.mark.parametrize(
+    ("values", "verbs", "flag"),
+    [
+        ({}, ["list"], "auto"),
+        ({"operator": {"capacityCheck": {"enabled": False}}}, None, "off"),
+        ({"watchNamespaces": ["team-a"]}, None, "auto"),
+    ],
+)
+def test_nodes_are_listed_only_for_the_capacity_check_of_a_whole_cluster(
+    helm: Helm, values: dict[str, Any], verbs: list[str] | None, flag: str
+) -> None:
+    documents = helm.template(values)
+    given = [rule["verbs"] for _, rule in rules(documents) if "nodes" in rule["resources"]]
+    assert given == ([] if verbs is None else [verbs])
+    assert f"--capacity-check={flag}" in container(documents, "quire-operator")["args"]
 
 
 def test_with_namespaces_named_no_more_than_the_crd_is_asked_of_the_cluster(helm: Helm) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from quire_operator.admission import Reviewer
+from quire_operator.domain.conditions import Blocker
 from quire_operator.domain.desired import Manifest
 from quire_operator.domain.observed import Key, Ref
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.review import ALLOWED, Review
+from quire_operator.domain.spec import Spec
 from quire_operator.ports import Forbidden, Refused, Throttled, Unavailable
 
 UID = "6f3c"
@@ -131,3 +133,21 @@ def test_what_is_stored_already_stays_changeable(new: Mapping[str, Any], old: Ma
 
 def test_a_change_of_what_is_invalid_is_judged() -> None:
     assert review(body({"model": {"servedName": "x"}}), body({"model": {}})).problems
+
+
+class Estimate:
+    """As much of a ``CapacityCheck`` as a review asks."""
+
+    async def refusal(self, spec: Spec) -> Blocker | None:
+        return Blocker(reason="InsufficientGPUMemory", message=f"{spec.name} needs 19.3 GiB")
+
+
+def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
+    reviewer = Reviewer(
+        dry_run=ApiServer(owner="somebody"),
+        images=Images(engine="engine", operator="operator"),
+        capacity=Estimate(),  # type: ignore[arg-type]
+    )
+    verdict = asyncio.run(reviewer.review(body(), None))
+    assert verdict.problems == () and len(verdict.warnings) == 2
+    assert verdict.warnings[-1] == "InsufficientGPUMemory: chat needs 19.3 GiB"

@@ -99,3 +99,11 @@ def test_gateways_are_found_by_labels_or_addresses() -> None:
     with pytest.raises(SettingsProblem) as refused:
         parse_settings(["--gateway-selector", "a b", "--gateway-url", "a:1"], {})
     assert [detail.partition(":")[0] for detail in refused.value.details] == ["--gateway-selector", "--gateway-url"]
+
+
+def test_whether_what_does_not_fit_is_made_can_be_chosen() -> None:
+    assert parse_settings([], {}).capacity_check
+    assert not parse_settings(["--capacity-check", "off"], {}).capacity_check
+    with pytest.raises(SettingsProblem) as refused:
+        parse_settings([], {"QUIRE_OPERATOR_CAPACITY_CHECK": "on"})
+    assert refused.value.details == ("QUIRE_OPERATOR_CAPACITY_CHECK: must be one of auto, off, got 'on'",)

@@ -1,0 +1,166 @@
+"""What is refused before anything is made: only what is known not to fit, with the figures of ``quire plan``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from quire_operator.adapters.local_machine import Machine
+from quire_operator.domain.capacity_check import hub_source, is_let_in, judge, replica_memory
+from quire_operator.domain.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_operator.domain.observed import Key, Resource
+from quire_operator.domain.quantities import format_bytes
+from quire_operator.domain.spec import Spec
+from quire_operator.local import plan
+from quire_operator.local.plan import Place
+
+MIB = 2**20
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+T4 = {"nvidia.com/gpu.memory": "15360", "nvidia.com/gpu.product": "Tesla-T4", "pool": "small"}
+H100 = {"nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "pool": "large"}
+MACHINE = Machine(cpus=1, memory_bytes=1, gpu_memory_bytes=(), multiplies_bfloat16=True)
+
+
+def facts() -> ModelFacts:
+    config = parse_model_config(LLAMA_3_8B)
+    assert isinstance(config, ModelConfig)
+    return ModelFacts(config=config, parameters=config.parameters, counted=True)
+
+
+def spec_of(source: str = "hf://a/b", **spec: Any) -> Spec:
+    model = {"source": source} | spec.pop("model", {})
+    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
+    parsed = Spec.parse(body | {"spec": {"model": model} | spec})
+    assert isinstance(parsed, Spec), parsed
+    return parsed
+
+
+def selecting(**labels: str) -> dict[str, Any]:
+    return {"resources": GPU, "podTemplate": {"spec": {"nodeSelector": labels}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "expected"),
+    [
+        ({}, None, None),
+        ({"resources": {"limits": {"memory": "8Gi"}}}, None, 8192),
+        ({"resources": {"requests": {"memory": "8Gi"}}}, None, None),
+        ({"resources": GPU}, None, None),
+        ({"resources": GPU}, [], None),
+        ({"resources": GPU}, [{}, {"nvidia.com/gpu.memory": "much"}, {"nvidia.com/gpu.memory": "-1"}], None),
+        ({"resources": GPU}, [T4, H100, {}], 81559),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}}, [T4], 15360),
+        (selecting(pool="small"), [T4, H100], 15360),
+        (selecting(pool="to-be-made"), [T4, H100], None),
+        (
+            {
+                "resources": {"limits": {"memory": "1Gi"}},
+                "podTemplate": {
+                    "spec": {"containers": [{"name": "engine", "resources": {"limits": {"memory": "9Gi"}}}]}
+                },
+            },
+            None,
+            None,
+        ),
+    ],
+)
+def test_the_memory_of_a_replica_is_known_or_left_open(
+    spec: Mapping[str, Any], nodes: list[dict[str, str]] | None, expected: int | None
+) -> None:
+    memory = replica_memory(spec_of(**spec), nodes)
+    assert (memory and memory.size_bytes // MIB) == expected
+
+
+@pytest.mark.parametrize("mebibytes", [1024, 15360, 23028, 81559])
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("engine", [{}, {"maxModelLength": 4096}, {"dtype": "Float32"}, {"kvCache": {"size": "60Gi"}}])
+def test_the_verdict_and_its_figures_are_those_of_quire_plan(
+    mebibytes: int, on_gpu: bool, engine: dict[str, Any]
+) -> None:
+    resources = GPU if on_gpu else {"limits": {"memory": f"{mebibytes}Mi"}}
+    spec = spec_of(resources=resources, engine=engine)
+    memory = replica_memory(spec, [{"nvidia.com/gpu.memory": str(mebibytes)}])
+    assert memory is not None and memory.on_gpu == on_gpu
+    place = Place(label="", memory_bytes=mebibytes * MIB, on_gpu=on_gpu)
+    (planned,) = plan.answers(spec, facts(), [place], machine=MACHINE)
+
+    refused = judge(spec, facts(), memory)
+
+    assert (refused is None) == planned.fits
+    if refused is not None:
+        assert refused.reason == ("InsufficientGPUMemory" if on_gpu else "InsufficientMemory")
+        assert not isinstance(planned.outcome, plan.Fits)
+        needed = (planned.outcome.needed_bytes, planned.needs.weight_bytes, planned.needs.workspace_bytes)
+        assert all(format_bytes(size) in refused.message for size in needed)
+
+
+def test_the_sentence_says_what_where_and_what_would_help() -> None:
+    spec = spec_of(resources=GPU, engine={"maxModelLength": 8192})
+    memory = replica_memory(spec, [T4])
+    assert memory is not None
+    refused = judge(spec, facts(), memory)
+    assert refused is not None
+    assert refused.message == (
+        "a replica needs 19.3 GiB and the largest GPU of this cluster's nodes (Tesla-T4) is 15 GiB, of which it may "
+        "fill 90 %: weights 15 GiB (bfloat16), working space 1.44 GiB, KV cache 1 GiB for one sequence of 8,192 "
+        "tokens; give a replica 19.3 GiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "readable"),
+    [
+        ({"source": "hf://a/b@main"}, True),
+        ({"source": "hf://a/b", "model": {"credentials": {"secretName": "hf"}}}, False),
+        ({"source": "pvc://models/llama"}, False),
+        ({"source": "file:///models/llama"}, False),
+        ({"source": "s3://bucket/llama?endpoint=http://10.0.0.1"}, False),
+        ({"source": "oci://10.0.0.1:5000/llama:1"}, False),
+        (
+            {
+                "podTemplate": {
+                    "spec": {"containers": [{"name": "engine", "env": [{"name": "HF_ENDPOINT", "value": "x"}]}]}
+                }
+            },
+            False,
+        ),
+    ],
+)
+def test_only_what_anybody_may_read_on_the_hub_is_read(spec: dict[str, Any], readable: bool) -> None:
+    assert (hub_source(spec_of(**spec)) is not None) == readable
+
+
+@pytest.mark.parametrize(
+    ("generation", "reason", "let_in"),
+    [
+        (2, "Starting", True),
+        (2, "InsufficientGPUMemory", False),
+        (2, "InsufficientMemory", False),
+        (1, "Serving", False),
+    ],
+)
+def test_a_spec_that_was_carried_out_is_not_judged_anew(generation: int, reason: str, let_in: bool) -> None:
+    ready = {"type": "Ready", "observedGeneration": generation, "reason": reason}
+    resource = Resource(
+        key=Key("prod", "chat"),
+        uid="u",
+        version="1",
+        generation=2,
+        deleting=False,
+        body={},
+        status={"conditions": [{"type": "Degraded"}, ready]},
+        created="",
+    )
+    assert is_let_in(resource) == let_in

@@ -1,0 +1,142 @@
+"""The capacity check in a cluster: nodes with GPUs by their labels, a hub on loopback, the chart's own rights."""
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+from kube_support.rights import grant
+from quire_local.hub_stub import HubStub, safetensors, serving
+
+from quire_operator.cli import main
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+"""128 KiB of cache a token: the longest sequence takes 16 GiB. Its weights are small."""
+MODEL = {"source": "hf://org/long"}
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+CHILDREN = ("deployments", "services", "serviceaccounts", "poddisruptionbudgets")
+T4_MEBIBYTES = 15_360
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    files = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": safetensors(5000)}
+    with serving(HubStub(repository="org/long", files=files)) as url:
+        yield url
+
+
+@pytest.fixture
+def node(space: Namespace) -> Iterator[str]:
+    """One with a T4, as NVIDIA's feature discovery would label it; there is no kubelet."""
+    name = f"{space.name}-t4"
+    labels = {"nvidia.com/gpu.memory": str(T4_MEBIBYTES), "nvidia.com/gpu.product": "Tesla-T4", "pool": name}
+    client = space.server.client()
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+    assert client.post("/api/v1/nodes", body).ok
+    yield name
+    client.delete(f"/api/v1/nodes/{name}")
+
+
+@pytest.fixture
+def operator(operators: Operators, space: Namespace, node: str, hub: str) -> Iterator[OperatorProcess]:
+    """Of the whole cluster: only such may list nodes."""
+    kubeconfig = grant(space.server, space.name, everywhere=True)
+    flags = ("--kubeconfig", str(kubeconfig), "--namespace", space.name, "--hub-endpoint", hub)
+    process = operators.start(*flags, identity=space.name)
+    space.wait_holder(process.identity)
+    yield process
+    process.kill()
+
+
+def needed_by_quire_plan(
+    engine: dict[str, Any], hub: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    """What it says a replica needs, and of what."""
+    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
+    body["spec"] = {"model": MODEL, "resources": GPU, "engine": engine}
+    file = folder / "chat.yaml"
+    file.write_text(json.dumps(body))
+    monkeypatch.setenv("HF_ENDPOINT", hub)
+    monkeypatch.setenv("QUIRE_CACHE", str(folder))
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "-f", str(file), "--memory", f"{T4_MEBIBYTES}Mi"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 1, printed
+    patterns = (r"needs ([\d.]+ \w+)", r"about ([\d.]+ \w+)", r"([\d.]+ \w+) of KV cache", r"Weights +([\d.]+ \w+)")
+    return [found[1] for pattern in patterns if (found := re.search(pattern, printed))]
+
+
+def test_what_does_not_fit_the_largest_gpu_is_not_made_and_a_mended_spec_is(
+    space: Namespace,
+    operator: OperatorProcess,
+    node: str,
+    hub: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = space.server.audit.position()
+    template = {"spec": {"nodeSelector": {"pool": node}}}
+    before = {kind: space.names(kind) for kind in CHILDREN}
+    space.apply("chat", model=MODEL, resources=GPU, podTemplate=template)
+
+    ready = space.wait_reason("chat", "Ready", "InsufficientGPUMemory")
+    assert "the largest GPU of the nodes that podTemplate selects (Tesla-T4) is 15 GiB" in ready["message"]
+    figures = needed_by_quire_plan({}, hub, tmp_path, monkeypatch, capsys)
+    assert len(figures) == 4 and [figure for figure in figures if figure not in ready["message"]] == []
+    assert space.condition("chat", "Degraded")["message"] == ready["message"]
+    assert {kind: space.names(kind) for kind in CHILDREN} == before
+
+    space.apply("chat", model=MODEL, resources=GPU, podTemplate=template, engine={"maxModelLength": 8192})
+    until(lambda: space.get("deployments", "chat"))
+    space.wait_reason("chat", "Degraded", "AsExpected")
+    generation = (space.get("deployments", "chat") or {})["metadata"]["generation"]
+
+    space.apply("chat", model=MODEL, resources=GPU, podTemplate=template, engine={"maxModelLength": 100_000})
+    space.wait_reason("chat", "Ready", "InsufficientGPUMemory")
+    assert (space.get("deployments", "chat") or {})["metadata"]["generation"] == generation
+
+    user = f"system:serviceaccount:{space.name}:quire-operator"
+    asked = space.server.audit.requests(start, user=user)
+    assert [request for request in asked if request.status == 403] == []
+    assert {request.verb for request in asked if request.resource == "nodes"} == {"list"}
+
+
+def test_a_hub_that_is_silent_holds_nothing_up(operators: Operators, space: Namespace) -> None:
+    limited = {"limits": {"memory": "1Gi"}}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = operators.start(*space.flags(), "--hub-endpoint", url, identity="unheard")
+        space.wait_holder("unheard")
+        start = time.monotonic()
+        for name in ("one", "two"):
+            space.apply(name, model={"source": f"hf://org/{name}"}, resources=limited)
+        until(lambda: {"one", "two"} <= set(space.names("deployments")))
+        assert time.monotonic() - start < 10
+        assert space.condition("one", "Degraded").get("reason") != "InsufficientMemory"
+        process.kill()
+
+
+def test_a_memory_limit_that_is_too_small_is_told_without_any_right_to_nodes(
+    operators: Operators, space: Namespace, hub: str
+) -> None:
+    process = operators.start(*space.flags(), "--hub-endpoint", hub, identity="limited")
+    space.apply("chat", model=MODEL, resources={"limits": {"memory": "2Gi"}})
+    ready = space.wait_reason("chat", "Ready", "InsufficientMemory")
+    assert "spec.resources.limits.memory is 2 GiB" in ready["message"]
+    assert space.names("deployments") == []
+    process.kill()

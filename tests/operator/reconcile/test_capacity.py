@@ -1,0 +1,206 @@
+"""What is known not to fit is not made; and no hub, however slow, holds a pass up for long."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_operator import capacity_check
+from quire_operator.capacity_check import CapacityCheck
+from quire_operator.domain.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_operator.domain.spec import HubSource
+from quire_operator.ports import Forbidden, ModelUnknown, Unavailable
+from quire_operator.reconcile import Reconciler
+
+MODEL = {"source": "hf://org/big"}
+CONFIG = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+}
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+
+
+def facts(parameters: int) -> ModelFacts:
+    config = parse_model_config(CONFIG)
+    assert isinstance(config, ModelConfig)
+    return ModelFacts(config=config, parameters=parameters, counted=True)
+
+
+class Hub:
+    """Implements ``ports.ModelReader``."""
+
+    def __init__(self) -> None:
+        self.answer: ModelFacts | ModelUnknown = facts(8 * 10**9)
+        self.asked = 0
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def facts(self, source: HubSource) -> ModelFacts:
+        self.asked += 1
+        await self.open.wait()
+        if isinstance(self.answer, ModelUnknown):
+            raise self.answer
+        return self.answer
+
+    async def aclose(self) -> None: ...
+
+
+class Nodes:
+    """Implements ``ports.Nodes``."""
+
+    def __init__(self) -> None:
+        self.mebibytes: int | Exception = 15_360
+        self.asked = 0
+
+    async def labels(self) -> list[dict[str, str]]:
+        self.asked += 1
+        if isinstance(self.mebibytes, Exception):
+            raise self.mebibytes
+        return [{"nvidia.com/gpu.memory": str(self.mebibytes)}]
+
+
+@pytest.fixture
+async def checked(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The world, with an operator that checks."""
+    monkeypatch.setattr(capacity_check, "_WAIT_SECONDS", 0.05)
+    world.hub, world.nodes = Hub(), Nodes()
+
+    def restart() -> None:
+        world.check = CapacityCheck(
+            models=world.hub, nodes=world.nodes, now=world.clock.now, enqueue=world.enqueued.append
+        )
+        world.reconciler = Reconciler(
+            cluster=world.cluster,
+            store=world.store,
+            clock=world.clock,
+            images=world.reconciler._images,
+            enqueue=world.enqueued.append,
+            capacity=world.check,
+        )
+
+    world.restart_checking = restart
+    restart()
+    yield world
+    await world.check.aclose()
+
+
+async def test_nothing_is_made_of_what_does_not_fit(checked: Any) -> None:
+    checked.apply(model=MODEL, resources=GPU)
+    assert await checked.settle() == ["status", "tell InsufficientGPUMemory"]
+    assert checked.condition("Ready") == checked.condition("Degraded").replace("True", "False")
+    assert checked.condition("Ready") == "False InsufficientGPUMemory"
+    assert "is 15 GiB" in checked.message("Ready")
+    assert await checked.reconciler.reconcile(next(iter(checked.cluster.resources))) == 60.0
+
+
+@pytest.mark.parametrize(
+    "mend",
+    [
+        lambda world: world.apply(model=MODEL, resources=GPU, engine={"kvCache": {"memoryPercent": 100}}),
+        lambda world: setattr(world.nodes, "mebibytes", 81_559),
+        lambda world: setattr(world.hub, "answer", facts(10**9)),
+        lambda world: setattr(world.nodes, "mebibytes", 81_559) or world.restart_checking(),
+    ],
+    ids=["the spec", "the nodes", "the model", "another process"],
+)
+async def test_it_is_made_when_what_was_short_changes(checked: Any, mend: Callable[[Any], None]) -> None:
+    checked.nodes.mebibytes = 18_500
+    checked.apply(model=MODEL, resources=GPU)
+    assert "create Deployment chat" not in await checked.settle()
+    checked.clock.time += 601.0
+    mend(checked)
+    made = await checked.settle(1)  # what was known serves while the hub is asked anew
+    await asyncio.sleep(0)
+    made += await checked.settle(2)
+    assert "create Deployment chat" in made
+    assert checked.condition("Degraded") == "False AsExpected"
+
+
+async def test_what_runs_is_left_as_it_is_by_a_spec_that_does_not_fit(checked: Any) -> None:
+    checked.hub.answer = facts(10**9)
+    checked.apply(model=MODEL, resources=GPU)
+    await checked.settle()
+    checked.run_replicas()
+    checked.apply(model={"source": "hf://org/larger"}, resources=GPU)
+    checked.hub.answer = facts(8 * 10**9)
+    assert await checked.settle() == ["status", "tell InsufficientGPUMemory"]
+    assert checked.condition("Available") == "True ReplicaReady"
+
+    checked.apply(model=MODEL, resources=GPU)
+    await checked.settle()
+    assert checked.condition("Ready") == "True Serving"
+
+
+async def test_what_was_made_before_it_was_known_is_only_told(checked: Any) -> None:
+    checked.hub.open.clear()
+    checked.apply(model=MODEL, resources=GPU)
+    assert "create Deployment chat" in await checked.settle()
+    assert checked.enqueued == []
+    checked.hub.open.set()
+    while not checked.enqueued:
+        await asyncio.sleep(0)
+    await checked.settle()
+    assert checked.condition("Degraded") == "True InsufficientGPUMemory"
+    assert checked.condition("Ready") == "False Starting"
+    checked.run_replicas()
+    await checked.settle()
+    assert (checked.condition("Ready"), checked.condition("Degraded")) == ("True Serving", "False AsExpected")
+
+
+@pytest.mark.parametrize("unreachable", [True, False])
+async def test_what_the_hub_does_not_tell_is_left_to_the_engine_and_not_asked_again(
+    checked: Any, unreachable: bool
+) -> None:
+    checked.hub.answer = ModelUnknown("no such model", unreachable=unreachable)
+    checked.apply(model=MODEL, resources=GPU)
+    assert "create Deployment chat" in await checked.settle()
+    await checked.settle()
+    assert checked.hub.asked == 1
+    checked.apply(model={"source": "hf://org/other"}, resources=GPU)
+    await checked.settle()
+    assert checked.hub.asked == (1 if unreachable else 2)
+
+
+async def test_what_was_known_outlives_the_hub(checked: Any) -> None:
+    checked.apply(model=MODEL, resources=GPU)
+    await checked.settle()
+    checked.hub.answer = ModelUnknown("down", unreachable=True)
+    checked.clock.time += 601.0
+    await checked.settle()
+    await asyncio.sleep(0)
+    assert await checked.settle() == []
+    assert checked.hub.asked == 2
+    assert checked.condition("Ready") == "False InsufficientGPUMemory"
+
+
+@pytest.mark.parametrize("error", [Forbidden("nodes is forbidden"), Unavailable("no answer")])
+async def test_nodes_that_may_not_be_listed_are_unknown(checked: Any, error: Exception) -> None:
+    checked.nodes.mebibytes = error
+    checked.apply(model=MODEL, resources=GPU)
+    assert "create Deployment chat" in await checked.settle()
+    await checked.settle()
+    assert (checked.nodes.asked, checked.hub.asked) == (1, 0)
+
+
+async def test_as_many_models_are_kept_as_are_bounded(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity_check, "_MOST_MODELS", 2)
+    for name in "abc":
+        checked.apply(model={"source": f"hf://org/{name}"}, resources=GPU)
+        await checked.settle()
+    assert [source.repository for source in checked.check._known] == ["org/b", "org/c"]
+
+
+async def test_so_many_are_asked_about_at_once(checked: Any) -> None:
+    checked.hub.open.clear()
+    for number in range(20):
+        await checked.check._facts(HubSource(repository=f"org/m{number}", revision="main"), None, 0.0)
+    await asyncio.sleep(0)
+    assert checked.hub.asked == 8
+    checked.hub.open.set()
+    while checked.hub.asked < 20:
+        await asyncio.sleep(0)
