@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from quire_operator.domain.observed import Key, Pod, Ref, Resource
+from quire_operator.domain.observed import Key, Pod, Resource, own_deployment
 from quire_operator.store import Store
 
 _CONDITION = "quire_operator_llmdeployment_condition"
@@ -50,13 +50,12 @@ class ResourceMetrics:
             type_, status, reason = (_escaped(str(condition.get(label, ""))) for label in ("type", "status", "reason"))
             conditions.append(f'{_CONDITION}{{{who},type="{type_}",status="{status}",reason="{reason}"}} 1\n')
         pods = [pod for pod in self._store.pods(key) if pod.phase not in ("Failed", "Succeeded")]
-        for state, count in self._counts(key, pods).items():
+        for state, count in self._counts(resource, pods).items():
             families[_REPLICAS].append(f'{_REPLICAS}{{{who},state="{state}"}} {count}\n')
         families[_STARTING].append(f"{_STARTING}{{{who}}} {_longest_start(pods, now):.0f}\n")
 
-    def _counts(self, key: Key, pods: Sequence[Pod]) -> dict[str, int]:
-        deployment = self._store.children(key).get(Ref("Deployment", key.name))
-        state = None if deployment is None else deployment.deployment
+    def _counts(self, resource: Resource, pods: Sequence[Pod]) -> dict[str, int]:
+        state = own_deployment(resource, self._store.children(resource.key))
         terminating = sum(pod.deleting for pod in pods)
         ready = sum(pod.ready and not pod.deleting for pod in pods)
         return {

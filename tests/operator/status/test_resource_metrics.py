@@ -18,10 +18,11 @@ def ago(seconds: float) -> str:
 
 def put(store: Store, name: str, *, conditions: dict[str, tuple[str, str]], replicas: int = 2, **model: str) -> Key:
     status = {"conditions": [{"type": t, "status": s, "reason": r} for t, (s, r) in conditions.items()]}
-    metadata = {"namespace": "prod", "name": name, "uid": name, "resourceVersion": "1"}
+    metadata: dict[str, Any] = {"namespace": "prod", "name": name, "uid": name, "resourceVersion": "1"}
     store.put_resource(trim_resource({"metadata": metadata, "spec": {"model": model}, "status": status}))
     key = Key("prod", name)
-    child = {"metadata": metadata, "spec": {"replicas": replicas}, "status": {}}
+    owner = {"kind": "LLMDeployment", "name": name, "uid": name, "controller": True}
+    child = {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {"replicas": replicas}, "status": {}}
     store.put_child(key, trim_child(child, kind="Deployment"))
     return key
 

@@ -171,7 +171,9 @@ class Operator:
         resource = {"metadata": metadata, "spec": {"model": {"servedName": MODEL}}, "status": {"conditions": listed}}
         self._store.put_resource(trim_resource(resource))
         key = Key(NAMESPACE, NAME)
-        self._store.put_child(key, trim_child({"metadata": metadata, "spec": {"replicas": 3}}, kind="Deployment"))
+        owner = {"kind": "LLMDeployment", "name": NAME, "uid": "1", "controller": True}
+        deployment = {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {"replicas": 3}}
+        self._store.put_child(key, trim_child(deployment, kind="Deployment"))
         for number in range(3):
             ready = {"type": "Ready", "status": str(number < 2), "lastTransitionTime": _text(START)}
             pod = {"metadata": {"name": f"chat-{number}", "creationTimestamp": _text(START)}}
