@@ -20,8 +20,8 @@ from quire_operator.ports import ClusterError, DryRun, Refused
 
 logger = logging.getLogger(__name__)
 
-DRY_RUN_SECONDS = 4.0
-"""Below the ten seconds that the API server waits for a webhook."""
+DRY_RUN_SECONDS, ESTIMATE_SECONDS = 4.0, 4.0
+"""Together below the ten seconds that the API server waits for a webhook."""
 
 
 class Reviewer:
@@ -42,10 +42,18 @@ class Reviewer:
         if isinstance(manifests, Invalid):
             return Review(problems=manifests.problems)
         verdict = await self._tried(resource, manifests.deployment)
-        unfit = None if self._capacity is None else await self._capacity.refusal(spec)
-        if unfit is None:
-            return verdict
-        return replace(verdict, warnings=(*verdict.warnings, f"{unfit.reason}: {unfit.message}"))
+        return replace(verdict, warnings=(*verdict.warnings, *await self._estimated(spec)))
+
+    async def _estimated(self, spec: Spec) -> tuple[str, ...]:
+        """That it will not fit, where that is known in time. An estimate, so no refusal."""
+        if self._capacity is None:
+            return ()
+        try:
+            async with asyncio.timeout(ESTIMATE_SECONDS):
+                unfit = await self._capacity.refusal(spec)
+        except TimeoutError:
+            return ()
+        return () if unfit is None else (f"{unfit.reason}: {unfit.message}",)
 
     async def _tried(self, resource: Resource, deployment: Manifest) -> Review:
         """What the API server makes of the Deployment: most of what a pod template can have wrong only it knows."""

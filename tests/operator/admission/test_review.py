@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire_operator import admission
 from quire_operator.admission import Reviewer
 from quire_operator.domain.conditions import Blocker
 from quire_operator.domain.desired import Manifest
@@ -151,3 +152,16 @@ def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
     verdict = asyncio.run(reviewer.review(body(), None))
     assert verdict.problems == () and len(verdict.warnings) == 2
     assert verdict.warnings[-1] == "InsufficientGPUMemory: chat needs 19.3 GiB"
+
+
+class Slow(Estimate):
+    async def refusal(self, spec: Spec) -> Blocker | None:
+        await asyncio.Event().wait()
+        return None
+
+
+def test_an_estimate_that_takes_too_long_is_gone_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "ESTIMATE_SECONDS", 0.01)
+    images = Images(engine="engine", operator="operator")
+    reviewer = Reviewer(dry_run=ApiServer(), images=images, capacity=Slow())  # type: ignore[arg-type]
+    assert asyncio.run(reviewer.review(body(), None)) == ALLOWED

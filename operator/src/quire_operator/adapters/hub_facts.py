@@ -37,7 +37,7 @@ class HubFacts:
         self._client = httpx.AsyncClient(
             timeout=_ANSWER_SECONDS,
             follow_redirects=True,
-            headers={"User-Agent": f"quire-operator/{__version__}"},
+            headers={"User-Agent": f"quire-operator/{__version__}", "Accept-Encoding": "identity"},
             limits=httpx.Limits(max_connections=2 * _AT_ONCE, max_keepalive_connections=_AT_ONCE),
         )
 
@@ -55,7 +55,15 @@ class HubFacts:
             overloaded = error.response.status_code >= 500 or error.response.status_code == 429
             message = f"{self._endpoint} answered {error.response.status_code} for {source}"
             raise ModelUnknown(message, unreachable=overloaded) from error
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            ValueError,
+            TypeError,
+            KeyError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise ModelUnknown(f"{source} can't be measured: {error}") from error
 
     async def _facts(self, source: HubSource) -> ModelFacts:
@@ -117,7 +125,7 @@ class HubFacts:
 
     async def _bytes(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:
         """An answer, or a range of it; never more than a bounded size."""
-        headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+        headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
         most = _MAX_BYTES if stop is None else stop - start
         async with self._client.stream("GET", f"{self._endpoint}{path}", headers=headers) as answer:
             answer.raise_for_status()
