@@ -27,6 +27,7 @@ from quire_operator.domain.desired import Manifests, desired
 from quire_operator.domain.observed import Key
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.spec import Spec
+from quire_operator.ports import Throttled, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
@@ -47,6 +48,7 @@ REPLICAS, WORKERS, NODES = 3, 32, 5
 IDENTITY = "scale-operator"
 LIMIT_SECONDS = 1800.0
 SCRAPES = 50
+RETRY_SECONDS = 0.5
 Row = dict[str, Any]
 
 
@@ -181,7 +183,12 @@ async def apply_all(kubeconfig: str) -> None:
 
 async def apply(cluster: KubeCluster, key: Key, children: Manifests) -> None:
     for manifest in children:
-        await cluster.create(key, manifest)
+        while True:
+            try:
+                await cluster.create(key, manifest)
+                break
+            except (Throttled, Unavailable):
+                await asyncio.sleep(RETRY_SECONDS)
 
 
 def manifests(resource: Any, uid: str) -> Manifests:
