@@ -94,7 +94,7 @@ async def unknown(reader: HubFacts, source: HubSource = SOURCE) -> ModelUnknown:
         {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": safetensors(100)[:-1]},
         {"config.json": json.dumps(CONFIG).encode(), "model.safetensors.index.json": b'{"weight_map": 1}'},
         {"config.json": json.dumps(CONFIG).encode(), "model.safetensors.index.json": b'{"weight_map": {"a": "no"}}'},
-        {"config.json": b" " * (9 << 20), "model.safetensors": safetensors(1)},
+        {"config.json": json.dumps(CONFIG).encode() + b" " * (9 << 20), "model.safetensors": safetensors(1)},
     ],
 )
 async def test_what_is_no_model_is_unknown(hub: HubStub, facts: HubFacts, files: dict[str, bytes]) -> None:
