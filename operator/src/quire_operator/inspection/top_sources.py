@@ -1,6 +1,5 @@
 """Who is there, for ``quire top``: the replicas of a local run, or the pods of a cluster; asked by a ``Pages``."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,9 +84,9 @@ class ClusterFleet:
 
     async def look(self, now: float) -> Fleet:
         try:
-            resources, pods = await asyncio.gather(
-                self._reader.resources(self._namespace), self._reader.replicas(self._namespace)
-            )
+            # One after the other: what is wrong with the first is what a person has to know.
+            resources = await self._reader.resources(self._namespace)
+            pods = await self._reader.replicas(self._namespace)
         except ClusterError as error:
             if self._seen:
                 raise
