@@ -33,6 +33,7 @@ from quire_operator.adapters.kube_leases import KubeLeases
 from quire_operator.adapters.metrics_sources import MetricsSources
 from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
+from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.admission import Reviewer
 from quire_operator.autoscale import Autoscaler
 from quire_operator.capacity_check import CapacityCheck
@@ -64,13 +65,6 @@ _JITTER_SECONDS = 30.0
 _JSON_LEVELS = 20_000
 """Twice what the API server stores. With Python's own limit of 1,000 one spec that is nested deeper would end every
 watch, and with them all work for everybody else."""
-
-
-class WallClock:
-    """Implements ``ports.Clock``."""
-
-    def now(self) -> float:
-        return time.time()
 
 
 async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> None:

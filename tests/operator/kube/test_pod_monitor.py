@@ -7,7 +7,6 @@ is what the operator makes of a PodMonitor's selector, endpoints and podTargetLa
 import asyncio
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
 from quire_cluster.ports import free_ports
 from quire_operator.adapters.prometheus import Prometheus
+from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain import engine_contract, monitoring
 from quire_operator.domain.desired import selector
 from quire_operator.domain.observation import ReplicaPhase
@@ -37,11 +37,6 @@ vllm:num_requests_waiting{engine="0",model_name="m"} 2
 vllm:kv_cache_usage_perc{engine="0"} 0.5
 vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="100"} 1
 """
-
-
-class WallClock:
-    def now(self) -> float:
-        return time.time()
 
 
 def sanitized(label: str) -> str:

@@ -8,15 +8,11 @@ import httpx
 import pytest
 
 from quire_operator.adapters.prometheus import Prometheus
+from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
 from quire_operator.domain.prometheus_series import PrometheusOptions
 from quire_operator.domain.supply import SAMPLE_SECONDS
 from quire_operator.ports import ReplicaAddress
-
-
-class WallClock:
-    def now(self) -> float:
-        return time.time()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from quire_operator.adapters.image_volumes import ImageVolumes
-from quire_operator.adapters.kube_connection import JSON, Connection
+from quire_operator.adapters.kube_connection import JSON, Connection, listed
 from quire_operator.domain import names
 from quire_operator.domain.desired import Manifest
 from quire_operator.domain.observed import (
@@ -32,7 +32,6 @@ _APPLY = "application/apply-patch+yaml"
 _STRATEGIC = "application/strategic-merge-patch+json"
 _MERGE = "application/merge-patch+json"
 _MANAGER = ("fieldManager", names.FIELD_MANAGER)
-_PAGE = "200"
 _CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
 _RESOURCES = (f"/apis/{names.API_VERSION}", names.PLURAL)
 _PODS, _EVENTS = ("/api/v1", "pods"), ("/api/v1", "events")
@@ -196,16 +195,8 @@ class KubeCluster:
 
     async def _list(self, api: tuple[str, str], *query: tuple[str, str]) -> AsyncIterator[JSON]:
         for namespace in self._namespaces:
-            token = ""
-            while True:
-                page = await self._connection.read(
-                    _path(api, namespace), query=(*query, ("limit", _PAGE), ("continue", token))
-                )
-                for item in page.get("items") or []:
-                    yield item
-                token = page.get("metadata", {}).get("continue") or ""
-                if not token:
-                    break
+            async for item in listed(self._connection.read, _path(api, namespace), query=query):
+                yield item
 
 
 def _event_body(resource: Resource, event: Event) -> dict[str, Any]:

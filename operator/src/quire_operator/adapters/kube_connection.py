@@ -6,11 +6,11 @@ its first byte leaves, after any waiting for a socket: a process that was paused
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from kubernetes.aio import config
@@ -36,6 +36,12 @@ Query = Sequence[tuple[str, str]]
 Gate = Callable[[], bool]
 Checkpoint = Callable[[str, str], None]
 """Told the verb and the kind."""
+
+
+class Read(Protocol):
+    """GET of a list: of its objects, or of their metadata."""
+
+    async def __call__(self, path: str, *, query: Query) -> JSON: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +206,18 @@ class Connection:
         if response.status >= 400:
             raise error_of(response.status, content, response.headers)
         return content
+
+
+async def listed(read: Read, path: str, *, query: Query = (), page: int = 200) -> AsyncIterator[JSON]:
+    """All items of a list, so many at a time."""
+    token = ""
+    while True:
+        answer = await read(path, query=(*query, ("limit", str(page)), ("continue", token)))
+        for item in answer.get("items") or []:
+            yield item
+        token = answer.get("metadata", {}).get("continue") or ""
+        if not token:
+            return
 
 
 def _parsed(content: bytes) -> JSON:

@@ -4,7 +4,7 @@ Pods are asked through the API server (pods/proxy), so no port need be forwarded
 """
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,12 +13,11 @@ from kubernetes.aio import config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from quire_operator.adapters.kube_connection import JSON, Connection, in_cluster, own_namespace
+from quire_operator.adapters.kube_connection import JSON, Connection, in_cluster, listed, own_namespace
 from quire_operator.domain import names
 from quire_operator.domain.observed import Key, Pod, Resource, key_of_child, trim_pod, trim_resource
 from quire_operator.errors import ClusterProblem
 
-_PAGE = "200"
 _DEFAULT = Path.home() / ".kube" / "config"
 _RESOURCES = f"/apis/{names.API_VERSION}"
 _OPERATORS = f"{names.LABEL_APP}=quire,{names.LABEL_COMPONENT}=operator"
@@ -86,19 +85,9 @@ class KubeReader:
         where = f"/api/v1/namespaces/{quote(pod.namespace)}/pods/{quote(pod.name)}:{port}/proxy{path}"
         return await self._connection.read_bytes(where)
 
-    async def _list(
-        self, prefix: str, plural: str, namespace: str | None, *query: tuple[str, str]
-    ) -> AsyncIterator[JSON]:
+    def _list(self, prefix: str, plural: str, namespace: str | None, *query: tuple[str, str]) -> AsyncIterator[JSON]:
         within = prefix if namespace is None else f"{prefix}/namespaces/{quote(namespace)}"
-        token = ""
-        while True:
-            paging: Sequence[tuple[str, str]] = (*query, ("limit", _PAGE), ("continue", token))
-            page = await self._connection.read(f"{within}/{plural}", query=paging)
-            for item in page.get("items") or []:
-                yield item
-            token = page.get("metadata", {}).get("continue") or ""
-            if not token:
-                return
+        return listed(self._connection.read, f"{within}/{plural}", query=query)
 
 
 def _no_way(why: str) -> ClusterProblem:

@@ -13,6 +13,7 @@ import httpx
 
 from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import points
+from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain import engine_contract
 from quire_operator.domain.load import NAMES, Reading, reading_of
 from quire_operator.domain.observed import Key
@@ -122,7 +123,7 @@ class PrometheusPages:
     """All replicas from Prometheus, as it scraped them last."""
 
     def __init__(self, url: str) -> None:
-        self._prometheus = Prometheus(PrometheusOptions(url=url), clock=_WallClock())
+        self._prometheus = Prometheus(PrometheusOptions(url=url), clock=WallClock())
         self.how = f"by Prometheus at {url}"
 
     async def read(self, replicas: Sequence[Asked]) -> Mapping[str, Reading | str]:
@@ -142,11 +143,6 @@ class PrometheusPages:
 
     async def close(self) -> None:
         await self._prometheus.aclose()
-
-
-class _WallClock:
-    def now(self) -> float:
-        return time.time()
 
 
 def target_of(url: str | None) -> str:

@@ -1,11 +1,11 @@
 """The autoscaler at work on local processes: its ticks, what it is told, what it may do."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from quire_operator.adapters.processes import LocalCluster
+from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.autoscale import Autoscaler, Subject
 from quire_operator.domain.autoscaler import Decision, Policy
 from quire_operator.domain.history import ScalingRecord
@@ -16,13 +16,6 @@ from quire_operator.scaling_loop import keep_scaling
 
 _LOG_LIMIT = 60
 """Stretches of like decisions that are told of."""
-
-
-class WallClock:
-    """Implements ``ports.Clock``."""
-
-    def now(self) -> float:
-        return time.time()
 
 
 class LocalScaling:

@@ -25,6 +25,7 @@ from quire_operator.adapters.model_store import ModelStore, cache_home, folder_f
 from quire_operator.adapters.processes import LocalCluster, LocalDeployment
 from quire_operator.adapters.prometheus import Prometheus
 from quire_operator.adapters.scrape import Scraper
+from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.autoscale import TICK_SECONDS
 from quire_operator.domain.engine_contract import CONFIG_ERROR_EXIT_CODE, engine_args, kill_grace_seconds
 from quire_operator.domain.gateway_contract import LIVE_PATH, local_gateway_args
@@ -36,7 +37,7 @@ from quire_operator.errors import ModelProblem, StartProblem
 from quire_operator.local.documents import read_deployments
 from quire_operator.local.host import Commands, check_port, logging_to, race
 from quire_operator.local.keys import check_key_file, key_file
-from quire_operator.local.scaling import LocalScaling, WallClock
+from quire_operator.local.scaling import LocalScaling
 from quire_operator.local.sizing import Sized, share_of, size
 from quire_operator.local.snapshot import DeploymentView, Snapshot, TokenRates, as_state, replica_views
 from quire_operator.local.views import View
