@@ -1,3 +1,18 @@
 """What every test folder may use: the fixtures of a real API server (`api_server`, `namespace`, `cluster_binaries`)."""
 
+import logging
+from collections.abc import Iterator
+
+import pytest
+
 pytest_plugins = ["quire_cluster.pytest_plugin"]
+
+
+@pytest.fixture(autouse=True)
+def own_root_logger() -> Iterator[None]:
+    """A command run in a test sets up logging for its process; the handler would outlive the stream it writes to."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

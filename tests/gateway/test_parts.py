@@ -1,6 +1,5 @@
 """The small pure parts: events, headers, scraped pages, rates, the command line."""
 
-import logging
 import socket
 
 import pytest
@@ -144,15 +143,6 @@ def test_wrong_command_line_names_everything_that_is_wrong(argv, words):
     assert [word for word in words if word not in text] == []
 
 
-@pytest.fixture
-def own_logging():
-    """What the command does to the root logger ends with the test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-
-
 def test_mistake_is_one_screen_and_exit_code_two(capsys):
     assert main(["--port", "x"]) == 2
     err = capsys.readouterr().err
@@ -161,7 +151,7 @@ def test_mistake_is_one_screen_and_exit_code_two(capsys):
     assert "--help" in err
 
 
-def test_port_in_use_is_said_so(capsys, own_logging, tmp_path):
+def test_port_in_use_is_said_so(capsys, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

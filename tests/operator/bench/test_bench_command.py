@@ -77,7 +77,7 @@ def server() -> Iterator[FakeServer]:
         application.router.add_get("/v1/models", fake.models)
         application.router.add_post("/v1/completions", fake.complete)
         application.router.add_post("/v1/chat/completions", fake.complete)
-        runner = web.AppRunner(application)
+        runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -106,23 +106,23 @@ def test_what_does_not_fit_the_largest_gpu_is_not_made_and_a_mended_spec_is(
     began = space.server.audit.position()
     template = {"spec": {"nodeSelector": {"pool": node}}}
     before = {kind: space.names(kind) for kind in CHILDREN}
-    space.apply("chat", model=MODEL, resources=GPU, podTemplate=template)
+    space.apply("sized", model=MODEL, resources=GPU, podTemplate=template)
 
-    ready = space.wait_reason("chat", "Ready", "InsufficientGPUMemory")
+    ready = space.wait_reason("sized", "Ready", "InsufficientGPUMemory")
     assert "the largest GPU of the nodes that podTemplate selects (Tesla-T4) is 15 GiB" in ready["message"]
     figures = needed_by_quire_plan({}, hub, tmp_path, monkeypatch, capsys)
     assert len(figures) == 4 and [figure for figure in figures if figure not in ready["message"]] == []
-    assert space.condition("chat", "Degraded")["message"] == ready["message"]
+    assert space.condition("sized", "Degraded")["message"] == ready["message"]
     assert {kind: space.names(kind) for kind in CHILDREN} == before
 
-    space.apply("chat", model=MODEL, resources=GPU, podTemplate=template, engine={"maxModelLength": 8192})
-    until(lambda: space.get("deployments", "chat"))
-    space.wait_reason("chat", "Degraded", "AsExpected")
-    generation = (space.get("deployments", "chat") or {})["metadata"]["generation"]
+    space.apply("sized", model=MODEL, resources=GPU, podTemplate=template, engine={"maxModelLength": 8192})
+    until(lambda: space.get("deployments", "sized"))
+    space.wait_reason("sized", "Degraded", "AsExpected")
+    generation = (space.get("deployments", "sized") or {})["metadata"]["generation"]
 
-    space.apply("chat", model=MODEL, resources=GPU, podTemplate=template, engine={"maxModelLength": 100_000})
-    space.wait_reason("chat", "Ready", "InsufficientGPUMemory")
-    assert (space.get("deployments", "chat") or {})["metadata"]["generation"] == generation
+    space.apply("sized", model=MODEL, resources=GPU, podTemplate=template, engine={"maxModelLength": 100_000})
+    space.wait_reason("sized", "Ready", "InsufficientGPUMemory")
+    assert (space.get("deployments", "sized") or {})["metadata"]["generation"] == generation
 
     user = f"system:serviceaccount:{space.name}:quire-operator"
     asked = space.server.audit.requests(began, user=user)
