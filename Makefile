@@ -19,7 +19,7 @@ ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test kernels-interpreted lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -54,8 +54,11 @@ $(CLIENTS)/.done: $(BIN)/uv requirements/clients.lock
 up: $(VENV)/.runtime ## Start FILE (examples/demo.yaml) locally on PORT; Ctrl-C drains
 	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
 
-test: $(VENV)/.dev $(CLIENTS)/.done lint ## Run every check and test
+test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted ## Run every check and test
 	$(BIN)/pytest
+
+kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels without a GPU, in Triton's interpreter
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_kernels.kv_cache import KVCache, allocate_kv_cache
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache, write_tokens
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -43,14 +43,14 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
 
 
 @pytest.fixture
-def strided() -> Callable[..., Tensor]:
+def strided(device: torch.device) -> Callable[..., Tensor]:
     """A random tensor whose rows lie apart, NaN between them: an op that reads a gap shows it."""
 
     def make(rows: int, *inner: int, dtype: torch.dtype, gap: int = 5) -> Tensor:
         width = prod(inner)
         wide = torch.full((rows, width + gap), torch.nan)
         wide[:, :width] = torch.randn(rows, width)
-        return wide.to(dtype)[:, :width].unflatten(1, inner)
+        return wide.to(dtype).to(device)[:, :width].unflatten(1, inner)
 
     return make
 
@@ -64,7 +64,12 @@ class FilledCache:
 
 
 @pytest.fixture
-def fill_cache() -> Callable[..., FilledCache]:
+def device() -> torch.device:
+    return torch.device("cpu")
+
+
+@pytest.fixture
+def fill_cache(device: torch.device) -> Callable[..., FilledCache]:
     def make(
         context_lens: list[int], *, kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 16
     ) -> FilledCache:
@@ -76,18 +81,18 @@ def fill_cache() -> Callable[..., FilledCache]:
             kv_heads=kv_heads,
             head_dim=head_dim,
             dtype=dtype,
-            device=torch.device("cpu"),
+            device=device,
         )
         cache.keys.fill_(torch.nan)
         cache.values.fill_(torch.nan)
         shuffled = iter(torch.randperm(num_blocks).tolist())
         tables = torch.full((len(counts), max(counts)), num_blocks + 1000, dtype=torch.int32)
         for table, count, length in zip(tables, counts, context_lens, strict=True):
-            for i in range(count):
-                block = table[i] = next(shuffled)
-                used = min(block_size, length - i * block_size)
-                cache.keys[block, :, :, :used] = torch.randn(kv_heads, head_dim, used).to(dtype)
-                cache.values[block, :, :used, :head_dim] = torch.randn(kv_heads, used, head_dim).to(dtype)
-        return FilledCache(cache=cache, block_tables=tables)
+            table[:count] = torch.tensor([next(shuffled) for _ in range(count)])
+            places = torch.arange(length)
+            slots = table[places // block_size].long() * block_size + places % block_size
+            keys, values = torch.randn(2, length, kv_heads, head_dim).to(dtype).to(device)
+            write_tokens(cache, slots.to(device), keys, values)
+        return FilledCache(cache=cache, block_tables=tables.to(device))
 
     return make

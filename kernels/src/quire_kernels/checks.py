@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
+from quire_kernels.errors import ArgumentError
 
 STORAGE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -39,8 +39,3 @@ def check_like(op: str, argument: str, tensor: Tensor, like: Tensor) -> None:
         refuse(op, argument, f"is {found}; {like.dtype} {tuple(like.shape)} is needed")
     if tensor.stride(-1) != 1:
         refuse(op, argument, f"has strides {tuple(tensor.stride())}; the last dimension must be dense (stride 1)")
-
-
-def unsupported(op: str, device_type: str) -> NoReturn:
-    """No silent detour over another device: it would be slow, and nobody would know why."""
-    raise UnsupportedDeviceError(f"{op}: no {device_type.upper()} path yet; run the model on the CPU")

@@ -4,6 +4,7 @@ Legend: N blocks, S block size, HK KV heads, D head dim, DV = D rounded up to wh
 """
 
 import contextlib
+import functools
 import mmap
 from dataclasses import dataclass
 from math import prod
@@ -11,7 +12,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import refuse, unsupported
+from quire_kernels.checks import refuse
+from quire_kernels.dispatch import runs_triton
 
 VECTOR = 16
 """Elements that the CPU's attention takes at once: tokens of a key block, components of a value."""
@@ -22,7 +24,8 @@ class KVCache:
     """Keys and values of one layer, by block.
 
     On a CPU a key block is held transposed, so that the scores of a block's tokens are one vector operation per
-    component of the query: keys [N, HK, D, S], values [N, HK, S, DV].
+    component of the query: keys [N, HK, D, S], values [N, HK, S, DV]. For Triton both are [N, HK, S, D]: what one head
+    reads of a block is one stretch of memory.
     """
 
     keys: Tensor
@@ -31,6 +34,7 @@ class KVCache:
     block_size: int
     kv_heads: int
     head_dim: int
+    keys_transposed: bool
 
 
 def allocate_kv_cache(
@@ -40,17 +44,22 @@ def allocate_kv_cache(
 
     block_size  a multiple of 16
     """
-    if device.type != "cpu":
-        unsupported("allocate_kv_cache", device.type)
     if block_size < 1 or block_size % VECTOR:
         refuse("allocate_kv_cache", "block_size", f"is {block_size}; a multiple of {VECTOR} is needed")
+    if transposed := not runs_triton(device.type):
+        key_shape = (num_blocks, kv_heads, head_dim, block_size)
+        value_shape = (num_blocks, kv_heads, block_size, -(-head_dim // VECTOR) * VECTOR)
+    else:
+        key_shape = value_shape = (num_blocks, kv_heads, block_size, head_dim)
+    zeros = _lazy_zeros if device.type == "cpu" else functools.partial(torch.zeros, device=device)
     return KVCache(
-        keys=_lazy_zeros((num_blocks, kv_heads, head_dim, block_size), dtype),
-        values=_lazy_zeros((num_blocks, kv_heads, block_size, -(-head_dim // VECTOR) * VECTOR), dtype),
+        keys=zeros(key_shape, dtype=dtype),
+        values=zeros(value_shape, dtype=dtype),
         num_blocks=num_blocks,
         block_size=block_size,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        keys_transposed=transposed,
     )
 
 
@@ -61,7 +70,9 @@ def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Te
     """
     count = -(-length // cache.block_size)
     chosen = blocks[:count].long()
-    keys = cache.keys.index_select(0, chosen).permute(1, 0, 3, 2)  # [HK, M, S, D]
+    keys = cache.keys.index_select(0, chosen).transpose(0, 1)  # [HK, M, S, D], or [HK, M, D, S]
+    if cache.keys_transposed:
+        keys = keys.transpose(2, 3)
     values = cache.values.index_select(0, chosen).transpose(0, 1)  # [HK, M, S, D]
     shape = (cache.kv_heads, count * cache.block_size, -1)
     return keys.reshape(shape)[:, :length], values.reshape(shape)[:, :length, : cache.head_dim]
@@ -70,7 +81,8 @@ def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Te
 def write_tokens(cache: KVCache, slots: Tensor, keys: Tensor, values: Tensor) -> None:
     """Plain torch write of [T, HK, D] keys and values to their slots; ``store_kv`` is the fast one."""
     blocks, offsets = slots // cache.block_size, slots % cache.block_size  # [T], [T]
-    cache.keys[blocks, :, :, offsets] = keys
+    by_token = cache.keys.transpose(2, 3) if cache.keys_transposed else cache.keys  # [N, HK, S, D]
+    by_token[blocks, :, offsets] = keys
     cache.values[blocks, :, offsets, : cache.head_dim] = values
 
 

@@ -3,12 +3,10 @@
 Legend: T rows, I intermediate size.
 """
 
-import functools
-from types import ModuleType
-
 from torch import Tensor
 
-from quire_kernels.checks import check_storage, refuse, unsupported
+from quire_kernels.checks import check_storage, refuse
+from quire_kernels.dispatch import implementation
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -20,7 +18,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     Computed in float32. Raises ArgumentError on other shapes, strides or dtypes.
     """
     _check("silu_and_mul", gate_up)
-    return _implementation(gate_up.device.type).silu_and_mul(gate_up)
+    return implementation("activation", gate_up.device.type).silu_and_mul(gate_up)
 
 
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
@@ -29,19 +27,10 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     As ``silu_and_mul`` otherwise (Hendrycks and Gimpel, arXiv 1606.08415; Shazeer, arXiv 2002.05202).
     """
     _check("gelu_tanh_and_mul", gate_up)
-    return _implementation(gate_up.device.type).gelu_tanh_and_mul(gate_up)
+    return implementation("activation", gate_up.device.type).gelu_tanh_and_mul(gate_up)
 
 
 def _check(op: str, gate_up: Tensor) -> None:
     check_storage(op, "gate_up", gate_up)
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         refuse(op, "gate_up", f"has shape {tuple(gate_up.shape)}; [rows, 2 * intermediate size] is needed")
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("activation", device_type)
-    from quire_kernels.activation import cpu
-
-    return cpu

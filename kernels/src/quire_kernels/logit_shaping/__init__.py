@@ -3,14 +3,13 @@
 Legend: N rows of state, C places in the pool, R rows of logits, S of them to shape, V vocabulary.
 """
 
-import functools
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse, unsupported
+from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.dispatch import implementation
 
 NUM_BOUNDS = 7
 """Of a row: where allowed, words, stops, biases and counted begin, where counted ends, and the room after it."""
@@ -60,7 +59,7 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
     check_dense("shape_logits", "rows", rows, torch.int64, (lines.shape[0],))
     check_dense("shape_logits", "lines", lines, torch.int64, (rows.shape[0],))
     _check_edits("shape_logits", edits)
-    _implementation(logits.device.type).shape_logits(logits, lines, rows, edits)
+    implementation("logit_shaping", logits.device.type).shape_logits(logits, lines, rows, edits)
 
 
 def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> None:
@@ -71,7 +70,7 @@ def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> None:
     check_dense("count_tokens", "rows", rows, torch.int64, (token_ids.shape[0],))
     check_dense("count_tokens", "token_ids", token_ids, torch.int64, (rows.shape[0],))
     _check_edits("count_tokens", edits)
-    if not _implementation(token_ids.device.type).count_tokens(token_ids, rows, edits):
+    if not implementation("logit_shaping", token_ids.device.type).count_tokens(token_ids, rows, edits):
         refuse("count_tokens", "edits", "have a row without room for another id")
 
 
@@ -84,12 +83,3 @@ def _check_edits(op: str, edits: LogitEdits) -> None:
     check_dense(op, "min_tokens", edits.min_tokens, torch.int64, rows)
     check_dense(op, "num_drawn", edits.num_drawn, torch.int64, rows)
     check_dense(op, "tails", edits.tails, torch.int32, (*rows, TAIL))
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("logit_shaping", device_type)
-    from quire_kernels.logit_shaping import cpu
-
-    return cpu

@@ -3,14 +3,13 @@
 Legend: R rows of logits, K of them to report, V vocabulary, M likeliest.
 """
 
-import functools
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse, unsupported
+from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.dispatch import implementation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +39,4 @@ def token_logprobs(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int) 
         refuse("token_logprobs", "most", f"is {most}; 0 to {logits.shape[1]} is needed")
     check_dense("token_logprobs", "lines", lines, torch.int64, (token_ids.shape[0],))
     check_dense("token_logprobs", "token_ids", token_ids, torch.int64, (lines.shape[0],))
-    return _implementation(logits.device.type).token_logprobs(logits, lines, token_ids, most)
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("logprobs", device_type)
-    from quire_kernels.logprobs import cpu
-
-    return cpu
+    return implementation("logprobs", logits.device.type).token_logprobs(logits, lines, token_ids, most)

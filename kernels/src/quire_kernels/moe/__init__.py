@@ -3,15 +3,14 @@
 Legend: T tokens, H hidden size, E experts, K experts a token goes to.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse, unsupported
+from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.dispatch import implementation
 
 Expert = Callable[[Tensor], Tensor]
 """[N, H] to [N, H], rows independent of one another."""
@@ -37,7 +36,7 @@ def route_tokens(logits: Tensor, per_token: int, *, normalise: bool) -> Routes:
         refuse("route_tokens", "logits", f"has shape {tuple(logits.shape)}; [tokens, experts] is needed")
     if not 1 <= per_token <= logits.shape[1]:
         refuse("route_tokens", "per_token", f"is {per_token}; 1 to {logits.shape[1]}, the number of experts, is needed")
-    return _implementation(logits.device.type).route_tokens(logits, per_token, normalise)
+    return implementation("moe", logits.device.type).route_tokens(logits, per_token, normalise)
 
 
 def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tensor:
@@ -60,13 +59,4 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
     shape = (x.shape[0], routes.experts.shape[1])
     check_dense("apply_experts", "experts", routes.experts, torch.int64, shape)
     check_dense("apply_experts", "weights", routes.weights, torch.float32, shape)
-    return _implementation(x.device.type).apply_experts(x, routes, experts)
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("moe", device_type)
-    from quire_kernels.moe import cpu
-
-    return cpu
+    return implementation("moe", x.device.type).apply_experts(x, routes, experts)

@@ -7,16 +7,15 @@ queries included, are in the cache already. What depends only on the batch is wo
 Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence.
 """
 
-import functools
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_storage, refuse, unsupported
+from quire_kernels.checks import check_storage, refuse
+from quire_kernels.dispatch import implementation
 from quire_kernels.kv_cache import KVCache
 
 
@@ -60,7 +59,9 @@ def plan_attention(
     if (wrong := context > width * block_size).any():
         i = int(wrong.argmax())
         refuse(op, "context_lens", f"has {context[i]} at sequence {i}; {width} blocks of {block_size} hold fewer")
-    return _implementation(block_tables.device.type).plan_attention(block_tables, query, context, block_size, window)
+    return implementation("paged_attention", block_tables.device.type).plan_attention(
+        block_tables, query, context, block_size, window
+    )
 
 
 def paged_attention(
@@ -88,13 +89,4 @@ def paged_attention(
         refuse(op, "cache", f"holds {cache.keys.dtype}; the dtype of q, {q.dtype}, is needed")
     if soft_cap is not None and not soft_cap > 0.0:
         refuse(op, "soft_cap", f"is {soft_cap}; a number above 0 is needed")
-    return _implementation(q.device.type).paged_attention(q, cache, plan, scale, soft_cap)
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("paged_attention", device_type)
-    from quire_kernels.paged_attention import cpu
-
-    return cpu
+    return implementation("paged_attention", q.device.type).paged_attention(q, cache, plan, scale, soft_cap)

@@ -3,12 +3,10 @@
 Legend: T rows, H hidden size.
 """
 
-import functools
-from types import ModuleType
-
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_like, check_storage, refuse, unsupported
+from quire_kernels.checks import check_dense, check_like, check_storage, refuse
+from quire_kernels.dispatch import implementation
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
@@ -27,13 +25,4 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     check_dense("rms_norm", "weight", weight, x.dtype, (x.shape[1],))
     if residual is not None:
         check_like("rms_norm", "residual", residual, x)
-    return _implementation(x.device.type).rms_norm(x, weight, eps, residual)
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("rms_norm", device_type)
-    from quire_kernels.rms_norm import cpu
-
-    return cpu
+    return implementation("rms_norm", x.device.type).rms_norm(x, weight, eps, residual)

@@ -3,13 +3,11 @@
 Legend: T tokens, H heads, D head dim, P positions in the table, R rotated components (R <= D).
 """
 
-import functools
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse, unsupported
+from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.dispatch import implementation
 
 
 def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
@@ -26,7 +24,7 @@ def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
     """
     check_heads("rotary", "x", x)
     check_tables("rotary", cos_sin, positions, x)
-    _implementation(x.device.type).rotary(x, cos_sin, positions)
+    implementation("rotary", x.device.type).rotary(x, cos_sin, positions)
 
 
 def rotary_table(inverse_frequencies: Tensor, positions: int, attention_factor: float = 1.0) -> Tensor:
@@ -52,12 +50,3 @@ def check_tables(op: str, cos_sin: Tensor, positions: Tensor, x: Tensor) -> None
     if width % 2 or width > x.shape[2]:
         refuse(op, "cos_sin", f"is {width} wide; an even number up to the head dim {x.shape[2]} is needed")
     check_dense(op, "positions", positions, torch.int64, (x.shape[0],))
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("rotary", device_type)
-    from quire_kernels.rotary import cpu
-
-    return cpu

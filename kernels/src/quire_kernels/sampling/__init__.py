@@ -3,13 +3,11 @@
 Legend: B rows, V vocabulary.
 """
 
-import functools
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse, unsupported
+from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.dispatch import implementation
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -19,7 +17,7 @@ def greedy(logits: Tensor) -> Tensor:
     returns  [B] int64
     """
     _check_logits("greedy", logits)
-    return _implementation(logits.device.type).greedy(logits)
+    return implementation("sampling", logits.device.type).greedy(logits)
 
 
 def sample(
@@ -62,20 +60,11 @@ def sample(
         check_dense("sample", name, values, torch.float32, rows)
     for name, values in (("top_k", top_k), ("seeds", seeds), ("positions", positions)):
         check_dense("sample", name, values, torch.int64, rows)
-    implementation = _implementation(logits.device.type)
-    return implementation.sample(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions)
+    ops = implementation("sampling", logits.device.type)
+    return ops.sample(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions)
 
 
 def _check_logits(op: str, logits: Tensor) -> None:
     check_storage(op, "logits", logits)
     if logits.dim() != 2 or logits.shape[1] == 0:
         refuse(op, "logits", f"have shape {tuple(logits.shape)}; [rows, vocabulary] is needed")
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("sampling", device_type)
-    from quire_kernels.sampling import cpu
-
-    return cpu

@@ -3,13 +3,11 @@
 Legend: T tokens, HQ/HK query/KV heads, D head dim, P positions in the table, R rotated components.
 """
 
-import functools
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, refuse, unsupported
+from quire_kernels.checks import check_dense, refuse
+from quire_kernels.dispatch import implementation
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.rotary import check_heads, check_tables
 
@@ -32,7 +30,7 @@ def store_kv(
     if (cache.kv_heads, cache.head_dim) != (k.shape[1], dim) or cache.keys.dtype != k.dtype:
         found = f"{cache.keys.dtype}, {cache.kv_heads} heads of {cache.head_dim}"
         refuse("store_kv", "cache", f"holds {found}; k is {k.dtype}, {k.shape[1]} heads of {dim}")
-    _implementation(q.device.type).store_kv(q, k, v, cos_sin, positions, slots, cache)
+    implementation("store_kv", q.device.type).store_kv(q, k, v, cos_sin, positions, slots, cache)
 
 
 def _check_projections(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
@@ -46,12 +44,3 @@ def _check_projections(q: Tensor, k: Tensor, v: Tensor) -> torch.Size:
     if not q.dtype == k.dtype == v.dtype:
         refuse("store_kv", "k, v", f"are {k.dtype}, {v.dtype}; the dtype of q, {q.dtype}, is needed")
     return q.shape
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("store_kv", device_type)
-    from quire_kernels.store_kv import cpu
-
-    return cpu

@@ -3,14 +3,13 @@
 Legend: L layers, C blocks to copy, N blocks of a cache.
 """
 
-import functools
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, refuse, unsupported
+from quire_kernels.checks import check_dense, refuse
+from quire_kernels.dispatch import implementation
 from quire_kernels.kv_cache import KVCache
 
 
@@ -42,18 +41,11 @@ def swap_blocks(
         if count and not 0 <= int(blocks.min()) <= int(blocks.max()) < fewest:
             refuse("swap_blocks", argument, f"leave a cache of {fewest} blocks")
     if count:
-        _implementation(sources[0].keys.device.type).swap_blocks(sources, targets, source_blocks, target_blocks)
+        implementation("swap_blocks", sources[0].keys.device.type).swap_blocks(
+            sources, targets, source_blocks, target_blocks
+        )
 
 
 def _kind(cache: KVCache) -> tuple[torch.dtype, int, int, int]:
     """Dtype, KV heads, head dim and block size."""
     return cache.keys.dtype, cache.kv_heads, cache.head_dim, cache.block_size
-
-
-@functools.cache
-def _implementation(device_type: str) -> ModuleType:
-    if device_type != "cpu":
-        unsupported("swap_blocks", device_type)
-    from quire_kernels.swap_blocks import cpu
-
-    return cpu
