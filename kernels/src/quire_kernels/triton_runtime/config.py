@@ -1,0 +1,261 @@
+"""Warps, stages and block sizes of every kernel, from tables: nothing is tuned at run time.
+
+``configs/<op>.json`` holds an op's defaults, by family of GPUs; ``configs/devices/<device>.json`` holds what
+``benchmarks/kernels/tune.py`` measured on one device, and comes first. ``QUIRE_KERNEL_CONFIGS`` names a folder with
+further device files, which come before the package's. An op's file:
+
+    {"decode": {"space":   {"BLOCK_N": [16, 32, 64], "num_warps": [2, 4], "num_stages": [1, 2, 3]},
+                "configs": {"default":      {"any":   {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
+                                             "sm_90": {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}},
+                            "head_dim=256": {"any":   {"BLOCK_N": 16, "num_warps": 4, "num_stages": 2}}}}}
+
+``space`` names the kernel's parameters and what the tuner may try; every configuration gives exactly these parameters.
+A device's file holds ``{"device": …, "capability": …, "kernels": {"<op>.<kernel>": {key: configuration}}}``.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from quire_kernels.errors import KernelError
+from quire_kernels.triton_runtime.target import Target
+
+FOLDER = Path(__file__).with_name("configs")
+DEFAULT = "default"
+ANY = "any"
+FAMILIES = (ANY, "interpreter", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+_FAMILY_BY_CAPABILITY = {0: "interpreter", 80: "sm_80", 86: "sm_86", 87: "sm_80", 89: "sm_86"}
+
+
+class ConfigError(KernelError, ValueError):
+    """A table that cannot be used; the message says which file, where in it, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """``blocks`` are constexprs by the kernel's own names: ``kernel[grid](..., **config.options)`` passes all three."""
+
+    num_warps: int
+    num_stages: int
+    blocks: Mapping[str, int]
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {**self.blocks, "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTable:
+    """``by_key``: key -> family -> configuration."""
+
+    space: Mapping[str, tuple[int, ...]]
+    by_key: Mapping[str, Mapping[str, LaunchConfig]]
+
+
+def family(target: Target) -> str:
+    """The defaults that a GPU shares: those of its generation, as far as its shared memory is as large."""
+    capability = target.capability
+    if capability in _FAMILY_BY_CAPABILITY:
+        return _FAMILY_BY_CAPABILITY[capability]
+    if capability < 120:
+        return "sm_100" if capability >= 100 else "sm_90" if capability >= 90 else "sm_80"
+    return "sm_120"
+
+
+def config_for(kernel: str, target: Target, key: str = DEFAULT) -> LaunchConfig:
+    """The configuration of ``kernel`` ("<op>.<kernel>"): of the device, else of its family, else the defaults.
+
+    key  what the best configuration depends on, as the op spells it, such as "head_dim=128 group=4"; never the batch's
+         make-up, or a row's result would depend on its neighbours. A key that no table knows gets "default".
+
+    Called on every launch: a look-up in a dict. Raises ConfigError for a broken table or an unknown kernel.
+    """
+    asked = (kernel, target, key)
+    found = _known.get(asked)
+    if found is None:
+        found = _known[asked] = _look_up(kernel, target, key)
+    if _recorder is not None:
+        _recorder.add((kernel, key))
+    return _overrides.get((kernel, key), found) if _overrides else found
+
+
+_known: dict[tuple[str, Target, str], LaunchConfig] = {}
+# Both are the tuner's; nothing that serves sets them.
+_overrides: dict[tuple[str, str], LaunchConfig] = {}
+_recorder: set[tuple[str, str]] | None = None
+
+
+@contextlib.contextmanager
+def override(kernel: str, key: str, config: LaunchConfig) -> Iterator[None]:
+    """Launch ``kernel`` with this configuration for ``key`` within the block: for the tuner and for tests."""
+    _overrides[kernel, key] = config
+    try:
+        yield
+    finally:
+        del _overrides[kernel, key]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[set[tuple[str, str]]]:
+    """Collects the (kernel, key) that are asked for within the block."""
+    global _recorder
+    before, _recorder = _recorder, set()
+    try:
+        yield _recorder
+    finally:
+        _recorder = before
+
+
+def _look_up(kernel: str, target: Target, key: str) -> LaunchConfig:
+    op, _, name = kernel.partition(".")
+    tables = op_tables(op)
+    if name not in tables:
+        raise ConfigError(f"{FOLDER / f'{op}.json'}: has no kernel {name!r}; it has {', '.join(sorted(tables))}")
+    table = tables[name]
+    of_device = _device_configs(target.device_name).get(kernel, {})
+    shared = table.by_key
+    for config in (of_device.get(key), _of_family(shared.get(key), target), of_device.get(DEFAULT)):
+        if config is not None:
+            return config
+    default = _of_family(shared[DEFAULT], target)
+    assert default is not None, "validated on reading"
+    return default
+
+
+def _of_family(configs: Mapping[str, LaunchConfig] | None, target: Target) -> LaunchConfig | None:
+    return None if configs is None else configs.get(family(target), configs.get(ANY))
+
+
+# --- reading ---
+
+
+@functools.cache
+def op_tables(op: str) -> Mapping[str, KernelTable]:
+    """An op's defaults, by kernel."""
+    return read_op_tables(FOLDER / f"{op}.json")
+
+
+def read_op_tables(path: Path) -> Mapping[str, KernelTable]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; every op with a Triton kernel has one")
+    tables = {name: _kernel_table(f"{path}: {name}", table) for name, table in _mapping(str(path), _read(path)).items()}
+    return MappingProxyType(tables)
+
+
+def _kernel_table(where: str, table: Any) -> KernelTable:
+    parts = _fields(where, table, ("space", "configs"))
+    space = {
+        name: _choices(f"{where}: space: {name}", name, values)
+        for name, values in _mapping(f"{where}: space", parts["space"]).items()
+    }
+    for needed in ("num_warps", "num_stages"):
+        if needed not in space:
+            raise ConfigError(f"{where}: space: lacks {needed}")
+    by_key = {}
+    for key, families in _mapping(f"{where}: configs", parts["configs"]).items():
+        for name in _mapping(f"{where}: configs: {key}", families):
+            if name not in FAMILIES:
+                raise ConfigError(f"{where}: configs: {key}: {name!r} is no family; there are {', '.join(FAMILIES)}")
+        by_key[key] = MappingProxyType(
+            {name: _config(f"{where}: configs: {key}: {name}", config, space) for name, config in families.items()}
+        )
+    if ANY not in by_key.get(DEFAULT, {}):
+        raise ConfigError(
+            f"{where}: configs: lacks {DEFAULT!r} for {ANY!r}, which every other GPU and key falls back on"
+        )
+    return KernelTable(space=MappingProxyType(space), by_key=MappingProxyType(by_key))
+
+
+def device_file_name(device_name: str) -> str:
+    """ "NVIDIA H200" -> "NVIDIA_H200.json"."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", device_name).strip("_") + ".json"
+
+
+@functools.cache
+def _device_configs(device_name: str | None) -> Mapping[str, Mapping[str, LaunchConfig]]:
+    if device_name is None:
+        return {}
+    folders = [FOLDER / "devices"]
+    if own := os.environ.get("QUIRE_KERNEL_CONFIGS"):
+        folders.insert(0, Path(own))
+    for folder in folders:
+        path = folder / device_file_name(device_name)
+        if path.is_file():
+            return read_device_configs(path)
+    return {}
+
+
+def read_device_configs(path: Path) -> Mapping[str, Mapping[str, LaunchConfig]]:
+    """What was tuned on one device: kernel -> key -> configuration."""
+    content = _mapping(str(path), _read(path))
+    configs: dict[str, Mapping[str, LaunchConfig]] = {}
+    for kernel, by_key in _mapping(f"{path}: kernels", content.get("kernels")).items():
+        op, _, name = kernel.partition(".")
+        tables = op_tables(op)
+        if name not in tables:
+            raise ConfigError(f"{path}: kernels: {kernel}: no such kernel; {op} has {', '.join(sorted(tables))}")
+        configs[kernel] = MappingProxyType(
+            {
+                key: _config(f"{path}: kernels: {kernel}: {key}", config, tables[name].space)
+                for key, config in _mapping(f"{path}: kernels: {kernel}", by_key).items()
+            }
+        )
+    return MappingProxyType(configs)
+
+
+def launch_config(parameters: Mapping[str, int]) -> LaunchConfig:
+    """From the flat form of the tables."""
+    blocks = {name: value for name, value in parameters.items() if name not in ("num_warps", "num_stages")}
+    return LaunchConfig(
+        num_warps=parameters["num_warps"], num_stages=parameters["num_stages"], blocks=MappingProxyType(blocks)
+    )
+
+
+def _config(where: str, config: Any, space: Mapping[str, tuple[int, ...]]) -> LaunchConfig:
+    parameters = _fields(where, config, tuple(space))
+    return launch_config({name: _value(f"{where}: {name}", name, value) for name, value in parameters.items()})
+
+
+def _choices(where: str, name: str, values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{where}: is {values!r}; a list of values to try is needed")
+    return tuple(_value(where, name, value) for value in values)
+
+
+def _value(where: str, name: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{where}: is {value!r}; a whole number of at least 1 is needed")
+    if name == "num_warps" and value not in (1, 2, 4, 8, 16, 32):
+        raise ConfigError(f"{where}: is {value}; a power of two up to 32 is needed")
+    if name == "num_stages" and value > 8:
+        raise ConfigError(f"{where}: is {value}; at most 8 is needed")
+    return value
+
+
+def _fields(where: str, value: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    fields = _mapping(where, value)
+    if missing := [name for name in names if name not in fields]:
+        raise ConfigError(f"{where}: lacks {', '.join(missing)}")
+    if unknown := [name for name in fields if name not in names]:
+        raise ConfigError(f"{where}: has {', '.join(unknown)}, which it should not; its fields are {', '.join(names)}")
+    return fields
+
+
+def _mapping(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: is {value!r}; an object is needed")
+    return value
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
