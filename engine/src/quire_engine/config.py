@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
+KVCacheDType = Literal["auto", "fp8"]
+DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class CacheOptions:
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     """None takes a share of the memory this process may use."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """``auto`` holds keys and values in the arithmetic's own type."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 0
@@ -58,6 +62,19 @@ class SchedulerOptions:
 class ParallelOptions:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Where the model runs, and how its kernels are launched there."""
+
+    device: DeviceName = "auto"
+    enforce_eager: bool = False
+    """No CUDA graphs."""
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    """Numbers of decoding sequences, in any order; None takes ``runner.graph_sizes``' own."""
+    deterministic: bool = False
+    """A row's result depends on nothing but the row: not on its batch, nor on how its prompt was cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +170,7 @@ class EngineConfig:
     server: ServerOptions
     threads: int
     """Compute threads of the engine process; the CPU quota of the cgroup unless a flag says otherwise."""
+    device: DeviceOptions = field(default_factory=DeviceOptions)
     text: TextOptions = field(default_factory=TextOptions)
     log: LogOptions = field(default_factory=LogOptions)
     engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)

@@ -40,7 +40,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _many("served-model-name", Text(), "names that clients may use; answers carry the first",
               unset="the folder's name"),
         _flag("dtype", Choice("auto", "float32", "float16", "bfloat16"),
-              "arithmetic; auto takes what this machine computes fastest", "auto"),
+              "arithmetic; auto takes on a GPU the checkpoint's own 16 bits, bfloat16 where it has none, and on a CPU "
+              "what that computes fastest", "auto"),
         _flag("load-format", Choice("safetensors", "dummy"),
               "dummy fills the weights at random, to benchmark a shape", "safetensors"),
         _flag("model-impl", Choice("auto", "native", "transformers"),
@@ -77,8 +78,12 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("block-size", Choice("16", "32", "64", "128", integer=True), "tokens in a KV cache block", "16"),
         _flag("kv-cache-memory-bytes", Size(), "size of the KV cache, such as 4GiB, 512MiB or a number of bytes",
               unset="a share of the memory this process may use"),
+        _flag("kv-cache-dtype", Choice("auto", "fp8"), "what keys and values are held in; auto is the arithmetic's "
+              "own. fp8 (e4m3, on GPUs of compute capability 8.9 or more) is half of 16 bits, so that twice the tokens "
+              "fit, and costs some accuracy", "auto"),
         _flag("gpu-memory-utilization", Number(0.0, 1.0, above_minimum=True),
-              "the share of memory for weights and KV cache together", "0.9"),
+              "the share of the GPU's memory, of a pod's limit without one, that this process may fill: weights, "
+              "activations and CUDA graphs, and the KV cache with the rest", "0.9"),
         _flag("swap-space-bytes", Size(zero=True), "host memory for the blocks of preempted sequences, beside the KV "
               "cache. On a CPU both are the same memory, and a larger KV cache preempts less: swap space pays only "
               "where --kv-cache-memory-bytes must stay small and prompts are costly to compute again", "0"),
@@ -86,6 +91,17 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
               "begin alike; --no-enable-prefix-caching turns it off", "true"),
     ),
     "Hardware": (
+        _flag("device", Choice("auto", "cpu", "cuda"), "where the model runs; auto takes a GPU where there is one that "
+              "can be used and else says why not, cuda starts on a GPU or not at all. CUDA_VISIBLE_DEVICES chooses "
+              "among several", "auto"),
+        _flag("enforce-eager", Switch(), "launch every kernel by itself on a GPU, without CUDA graphs: starts sooner "
+              "and keeps their memory free, but small batches decode more slowly"),
+        _many("cudagraph-capture-sizes", Integer(1, 65536), "numbers of decoding sequences that a CUDA graph is "
+              "captured for; a step takes the next larger one, and above the largest none",
+              unset="a ladder up to --max-num-seqs, 512 at most"),
+        _flag("deterministic", Switch(), "the same request gets the same tokens and logprobs to the last bit, whatever "
+              "else runs: no sum depends on the batch, on how a prompt was cut or found in the cache. Slower; for "
+              "quire's own model families"),
         _flag("tensor-parallel-size", Integer(1), "devices that share each layer; this version has 1 only", "1"),
         _flag("pipeline-parallel-size", Integer(1), "devices that share the layers; this version has 1 only", "1"),
         _flag("threads", Integer(1, 1024), "compute threads of the engine process",

@@ -7,13 +7,14 @@ Reads no file but the cgroup's CPU quota, and knows nothing of models or HTTP.
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from quire_engine.config import (
     AccessOptions,
     AdmissionOptions,
     CacheOptions,
+    DeviceOptions,
     EngineConfig,
     EngineProcessOptions,
     LogOptions,
@@ -32,6 +33,7 @@ from quire_engine.flag_table import ENV_PREFIX, FLAGS, variable_of
 # Flags that people bring from elsewhere, and why they need none here.
 _ELSEWHERE = {
     "api-key": "a key on the command line shows in the process list; put it in a file for --api-key-file",
+    "cuda-graph-sizes": "its name is --cudagraph-capture-sizes",
     "enable-chunked-prefill": "long prompts always run in chunks; see --max-num-batched-tokens",
     "tokenizer": "the tokenizer is read from the model's folder",
 }
@@ -150,6 +152,26 @@ def _check_together(values: dict[str, Any], problems: list[str]) -> None:
             "--preemption-mode swap has no swap space: give it some, such as --swap-space-bytes 1GiB, or let "
             "--preemption-mode be auto"
         )
+    problems.extend(_device_problems(values))
+
+
+def _device_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """What contradicts itself whatever the machine is."""
+    on_cpu, sizes = _value(values, "device") == "cpu", _value(values, "cudagraph-capture-sizes")
+    if on_cpu and _value(values, "kv-cache-dtype") == "fp8":
+        yield "--kv-cache-dtype fp8 needs a GPU, and --device is cpu: leave one of them out"
+    if sizes and on_cpu:
+        yield "--cudagraph-capture-sizes is for a GPU, and --device is cpu: leave one of them out"
+    if sizes and _value(values, "enforce-eager"):
+        yield "--cudagraph-capture-sizes and --enforce-eager contradict each other: leave one of them out"
+    most = _value(values, "max-num-seqs")
+    if sizes and most is not None and max(sizes) > most:
+        yield f"--cudagraph-capture-sizes {max(sizes)}: no step has more sequences than --max-num-seqs {most}"
+    if _value(values, "deterministic") and _value(values, "model-impl") == "transformers":
+        yield (
+            "--deterministic is for quire's own model families, and --model-impl transformers asks for other code: "
+            "leave one of them out"
+        )
 
 
 def _value(values: Mapping[str, Any], name: str) -> Any:
@@ -174,6 +196,7 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
         cache=CacheOptions(
             block_size=get("block-size"),
             kv_cache_memory_bytes=get("kv-cache-memory-bytes"),
+            kv_cache_dtype=get("kv-cache-dtype"),
             gpu_memory_utilization=get("gpu-memory-utilization"),
             enable_prefix_caching=get("enable-prefix-caching"),
             swap_space_bytes=get("swap-space-bytes"),
@@ -191,6 +214,12 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
         ),
         server=_server_options(get),
         threads=get("threads") or usable_cpus(),
+        device=DeviceOptions(
+            device=get("device"),
+            enforce_eager=get("enforce-eager") or False,
+            cudagraph_capture_sizes=get("cudagraph-capture-sizes"),
+            deterministic=get("deterministic") or False,
+        ),
         text=TextOptions(chat_template=get("chat-template"), generation_config=get("generation-config")),
         log=LogOptions(level=get("log-level"), format=get("log-format"), requests=get("log-requests") or False),
         engine_process=EngineProcessOptions(

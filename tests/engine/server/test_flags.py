@@ -30,11 +30,11 @@ def test_a_model_is_enough() -> None:
 
 EVERY_FLAG = """\
 --model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
-    --model-impl transformers --trust-remote-code
+    --model-impl native --trust-remote-code --device cuda --cudagraph-capture-sizes 1 8 --deterministic
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
-    --gpu-memory-utilization 0.5
+    --kv-cache-dtype fp8 --gpu-memory-utilization 0.5
     --no-enable-prefix-caching --tensor-parallel-size 1 --pipeline-parallel-size 1 --threads 3 --host 127.0.0.1
     --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
@@ -46,12 +46,19 @@ EVERY_FLAG = """\
 def test_every_flag_reaches_the_configuration() -> None:
     argv = EVERY_FLAG.split()
     given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
-    assert given_flags == set(FLAGS), "this test sets every flag"
+    assert given_flags == set(FLAGS) - {"enforce-eager"}, "this test sets every flag; that one rules out another"
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
-    # 1 is the only value of these, and m is the model in both.
-    assert sorted(untouched) == ["model.path", "parallel.pipeline_parallel_size", "parallel.tensor_parallel_size"]
+    # 1 is the only value of two of these, and m is the model in both.
+    assert sorted(untouched) == [
+        "device.enforce_eager",
+        "model.path",
+        "parallel.pipeline_parallel_size",
+        "parallel.tensor_parallel_size",
+    ]
+    assert parse(["m", "--enforce-eager"], {}).device.enforce_eager
+    assert config.device.cudagraph_capture_sizes == (1, 8)
     assert (config.cache.kv_cache_memory_bytes, config.cache.swap_space_bytes) == (512 * 2**20, 2**20)
     assert config.scheduler.max_generation_stall_seconds == 0.1
     assert config.server.drain_timeout_seconds == 90.0
@@ -130,6 +137,13 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--lenient=yes"], "--lenient: takes no value"),
         (["m", "--served-model-name"], "a value is missing"),
         (["m", "--port"], "a value is missing"),
+        (["m", "--device", "gpu"], "is not among auto, cpu, cuda"),
+        (["m", "--device", "cpu", "--kv-cache-dtype", "fp8"], "needs a GPU, and --device is cpu"),
+        (["m", "--device", "cpu", "--cudagraph-capture-sizes", "8"], "is for a GPU, and --device is cpu"),
+        (["m", "--enforce-eager", "--cudagraph-capture-sizes", "8"], "contradict each other"),
+        (["m", "--cudagraph-capture-sizes", "8", "257"], "no step has more sequences than --max-num-seqs 256"),
+        (["m", "--cuda-graph-sizes", "8"], "its name is --cudagraph-capture-sizes"),
+        (["m", "--deterministic", "--model-impl", "transformers"], "is for quire's own model families"),
         (["m", "--model-impl", "fake"], "is not among auto, native, transformers"),
         (["~nobody-here/m"], "home folder is not known"),
         ([], "--model is missing"),

@@ -55,6 +55,9 @@ def engine_args(
             args += ["--kv-cache-memory-bytes", str(size)]
         case KVCacheShare(memory_percent=percent):
             args += ["--gpu-memory-utilization", f"{percent / 100:g}"]
+    if spec.resources.gpus:
+        # Without it an engine that cannot use its GPU would serve from the CPU, slowly, on a node that costs a GPU's.
+        args += ["--device", "cuda"]
     if engine.prefix_caching is PrefixCaching.DISABLED:
         args += ["--no-enable-prefix-caching"]
     args += ["--scheduling-policy", engine.scheduling_policy.lower(), "--preemption-mode", engine.preemption.lower()]

@@ -32,6 +32,7 @@ OWNED_FLAGS: Mapping[str, str] = {
     "scheduling-policy": "spec.engine.schedulingPolicy",
     "preemption-mode": "spec.engine.preemption",
     "swap-space-bytes": "spec.engine.swapSpace",
+    "device": "spec.resources",
     "api-key-file": "spec.auth",
 }
 """Flags that a field of the LLMDeployment sets."""
