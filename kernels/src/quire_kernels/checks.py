@@ -17,6 +17,15 @@ def refuse(op: str, argument: str, problem: str) -> NoReturn:
     raise ArgumentError(f"{op}: {argument} {problem}")
 
 
+def check_device(op: str, like: Tensor, **operands: Tensor | None) -> None:
+    """All operands are on the device of ``like``, where the op is to run."""
+    index = like.get_device()
+    for argument, tensor in operands.items():
+        # The index is the cheapest to ask for.
+        if tensor is not None and tensor.get_device() != index:
+            refuse(op, argument, f"is on {tensor.device}; {like.device} is needed, where the other operands are")
+
+
 def check_storage(op: str, argument: str, tensor: Tensor) -> None:
     """The dtype is one the ops compute with, and the last dimension is dense."""
     if tensor.dtype not in STORAGE_DTYPES:

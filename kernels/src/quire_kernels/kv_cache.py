@@ -1,9 +1,12 @@
 """The paged KV cache of one layer: where its bytes lie is the attention implementation's choice, made here per device.
 
+A cache of float8 holds keys and values divided by a scale per head, and is for Triton alone.
+
 Legend: N blocks, S block size, HK KV heads, D head dim, DV = D rounded up to whole vectors. slot = block * S + offset.
 """
 
 import contextlib
+import dataclasses
 import functools
 import mmap
 from dataclasses import dataclass
@@ -12,8 +15,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import refuse
+from quire_kernels.checks import STORAGE_DTYPES, refuse
 from quire_kernels.dispatch import runs_triton
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+"""Its largest number: what is beyond is stored as that."""
 
 VECTOR = 16
 """Elements that the CPU's attention takes at once: tokens of a key block, components of a value."""
@@ -35,6 +42,9 @@ class KVCache:
     kv_heads: int
     head_dim: int
     keys_transposed: bool
+    key_scale: Tensor | None
+    """[HK] float32, of a float8 cache, else None: stored = key / scale."""
+    value_scale: Tensor | None
 
 
 def allocate_kv_cache(
@@ -43,15 +53,21 @@ def allocate_kv_cache(
     """A cache of zeros. On a CPU the pages come from the kernel as they are first written, not now.
 
     block_size  a multiple of 16
+    dtype       float32, bfloat16, float16, or, for Triton, float8_e4m3fn: its scales are 1 until they are set
     """
+    triton = runs_triton(device.type)
     if block_size < 1 or block_size % VECTOR:
         refuse("allocate_kv_cache", "block_size", f"is {block_size}; a multiple of {VECTOR} is needed")
-    if transposed := not runs_triton(device.type):
+    if dtype not in STORAGE_DTYPES and not (triton and dtype == FP8):
+        allowed = "float32, bfloat16, float16" + (" or float8_e4m3fn" if triton else "")
+        refuse("allocate_kv_cache", "dtype", f"is {dtype}; {allowed} is needed on {device.type}")
+    if triton:
+        key_shape = value_shape = (num_blocks, kv_heads, block_size, head_dim)
+    else:
         key_shape = (num_blocks, kv_heads, head_dim, block_size)
         value_shape = (num_blocks, kv_heads, block_size, -(-head_dim // VECTOR) * VECTOR)
-    else:
-        key_shape = value_shape = (num_blocks, kv_heads, block_size, head_dim)
     zeros = _lazy_zeros if device.type == "cpu" else functools.partial(torch.zeros, device=device)
+    scales = [torch.ones(kv_heads, device=device) if dtype == FP8 else None for _ in range(2)]
     return KVCache(
         keys=zeros(key_shape, dtype=dtype),
         values=zeros(value_shape, dtype=dtype),
@@ -59,12 +75,27 @@ def allocate_kv_cache(
         block_size=block_size,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        keys_transposed=transposed,
+        keys_transposed=not triton,
+        key_scale=scales[0],
+        value_scale=scales[1],
     )
 
 
+def allocate_swap_space(cache: KVCache, num_blocks: int) -> KVCache:
+    """Host memory for ``num_blocks`` blocks held as ``cache`` holds its own; pinned where that is on a GPU.
+
+    Pinned pages are taken now, for good: the GPU reaches them by itself.
+    """
+
+    def zeros(like: Tensor) -> Tensor:
+        shape = (num_blocks, *like.shape[1:])
+        return torch.zeros(shape, dtype=like.dtype, pin_memory=True) if like.is_cuda else _lazy_zeros(shape, like.dtype)
+
+    return dataclasses.replace(cache, keys=zeros(cache.keys), values=zeros(cache.values), num_blocks=num_blocks)
+
+
 def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of one sequence's first ``length`` tokens, in order: two new [HK, L, D].
+    """Keys and values of one sequence's first ``length`` tokens, in order: two new [HK, L, D]; float8 as float32.
 
     blocks  [ceil(L / S)] integers: the sequence's block table
     """
@@ -75,15 +106,27 @@ def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Te
         keys = keys.transpose(2, 3)
     values = cache.values.index_select(0, chosen).transpose(0, 1)  # [HK, M, S, D]
     shape = (cache.kv_heads, count * cache.block_size, -1)
-    return keys.reshape(shape)[:, :length], values.reshape(shape)[:, :length, : cache.head_dim]
+    keys = keys.reshape(shape)[:, :length]
+    values = values.reshape(shape)[:, :length, : cache.head_dim]
+    if cache.key_scale is None or cache.value_scale is None:
+        return keys, values
+    return keys.float() * cache.key_scale[:, None, None], values.float() * cache.value_scale[:, None, None]
 
 
 def write_tokens(cache: KVCache, slots: Tensor, keys: Tensor, values: Tensor) -> None:
     """Plain torch write of [T, HK, D] keys and values to their slots; ``store_kv`` is the fast one."""
     blocks, offsets = slots // cache.block_size, slots % cache.block_size  # [T], [T]
     by_token = cache.keys.transpose(2, 3) if cache.keys_transposed else cache.keys  # [N, HK, S, D]
-    by_token[blocks, :, offsets] = keys
-    cache.values[blocks, :, offsets, : cache.head_dim] = values
+    by_token[blocks, :, offsets] = _stored(keys, cache.key_scale)
+    cache.values[blocks, :, offsets, : cache.head_dim] = _stored(values, cache.value_scale)
+
+
+def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
+    """[T, HK, D] as the cache holds it."""
+    if scale is None:
+        return x
+    # The conversion alone would make NaN of what is too large.
+    return (x.float() / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,35 @@
+"""Checks that only the device can make: of positions, slots and block ids, whose values the host does not know.
+
+``QUIRE_KERNELS_CHECK=1`` in the environment at start is the debug build: kernels are compiled with their
+``tl.device_assert``, and a wrong value stops the device with a line on standard error that names op and argument (the
+process is lost then: CUDA has no other way). Otherwise the asserts leave no trace in the machine code. Triton's
+interpreter always checks, and raises: there a wrong address would end the process without a word.
+
+A kernel that asserts is declared with ``@kernel`` instead of ``@triton.jit``, and says what is wrong as the CPU does:
+
+    @kernel
+    def _gather_kernel(...):
+        tl.device_assert((slot >= 0) & (slot < num_slots), "gather: slots leave the cache")
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import triton
+
+from quire_kernels.dispatch import INTERPRETED
+
+CHECKED = INTERPRETED or os.environ.get("QUIRE_KERNELS_CHECK") == "1"
+
+if INTERPRETED:
+    from triton.runtime.interpreter import interpreter_builder
+
+    # The interpreter leaves asserts out, whatever a kernel's `debug` says, unless its one builder has them on.
+    interpreter_builder.options = dataclasses.replace(interpreter_builder.options, debug=True)
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """``triton.jit`` that keeps the function's ``tl.device_assert`` where ``CHECKED``."""
+    return triton.jit(debug=CHECKED)(function)

@@ -1,0 +1,79 @@
+"""What a device can do, asked of it once. A kernel's launch calls ``require_device`` first.
+
+Under Triton's interpreter the device is the CPU, and stands for a small Hopper.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from triton.runtime import driver
+
+from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
+
+OLDEST = (8, 0)
+"""Ampere: bfloat16 and asynchronous copies, which every kernel is built on."""
+OLDEST_WITH_FP8 = (8, 9)
+"""Ada: conversions from and to float8 e4m3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProperties:
+    name: str
+    capability: tuple[int, int]
+    """Compute capability: major and minor."""
+    multiprocessors: int
+    shared_memory_bytes: int
+    """What one program can have."""
+
+
+_INTERPRETED_DEVICE = DeviceProperties(
+    name="interpreter", capability=(9, 0), multiprocessors=4, shared_memory_bytes=227 << 10
+)
+
+
+@functools.cache
+def device_properties(device: torch.device) -> DeviceProperties:
+    """Of the device a tensor is on: ``device`` has an index unless it is the CPU."""
+    if device.type != "cuda":
+        return _INTERPRETED_DEVICE
+    limits = driver.active.utils.get_device_properties(device.index)
+    return DeviceProperties(
+        name=torch.cuda.get_device_name(device),
+        capability=torch.cuda.get_device_capability(device),
+        multiprocessors=limits["multiprocessor_count"],
+        shared_memory_bytes=limits["max_shared_mem"],
+    )
+
+
+def require_device(op: str, device: torch.device) -> None:
+    """The device of an op's operands runs our kernels, and is the one launches go to.
+
+    Raises UnsupportedDeviceError for a device too old, ArgumentError where another device is the current one.
+    """
+    _require_capability(op, device)
+    if device.type == "cuda" and (current := torch.cuda.current_device()) != device.index:
+        raise ArgumentError(
+            f"{op}: the operands are on {device} and the current device is cuda:{current}; "
+            f"call torch.cuda.set_device({device.index}) first"
+        )
+
+
+@functools.cache
+def require_fp8(op: str, device: torch.device) -> None:
+    """Raises UnsupportedDeviceError where the device cannot convert from and to float8 e4m3."""
+    check_capability(op, device_properties(device), OLDEST_WITH_FP8, "a KV cache in float8_e4m3fn")
+
+
+@functools.cache
+def _require_capability(op: str, device: torch.device) -> None:
+    check_capability(op, device_properties(device), OLDEST, "the Triton kernels")
+
+
+def check_capability(op: str, properties: DeviceProperties, oldest: tuple[int, int], purpose: str) -> None:
+    if properties.capability < oldest:
+        found, needed = (f"{major}.{minor}" for major, minor in (properties.capability, oldest))
+        raise UnsupportedDeviceError(
+            f"{op}: {properties.name} has compute capability {found}; {purpose} need{'s' * purpose.startswith('a ')} "
+            f"{needed} or above"
+        )
