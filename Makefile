@@ -14,12 +14,16 @@ TRACE ?=
 JSON ?= out/bench/autoscaling.json
 # Random examples of each property under `make soak`.
 SOAK ?= 4000
+# `make kernels-aot TRITON=3.6` compiles with that Triton, kept in a folder of its own, rather than with the one in .venv.
+TRITON ?=
+CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/quire
+OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
 DISTRIBUTIONS := kernels engine gateway operator
 ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test kernels-interpreted lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -59,6 +63,18 @@ test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted ## Run every check 
 
 kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels without a GPU, in Triton's interpreter
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton
+
+kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the Triton kernels for GPUs that are not here (TRITON=3.6: with that one)
+	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python benchmarks/kernels/aot.py --json out/bench/kernels_aot$(TRITON).json
+
+kernels-aot-bounds: $(VENV)/.dev ## Set benchmarks/kernels/aot_bounds.json to what the kernels take now, with either Triton
+	$(BIN)/python benchmarks/kernels/aot.py --update
+	$(MAKE) --no-print-directory $(CACHE)/triton-3.6/.done
+	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python benchmarks/kernels/aot.py --widen
+
+$(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
+	UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS:-1} $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes --target $(@D) -r $<
+	@touch $@
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

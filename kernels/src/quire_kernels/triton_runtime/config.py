@@ -92,6 +92,13 @@ _overrides: dict[tuple[str, str], LaunchConfig] = {}
 _recorder: set[tuple[str, str]] | None = None
 
 
+def forget() -> None:
+    """Read the tables anew: for the tuner, which writes one, and for tests."""
+    _known.clear()
+    op_tables.cache_clear()
+    _device_configs.cache_clear()
+
+
 @contextlib.contextmanager
 def override(kernel: str, key: str, config: LaunchConfig) -> Iterator[None]:
     """Launch ``kernel`` with this configuration for ``key`` within the block: for the tuner and for tests."""

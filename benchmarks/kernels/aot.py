@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Compile every Triton kernel for GPUs that need not be here, and hold it to its bounds.
+
+Prints, by case and target, registers per thread and KiB of shared memory per block (and stack or local bytes where
+there are any), writes the same as JSON, and fails where something does not compile or exceeds aot_bounds.json. Compiled
+code is kept in ${XDG_CACHE_HOME:-~/.cache}/quire/triton-aot unless TRITON_CACHE_DIR says otherwise.
+"""
+
+import argparse
+import contextlib
+import functools
+import io
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+import aot_bounds
+from aot_bounds import Bounds, Measured
+from plain import show_table
+
+TARGETS = (80, 89, 90, 100, 120)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=_capability, nargs="+", default=TARGETS, help="such as sm_90 (default: all)")
+    parser.add_argument("--op", nargs="+", help="only these (default: every op with a kernel)")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="default: all CPUs")
+    parser.add_argument("--json", type=Path, help="write what was found there as well")
+    parser.add_argument("--update", action="store_true", help="set the bounds to what is found now, rounded up")
+    parser.add_argument("--widen", action="store_true", help="raise the bounds that what is found now exceeds")
+    return parser.parse_args()
+
+
+def _capability(text: str) -> int:
+    number = text.removeprefix("sm_")
+    if not number.isdigit() or int(number) not in aot_bounds.SHARED_LIMITS:
+        known = ", ".join(f"sm_{capability}" for capability in aot_bounds.SHARED_LIMITS)
+        raise argparse.ArgumentTypeError(f"{text!r} should be one of {known}")
+    return int(number)
+
+
+def use_cache_folder() -> None:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    os.environ.setdefault("TRITON_CACHE_DIR", str(home / "quire" / "triton-aot"))
+
+
+def measure(ops: Iterable[str], capabilities: Iterable[int], jobs: int) -> list[Measured]:
+    """Every case of every op on every target, in order."""
+    from quire_kernels.triton_runtime.aot_compile import AotError, cases_of
+    from quire_kernels.triton_runtime.target import Target
+
+    tasks: list[tuple[str, str, int]] = []
+    failed: list[Measured] = []
+    for op in ops:
+        for capability in capabilities:
+            try:
+                tasks += [(op, case.name, capability) for case in cases_of(op, Target(capability))]
+            except AotError as error:
+                failed.append(
+                    Measured(op=op, case="aot_cases", capability=capability, decode_path=False, error=str(error))
+                )
+    # Not forked: a process that has imported torch has threads.
+    with ProcessPoolExecutor(max(1, jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
+        return failed + list(pool.map(_measure_one, tasks))
+
+
+def _measure_one(task: tuple[str, str, int]) -> Measured:
+    from quire_kernels.triton_runtime.aot_compile import AotError, compile_case
+    from quire_kernels.triton_runtime.target import Target
+
+    op, name, capability = task
+    case = _cases(op, capability)[name]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # a failed compilation prints its assembly
+            usage = compile_case(op, case, Target(capability))
+    except AotError as error:
+        return Measured(op=op, case=name, capability=capability, decode_path=case.decode_path, error=str(error))
+    return Measured(op=op, case=name, capability=capability, decode_path=case.decode_path, usage=asdict(usage))
+
+
+@functools.cache
+def _cases(op: str, capability: int):  # type: ignore[no-untyped-def]
+    from quire_kernels.triton_runtime.aot_compile import cases_of
+    from quire_kernels.triton_runtime.target import Target
+
+    return {case.name: case for case in cases_of(op, Target(capability))}
+
+
+def cell(one: Measured | None) -> str:
+    if one is None:
+        return ""
+    if one.usage is None:
+        return "fails"
+    text = f"{one.usage['registers']} / {one.usage['shared_bytes'] / 1024:.3g}"
+    spilled = [
+        f"{field.removesuffix('_bytes')} {one.usage[field]}" for field in aot_bounds.FIELDS[1:3] if one.usage[field]
+    ]
+    return " ".join([text, *spilled])
+
+
+def show(measured: list[Measured], capabilities: Iterable[int], notes: list[str]) -> None:
+    by_place = {(one.op, one.case, one.capability): one for one in measured}
+    rows = []
+    for op, case in dict.fromkeys((one.op, one.case) for one in measured):
+        cells = [cell(by_place.get((op, case, capability))) for capability in capabilities]
+        decode = any(one.decode_path for one in measured if (one.op, one.case) == (op, case))
+        rows.append([f"{op}: {case}", "yes" if decode else "", *cells])
+    columns = ["kernel", "decode", *(f"sm_{capability}" for capability in capabilities)]
+    show_table("Registers per thread / KiB of shared memory per block", columns, rows, notes)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise SystemExit("TRITON_INTERPRET=1 is set: nothing would be compiled; unset it")
+    use_cache_folder()
+    try:
+        import triton
+    except ImportError:
+        raise SystemExit(
+            "triton is not installed here (torch's CPU build comes without): nothing can be compiled"
+        ) from None
+    from quire_kernels.triton_runtime.aot_compile import ops_with_kernels
+
+    known = ops_with_kernels()
+    ops = arguments.op or known
+    if unknown := [op for op in ops if op not in known]:
+        raise SystemExit(f"--op: there is no {', '.join(unknown)}; there are {', '.join(known)}")
+    began = perf_counter()
+    measured = measure(ops, arguments.target, arguments.jobs)
+    seconds = perf_counter() - began
+    note = (
+        f"Triton {triton.__version__}, {len(measured)} compilations in {seconds:.0f} s with {arguments.jobs} processes"
+    )
+    show(measured, arguments.target, [note])
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        content = {"triton": triton.__version__, "cases": [asdict(one) for one in measured]}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    bounds: Bounds = aot_bounds.read()
+    if arguments.update or arguments.widen:
+        bounds = aot_bounds.updated(bounds, measured, widen=not arguments.update)
+        aot_bounds.write(bounds)
+    wrong = aot_bounds.complaints(measured, bounds)
+    for complaint in wrong:
+        print(complaint, file=sys.stderr)
+    if wrong:
+        raise SystemExit(f"{len(wrong)} complaints")
+
+
+if __name__ == "__main__":
+    main()

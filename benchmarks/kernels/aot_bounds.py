@@ -1,0 +1,115 @@
+"""What compiled kernels may take of a multiprocessor, and whether they keep to it. No Triton, no file but its own.
+
+The bounds lie in ``aot_bounds.json``, by op, case and target: registers rounded up to the eight in which they are
+allotted, shared memory to whole KiB, stack and local bytes exactly. The file holds for both Triton versions that quire
+runs with: it is made with one and widened with the other.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("aot_bounds.json")
+FIELDS = ("registers", "stack_bytes", "local_bytes", "shared_bytes")
+# What a block can be given at most (CUDA programming guide, table of technical specifications by compute capability).
+SHARED_LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+NO_SPILL_TARGET = 90
+"""The decode path may use neither stack nor local memory there."""
+
+Usage = Mapping[str, int]
+Bounds = dict[str, dict[str, dict[str, dict[str, int]]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One case on one target: what it takes, or why it does not compile."""
+
+    op: str
+    case: str
+    capability: int
+    decode_path: bool
+    usage: Usage | None = None
+    error: str | None = None
+
+    @property
+    def target(self) -> str:
+        return f"sm_{self.capability}"
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.case}: {self.target}"
+
+
+def complaints(measured: list[Measured], bounds: Bounds) -> list[str]:
+    """Everything that is wrong; none if all is within its bounds."""
+    found = [complaint for one in measured for complaint in _complaints_of(one, bounds)]
+    known = {(one.op, one.case) for one in measured}
+    ops = {one.op for one in measured}
+    for op in sorted(ops & bounds.keys()):
+        found += [
+            f"{op}: {case}: has bounds, but is no case any more" for case in bounds[op] if (op, case) not in known
+        ]
+    return found
+
+
+def _complaints_of(one: Measured, bounds: Bounds) -> list[str]:
+    if one.usage is None:
+        return [one.error or f"{one}: was not compiled"]
+    found = []
+    limit = SHARED_LIMITS.get(one.capability)
+    if limit is not None and one.usage["shared_bytes"] > limit:
+        found.append(f"{one}: takes {one.usage['shared_bytes']:,} bytes of shared memory; a block there has {limit:,}")
+    if one.decode_path and one.capability == NO_SPILL_TARGET:
+        for field in ("stack_bytes", "local_bytes"):
+            if one.usage[field]:
+                found.append(f"{one}: {field} is {one.usage[field]}; the decode path must have none on {one.target}")
+    bound = bounds.get(one.op, {}).get(one.case, {}).get(one.target)
+    if bound is None:
+        return [*found, f"{one}: has no bounds yet; `make kernels-aot-bounds` writes them"]
+    for field in FIELDS:
+        if one.usage[field] > bound[field]:
+            found.append(f"{one}: {field} is {one.usage[field]:,}; its bound is {bound[field]:,}")
+    return found
+
+
+def bound_of(usage: Usage) -> dict[str, int]:
+    return {
+        "registers": -(-usage["registers"] // 8) * 8,
+        "stack_bytes": usage["stack_bytes"],
+        "local_bytes": usage["local_bytes"],
+        "shared_bytes": -(-usage["shared_bytes"] // 1024) * 1024,
+    }
+
+
+def updated(bounds: Bounds, measured: list[Measured], *, widen: bool) -> Bounds:
+    """The bounds that fit what was measured; ``widen`` keeps the old where they are wider. Other ops stay as is."""
+    result = {op: cases for op, cases in bounds.items() if op not in {one.op for one in measured}}
+    for one in measured:
+        old = bounds.get(one.op, {}).get(one.case, {})
+        targets = result.setdefault(one.op, {}).setdefault(one.case, {k: v for k, v in old.items() if k != one.target})
+        if one.usage is None:
+            continue
+        bound = bound_of(one.usage)
+        if widen and one.target in old:
+            bound = {field: max(bound[field], old[one.target][field]) for field in FIELDS}
+        targets[one.target] = bound
+    return result
+
+
+def read(path: Path = FILE) -> Bounds:
+    content: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content  # type: ignore[no-any-return]
+
+
+def write(bounds: Bounds, path: Path = FILE) -> None:
+    """One line per case and target, so that a difference reads well."""
+    ops = []
+    for op, cases in sorted(bounds.items()):
+        lines = []
+        for case, targets in sorted(cases.items()):
+            ordered = sorted(targets.items(), key=lambda item: int(item[0].removeprefix("sm_")))
+            of_targets = ",\n".join(f"   {json.dumps(target)}: {json.dumps(bound)}" for target, bound in ordered)
+            lines.append(f"  {json.dumps(case)}: {{\n{of_targets}\n  }}")
+        ops.append(f" {json.dumps(op)}: {{\n" + ",\n".join(lines) + "\n }")
+    path.write_text("{\n" + ",\n".join(ops) + "\n}\n", encoding="utf-8")

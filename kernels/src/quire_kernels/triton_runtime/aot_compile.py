@@ -1,0 +1,115 @@
+"""Compiles kernels for GPUs that are not there, and reads what the code takes: registers, stack, local, shared memory.
+
+Needs Triton, not a driver. Must run in a process without TRITON_INTERPRET: Triton reads it as a kernel is defined.
+Registers, stack and local bytes come from the ``cuobjdump`` that Triton brings along, shared memory from the compiler.
+"""
+
+import importlib
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.errors import KernelError
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.target import Target
+
+_WARP_SIZE = 32
+_PACKAGE = Path(__file__).parent.parent
+
+
+class AotError(KernelError):
+    """A case that cannot be compiled; the message names op, case and target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one compiled kernel takes. Registers are a thread's, stack and local bytes too, shared bytes a block's."""
+
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    shared_bytes: int
+
+
+def ops_with_kernels() -> list[str]:
+    return sorted(path.parent.name for path in _PACKAGE.glob("*/kernel.py"))
+
+
+def cases_of(op: str, target: Target) -> list[AotCase]:
+    """Raises AotError where an op says nothing, or says it twice."""
+    module = importlib.import_module(f"quire_kernels.{op}.kernel")
+    if not hasattr(module, "aot_cases"):
+        raise AotError(f"{op}: its kernel.py lacks aot_cases(target); see triton_runtime/aot_case.py")
+    cases: list[AotCase] = module.aot_cases(target)
+    names = [case.name for case in cases]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise AotError(f"{op}: aot_cases gives {', '.join(sorted(twice))} more than once")
+    return cases
+
+
+def compile_case(op: str, case: AotCase, target: Target) -> Usage:
+    """Raises AotError with the compiler's first words."""
+    if INTERPRETED:
+        raise AotError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it to compile them")
+    where = f"{op}: {case.name}: sm_{target.capability}"
+    source = _source(where, case)
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", target.capability, _WARP_SIZE), options=options)
+    # The compiler raises what it likes, from its own errors to RuntimeError of a failed pass.
+    except Exception as error:
+        raise AotError(f"{where}: does not compile: {_gist(error)}") from error
+    return _usage(where, compiled)
+
+
+def _gist(error: Exception) -> str:
+    """One line. A compilation error quotes the source and ends in the reason; the assembler's is in the middle."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    said_by_assembler = [line for line in lines if line.startswith("ptxas")]
+    return f"{type(error).__name__}: {(said_by_assembler or lines)[-1]}"
+
+
+def _source(where: str, case: AotCase) -> ASTSource:
+    constexprs = dict(case.constexprs)
+    names = case.kernel.arg_names
+    if unknown := [name for name in (*case.signature, *constexprs) if name not in names]:
+        raise AotError(f"{where}: gives {', '.join(unknown)}; the kernel's arguments are {', '.join(names)}")
+    if missing := [name for name in names if name not in case.signature and name not in constexprs]:
+        raise AotError(f"{where}: lacks {', '.join(missing)}")
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for index, name in enumerate(names):
+        kind, _, hint = case.signature.get(name, "constexpr").partition(":")
+        if hint == "1":
+            constexprs[name], kind = 1, "constexpr"
+        elif hint == "16":
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif hint:
+            raise AotError(f"{where}: {name}: {hint!r} is no hint; :16 and :1 are")
+        signature[name] = kind
+    return ASTSource(fn=case.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+
+
+def _usage(where: str, compiled: Any) -> Usage:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    resources = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", result.stdout))
+    if result.returncode or len(resources) < 3:
+        raise AotError(f"{where}: cuobjdump says nothing of its resources: {result.stderr.strip() or result.stdout}")
+    return Usage(
+        registers=int(resources["REG"]),
+        stack_bytes=int(resources["STACK"]),
+        local_bytes=int(resources["LOCAL"]),
+        shared_bytes=compiled.metadata.shared,
+    )
