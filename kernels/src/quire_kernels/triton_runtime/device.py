@@ -10,6 +10,7 @@ import torch
 from triton.runtime import driver
 
 from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
+from quire_kernels.triton_runtime.target import INTERPRETER, Target
 
 OLDEST = (8, 0)
 """Ampere: bfloat16 and asynchronous copies, which every kernel is built on."""
@@ -44,6 +45,16 @@ def device_properties(device: torch.device) -> DeviceProperties:
         multiprocessors=limits["multiprocessor_count"],
         shared_memory_bytes=limits["max_shared_mem"],
     )
+
+
+@functools.cache
+def target_of(device: torch.device) -> Target:
+    """What the configuration of a launch is looked up by; of a device with an index unless it is the CPU."""
+    if device.type != "cuda":
+        return INTERPRETER
+    properties = device_properties(device)
+    major, minor = properties.capability
+    return Target(10 * major + minor, properties.name)
 
 
 def require_device(op: str, device: torch.device) -> None:
