@@ -5,7 +5,7 @@ shape now and a ``CausalLM`` later.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -34,6 +34,8 @@ class BuildOptions:
     seed: int
     dtype: torch.dtype
     backend: LinearBackend
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where the weights will lie."""
 
 
 class Candidate(Protocol):
@@ -43,6 +45,11 @@ class Candidate(Protocol):
     @property
     def served_by(self) -> str:
         """What runs the layers, for the log: ``quire's llama family`` or ``transformers' GPT2LMHeadModel``."""
+        ...
+
+    @property
+    def is_native(self) -> bool:
+        """Whether every layer is one of ours, of which we know that it neither waits for the device nor mixes rows."""
         ...
 
     def limited_to(self, longest: int) -> "Candidate":

@@ -26,7 +26,6 @@ class ModelConfig(ModelShape):
 
     hidden_size: int
     intermediate_size: int
-    num_heads: int
     rms_norm_eps: float
     ropes: tuple[RopeConfig, ...]
     """By layer."""
@@ -162,6 +161,17 @@ def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: lis
         problems.append(f"architecture {', '.join(named)} is not supported; supported: {', '.join(supported)}")
         return ""
     return known[0]
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """What config.json says the checkpoint is stored in: transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
+    raw = read_json_object(folder / "config.json")
+    text = raw.get("text_config")
+    for place in (raw, text if isinstance(text, dict) else {}):
+        for name in ("dtype", "torch_dtype"):
+            if place.get(name) in ("float32", "float16", "bfloat16"):
+                return str(place[name])
+    return None
 
 
 def read_eos_token_ids(raw: dict[str, Any], generation: dict[str, Any], problems: list[str]) -> tuple[int, ...]:

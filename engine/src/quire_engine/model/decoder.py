@@ -129,8 +129,11 @@ def _is_ignorable(config: ModelConfig, name: str) -> bool:
 def _build(
     traits: Traits, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int
 ) -> DecoderStack:
-    tables = {rope: _rotary_table(rope, config.rotary_dim, positions) for rope in dict.fromkeys(config.ropes)}
     embedding = read(_EMBEDDING)
+    tables = {
+        rope: _rotary_table(rope, config.rotary_dim, positions).to(embedding.device)
+        for rope in dict.fromkeys(config.ropes)
+    }
     layers = tuple(
         _build_layer(traits, config, index, read, backend, tables[rope]) for index, rope in enumerate(config.ropes)
     )

@@ -12,6 +12,7 @@ from quire_engine.model.candidate import BuildOptions, BuiltModel
 from quire_engine.model.config import ModelConfig, load_config
 from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.shape import without_idle_windows
+from quire_engine.model.upload import make_upload
 from quire_engine.model.weights import RandomWeights, Reader, TensorSource, check_tensors, open_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ class NativeCandidate:
     def served_by(self) -> str:
         return f"quire's own {self.shape.architecture}"
 
+    @property
+    def is_native(self) -> bool:
+        return True
+
     def limited_to(self, longest: int) -> "NativeCandidate":
         return replace(self, shape=without_idle_windows(self.shape, longest), longest=longest)
 
@@ -39,9 +44,10 @@ class NativeCandidate:
         config, family = self.shape, find_family(self.shape.architecture)
         source: TensorSource
         if options.load_format == "dummy":
-            source = RandomWeights(family.tensor_shapes(config, ()), torch.Generator().manual_seed(options.seed))
+            generator = torch.Generator(options.device).manual_seed(options.seed)
+            source = RandomWeights(family.tensor_shapes(config, ()), generator)
         else:
-            source = open_checkpoint(self.folder)
+            source = open_checkpoint(self.folder, make_upload(options.device))
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
         # Angles for one position more than the longest sequence has: a step may run ahead of the stop that ends it.
@@ -54,10 +60,13 @@ class NativeCandidate:
         elif config.tie_word_embeddings:
             table = 0
         weight_bytes = numbers * options.dtype.itemsize
+        if options.device.type == "cuda":
+            torch.cuda.synchronize(options.device)
         seconds = time.perf_counter() - started
         _log.info(
-            "loaded %s: %d tensors, %.1f MB as %s in %.2f s (%.0f MB/s)%s",
+            "loaded %s onto %s: %d tensors, %.1f MB as %s in %.2f s (%.0f MB/s)%s",
             self.folder.name,
+            options.device,
             len(expected),
             weight_bytes / 1e6,
             options.backend.weights,

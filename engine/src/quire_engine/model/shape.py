@@ -15,6 +15,8 @@ class ModelShape:
     eos_token_ids: tuple[int, ...]
     num_layers: int
     """Those with attention: each has a KV cache."""
+    num_heads: int
+    """Query heads of a layer, of the widest where they differ."""
     num_kv_heads: int
     head_dim: int
     windows: Windows

@@ -1,7 +1,8 @@
 """A checkpoint's tensors: found, checked against what the family expects, and read one by one.
 
 safetensors files are mapped into memory, so a tensor's bytes are read from disk when it is first used and the file is
-never held whole. Checked before anything is read: each tensor there, of the right shape, none unexpected.
+never held whole; on a GPU each goes straight there, and is checked and converted there. Checked before anything is
+read: each tensor there, of the right shape, none unexpected.
 """
 
 import json
@@ -18,6 +19,7 @@ from torch import Tensor
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family
+from quire_engine.model.upload import Upload
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -43,18 +45,21 @@ class Safetensors:
     files: Mapping[str, Any]
     """By tensor name, the open file that holds it."""
     _shapes: Mapping[str, tuple[int, ...]]
+    upload: Upload
+    """To where tensors are read."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
     def read(self, name: str, part: int | None = None) -> Tensor:
         file = self.files[name]
-        tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
-        if tensor.dtype not in _DTYPES:
+        mapped: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        if mapped.dtype not in _DTYPES:
             raise ModelFolderError(
-                f"{self.folder}: tensor {name} is {tensor.dtype}; {', '.join(map(str, _DTYPES))} are supported:"
+                f"{self.folder}: tensor {name} is {mapped.dtype}; {', '.join(map(str, _DTYPES))} are supported:"
                 " use the model's checkpoint in 16 or 32 bits"
             )
+        tensor = self.upload(mapped)
         # The extremes are NaN if any element is, and take one pass without a copy.
         if tensor.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(tensor)):
             raise ModelFolderError(f"{self.folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
@@ -63,7 +68,7 @@ class Safetensors:
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """``--load-format dummy``: right shapes, random values, for benchmarks of a shape."""
+    """``--load-format dummy``: random values of the right shapes, made on the generator's device: for benchmarks."""
 
     expected: Mapping[str, tuple[int, ...]]
     generator: torch.Generator
@@ -73,9 +78,10 @@ class RandomWeights:
 
     def read(self, name: str, part: int | None = None) -> Tensor:
         shape = self.expected[name] if part is None else self.expected[name][1:]
+        device = self.generator.device
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
-        return torch.empty(shape).normal_(std=0.02, generator=self.generator)
+            return torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, device=device)
+        return torch.empty(shape, device=device).normal_(std=0.02, generator=self.generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class Reader:
         return converted
 
 
-def open_checkpoint(folder: Path) -> Safetensors:
+def open_checkpoint(folder: Path, upload: Upload = lambda mapped: mapped) -> Safetensors:
     """Raises ModelFolderError where there is no whole safetensors checkpoint."""
     index = _read_index(folder)
     names = sorted(set(index.values())) if index else [_only_file(folder)]
@@ -123,7 +129,7 @@ def open_checkpoint(folder: Path) -> Safetensors:
             f"{folder}: {_INDEX} names {_few(lacking)}, but no file holds that; index and files are of different"
             " checkpoints: copy or download them again"
         )
-    return Safetensors(folder, files, shapes)
+    return Safetensors(folder, files, shapes, upload)
 
 
 def _few(names: list[str]) -> str:

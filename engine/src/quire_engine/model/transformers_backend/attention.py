@@ -7,6 +7,7 @@ mask function, so transformers builds no mask: the plan of the step's batch says
 Legend: T tokens, HQ/HK query/KV heads, D head dim of the cache, DQ, DV dims of a model's queries and values (<= D).
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,9 +23,6 @@ from quire_kernels.store_kv import store_kv
 
 SERVING = "quire"
 """The ``attn_implementation``."""
-
-# Models rotate by themselves, if they rotate at all: nothing of a head is rotated here, at any position.
-_NO_ROTATION = torch.empty((1 << 40, 0), dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,12 @@ class AttentionStep:
     inputs: ModelInputs
     caches: tuple[KVCache, ...]
     places: Mapping[nn.Module, LayerPlace]
+
+
+@functools.cache
+def _no_rotation(device: torch.device) -> Tensor:
+    """Models rotate by themselves, if they rotate at all: nothing of a head is rotated here, at any position."""
+    return torch.empty((1 << 40, 0), dtype=torch.float32, device=device)
 
 
 def register() -> None:
@@ -68,7 +72,7 @@ def attend(
     value_dim = value.shape[-1]
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
     q, k, v = (_by_token(x, cache.head_dim) for x in (query, key, value))
-    store_kv(q, k, v, _NO_ROTATION, quire_step.inputs.positions, group.slots, cache)
+    store_kv(q, k, v, _no_rotation(q.device), quire_step.inputs.positions, group.slots, cache)
     attended = paged_attention(q, cache, group.plan, scale, softcap)  # [T, HQ, D]
     return attended[None, :, :, :value_dim], None
 

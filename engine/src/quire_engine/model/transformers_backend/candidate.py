@@ -36,6 +36,10 @@ class TransformersCandidate:
     def served_by(self) -> str:
         return f"transformers' {self.description.model_class.__name__}"
 
+    @property
+    def is_native(self) -> bool:
+        return False
+
     def limited_to(self, longest: int) -> "TransformersCandidate":
         return replace(self, shape=without_idle_windows(self.shape, longest))
 
@@ -43,17 +47,18 @@ class TransformersCandidate:
         started = time.perf_counter()
         attention.register()
         if options.load_format == "dummy":
-            model = checkpoint.random_weights(self.description, options.dtype, options.seed)
+            model = checkpoint.random_weights(self.description, options.dtype, options.seed, options.device)
         else:
-            model = checkpoint.load_weights(self.folder, self.description, options.dtype)
+            model = checkpoint.load_weights(self.folder, self.description, options.dtype, options.device)
         weight_bytes, looked_up_bytes = checkpoint.weight_bytes(model), checkpoint.looked_up_bytes(model)
         checkpoint.pack_linears(model, self.packable, options.backend)
         loaded = time.perf_counter()
         served = TransformersModel(model, self.layers, self.shape.windows)
-        check_faithful(model, served, self.shape, options.dtype)
+        check_faithful(model, served, self.shape, options.dtype, options.device)
         _log.info(
-            "loaded %s: %.1f MB as %s in %.2f s (%.0f MB/s), tried out against its own forward pass in %.2f s",
+            "loaded %s onto %s: %.1f MB as %s in %.2f s (%.0f MB/s), tried out against its own forward pass in %.2f s",
             self.folder.name,
+            options.device,
             weight_bytes / 1e6,
             options.backend.weights,
             loaded - started,
@@ -110,6 +115,7 @@ def make_shape(description: Description, layers: AttentionLayers, probe: Probe) 
         max_position_embeddings=description.max_position_embeddings,
         eos_token_ids=tuple(token for token in description.eos_token_ids if token < probe.vocab_size),
         num_layers=len(layers.names),
+        num_heads=layers.heads,
         num_kv_heads=layers.kv_heads,
         head_dim=layers.head_dim,
         windows=layers.windows,

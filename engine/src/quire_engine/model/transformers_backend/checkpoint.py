@@ -35,7 +35,7 @@ class PackedLinear(nn.Module):
         return self._multiply(x.reshape(-1, x.shape[-1])).view(shape)
 
 
-def load_weights(folder: Path, description: Description, dtype: torch.dtype) -> PreTrainedModel:
+def load_weights(folder: Path, description: Description, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Raises ModelFolderError."""
     open_checkpoint(folder)
     model_class: Any = description.model_class
@@ -53,14 +53,17 @@ def load_weights(folder: Path, description: Description, dtype: torch.dtype) -> 
     except Exception as error:  # shapes that do not fit, and whatever else a model's own code may raise
         raise ModelFolderError(f"{folder} cannot be loaded by transformers: {error}") from error
     _check_loading(folder, info)
+    model.to(device)  # transformers' own way onto a device needs another package
     _check_values(folder, model)
     return _ready(model)
 
 
-def random_weights(description: Description, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """``--load-format dummy``."""
+def random_weights(description: Description, dtype: torch.dtype, seed: int, device: torch.device) -> PreTrainedModel:
+    """``--load-format dummy``, made on the device."""
     torch.manual_seed(seed)
-    return _ready(description.model_class._from_config(description.config, dtype=dtype, attn_implementation=SERVING))
+    with device:
+        model = description.model_class._from_config(description.config, dtype=dtype, attn_implementation=SERVING)
+    return _ready(model)
 
 
 def _ready(model: PreTrainedModel) -> PreTrainedModel:

@@ -43,6 +43,8 @@ class AttentionLayers:
     """The layers that need a cache, in the order in which they run."""
 
     names: tuple[str, ...]
+    heads: int
+    """Of queries, in the widest layer."""
     kv_heads: int
     head_dim: int
     """The larger one of keys' and values'."""
@@ -77,6 +79,7 @@ def judge(probe: Probe) -> AttentionLayers:
         raise Unservable("not tried", "does not compute logits for chosen tokens alone (logits_to_keep)")
     return AttentionLayers(
         names=tuple(call.layer for call in probe.calls),
+        heads=max(call.query[1] for call in probe.calls),
         kv_heads=kv_heads.pop(),
         head_dim=head_dims.pop(),
         windows=windows,

@@ -28,11 +28,14 @@ _CHUNKS = ((5, 1, 1, 0), (17, 16, 1, 1), (23, 1, 2, 1))
 _TOLERANCES = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
-def check_faithful(model: PreTrainedModel, served: TransformersModel, shape: ModelShape, dtype: torch.dtype) -> None:
-    """Raises ModelFolderError where the packed model says something else than the model does."""
+def check_faithful(
+    model: PreTrainedModel, served: TransformersModel, shape: ModelShape, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises ModelFolderError where the packed model says something else than the model does, both on ``device``."""
     chunks = _fitting(shape.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
-    sequences = [torch.randint(shape.vocab_size, (sum(lengths),), generator=generator) for lengths in chunks]
+    drawn = [torch.randint(shape.vocab_size, (sum(lengths),), generator=generator) for lengths in chunks]
+    sequences = [tokens.to(device) for tokens in drawn]
     try:
         expected = _alone(model, sequences)
         found = _packed(served, shape, sequences, chunks, dtype)
@@ -78,7 +81,8 @@ def _packed(
     width = -(-max(map(len, sequences)) // _BLOCK_SIZE)
     # Every other block, from the end: what reads a sequence's tokens in their order finds other sequences'.
     tables = np.arange(len(sequences) * width, dtype=np.int32).reshape(width, -1).T[::-1].copy()  # [B, M]
-    caches = tuple(_small_cache(shape, tables.size, dtype) for _ in range(shape.num_layers))
+    device = sequences[0].device
+    caches = tuple(_small_cache(shape, tables.size, dtype, device) for _ in range(shape.num_layers))
     found: list[dict[int, Tensor]] = [{} for _ in sequences]
     computed = [0] * len(sequences)
     for lengths in zip(*chunks, strict=True):
@@ -93,14 +97,14 @@ def _packed(
     return found
 
 
-def _small_cache(shape: ModelShape, num_blocks: int, dtype: torch.dtype) -> KVCache:
+def _small_cache(shape: ModelShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
     return allocate_kv_cache(
         num_blocks=num_blocks,
         block_size=_BLOCK_SIZE,
         kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         dtype=dtype,
-        device=torch.device("cpu"),
+        device=device,
     )
 
 
@@ -117,11 +121,12 @@ def _inputs(
     owner = np.repeat(running, [end - start for _, start, end in spans])  # [T]
     slots = tables[owner, positions // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + positions % _BLOCK_SIZE
     lengths = [end - start for _, start, end in spans]
+    device = sequences[0].device
     groups = tuple(
         GroupInputs(
-            slots=torch.from_numpy(slots),
+            slots=torch.from_numpy(slots).to(device),
             plan=plan_attention(
-                block_tables=torch.from_numpy(tables[running]),
+                block_tables=torch.from_numpy(tables[running]).to(device),
                 query_lens=lengths,
                 context_lens=ends,
                 block_size=_BLOCK_SIZE,
@@ -132,7 +137,7 @@ def _inputs(
     )
     return ModelInputs(
         token_ids=torch.cat([sequences[index][start:end] for index, start, end in spans]),
-        positions=torch.from_numpy(positions),
+        positions=torch.from_numpy(positions).to(device),
         groups=groups,
-        logits_rows=torch.from_numpy(np.cumsum(lengths) - 1),
+        logits_rows=torch.from_numpy(np.cumsum(lengths) - 1).to(device),
     )
