@@ -17,7 +17,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table(title=title, title_justify="left", show_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number > 0)
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows:
         table.add_row(*row)
     console.print(table)

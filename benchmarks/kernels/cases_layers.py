@@ -1,0 +1,183 @@
+"""What the ops around attention are measured on, at Llama-3.1-8B's sizes: norms, activations, rotary with the write of
+keys and values, copies of blocks, linear layers whose rows do not depend on the batch.
+
+Legend: T tokens, H hidden size, I intermediate size, HQ/HK query/KV heads, D head dim, C blocks.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernel_cases import Case, Prepared, Result
+from quire_kernels.activation import reference as activation_reference
+from quire_kernels.activation import silu_and_mul
+from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache, allocate_swap_space
+from quire_kernels.rms_norm import reference as norm_reference
+from quire_kernels.rms_norm import rms_norm
+from quire_kernels.rotary import rotary_table
+from quire_kernels.store_kv import reference as store_reference
+from quire_kernels.store_kv import store_kv
+from quire_kernels.swap_blocks import swap_blocks
+
+_EPS = 1e-5
+
+
+def cases() -> list[Case]:
+    return [
+        _norm(32, 4096, residual=True),
+        _norm(4096, 4096, residual=True, quick=True),
+        _norm(4096, 4096, residual=False),
+        _norm(4096 * 32, 128, residual=False),
+        _activation(32, 14_336),
+        _activation(4096, 14_336, quick=True),
+        _store(32, heads=32, kv_heads=8, head_dim=128),
+        _store(4096, heads=32, kv_heads=8, head_dim=128, quick=True),
+        _store(4096, heads=32, kv_heads=8, head_dim=128, fp8=True),
+        _swap(256, layers=32, to_host=False, quick=True),
+        _swap(64, layers=32, to_host=True),
+    ]
+
+
+def tiny_cases() -> list[Case]:
+    return [
+        _norm(3, 96, residual=True),
+        _norm(5, 64, residual=False),
+        _activation(3, 96),
+        _store(5, heads=4, kv_heads=2, head_dim=64),
+        _swap(3, layers=2, to_host=False, kv_heads=2, head_dim=16),
+    ]
+
+
+def _norm(rows: int, width: int, *, residual: bool, quick: bool = False) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        x, weight = (torch.randn(*shape, device=device).to(dtype) for shape in ((rows, width), (width,)))
+        added = torch.randn(rows, width, device=device).to(dtype) if residual else None
+
+        def torch_norm() -> Result:
+            if added is None:
+                return functional.rms_norm(x, (width,), weight, _EPS)
+            added.add_(x)
+            return functional.rms_norm(added, (width,), weight, _EPS)
+
+        def fresh() -> Tensor | None:
+            return None if added is None else added.clone()
+
+        def with_sum(normed: Tensor, total: Tensor | None) -> Result:
+            return normed if total is None else [normed, total]
+
+        def result() -> Result:
+            total = fresh()
+            return with_sum(rms_norm(x, weight, _EPS, total), total)
+
+        def expected() -> Result:
+            total = fresh()
+            return with_sum(norm_reference.rms_norm(x, weight, _EPS, total), total)
+
+        return Prepared(
+            call=lambda: rms_norm(x, weight, _EPS, added),
+            result=result,
+            expected=expected,
+            bytes=x.nbytes * (4 if residual else 2),
+            peers={"torch": torch_norm},
+            compare_peers=not residual,
+        )
+
+    what = "with residual" if residual else "alone"
+    return Case(op="rms_norm", name=f"{rows:,} x {width:,} {what}", prepare=prepare, quick=quick)
+
+
+def _activation(rows: int, width: int, *, quick: bool = False) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        gate_up = torch.randn(rows, 2 * width, device=device).to(dtype)
+
+        def in_torch() -> Tensor:
+            gate, up = gate_up.chunk(2, dim=1)
+            return functional.silu(gate) * up
+
+        return Prepared(
+            call=lambda: silu_and_mul(gate_up),
+            expected=lambda: activation_reference.silu_and_mul(gate_up),
+            bytes=gate_up.nbytes * 3 // 2,
+            peers={"torch": in_torch},
+        )
+
+    return Case(op="activation", name=f"silu and mul {rows:,} x {width:,}", prepare=prepare, quick=quick)
+
+
+def _store(tokens: int, *, heads: int, kv_heads: int, head_dim: int, fp8: bool = False, quick: bool = False) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        def projected(count: int) -> Tensor:
+            return torch.randn(tokens, count, head_dim, device=device).to(dtype)
+
+        q, k, v = projected(heads), projected(kv_heads), projected(kv_heads)
+        frequencies = 10_000.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
+        table = rotary_table(frequencies, 8192).to(device)
+        positions = torch.randint(8192, (tokens,), device=device)
+        cache = _cache(-(-2 * tokens // 16), kv_heads, head_dim, FP8 if fp8 else dtype, device)
+        slots = torch.randperm(cache.num_blocks * 16, device=device)[:tokens]
+
+        def stored(op: object) -> Result:
+            target = _cache(cache.num_blocks, kv_heads, head_dim, cache.keys.dtype, device)
+            queries, keys = q.clone(), k.clone()
+            op(queries, keys, v, table, positions, slots, target)  # type: ignore[operator]
+            return [queries, target.keys.float(), target.values.float()]
+
+        # Of float8, a value may be rounded the other way: a step of its three bits.
+        bound = 0.07 if fp8 else None
+        written = 2 * k.numel() * cache.keys.itemsize
+        return Prepared(
+            call=lambda: store_kv(q, k, v, table, positions, slots, cache),
+            result=lambda: stored(store_kv),
+            expected=lambda: stored(store_reference.store_kv),
+            bound=bound if bound is not None else (2e-2 if dtype == torch.bfloat16 else 5e-3),
+            bytes=2 * q.nbytes + k.nbytes + v.nbytes + written + tokens * head_dim * 4,
+        )
+
+    kind = ", float8 cache" if fp8 else ""
+    name = f"rotary and write, {tokens:,} tokens, {heads}/{kv_heads} heads of {head_dim}{kind}"
+    return Case(op="store_kv", name=name, prepare=prepare, quick=quick)
+
+
+def _swap(
+    count: int, *, layers: int, to_host: bool, kv_heads: int = 8, head_dim: int = 128, quick: bool = False
+) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        sources = [_cache(4 * count, kv_heads, head_dim, dtype, device) for _ in range(layers)]
+        for cache in sources:
+            cache.keys.normal_()
+            cache.values.normal_()
+        targets = [allocate_swap_space(cache, count) if to_host else _emptied(cache) for cache in sources]
+        chosen = torch.randperm(4 * count, device=device)[:count]
+        places = torch.randperm(count, device=device)
+
+        def result() -> Result:
+            swap_blocks(sources, targets, chosen, places)
+            return [blocks for cache in targets for blocks in (cache.keys[:count], cache.values[:count])]
+
+        def expected() -> Result:
+            order = places.argsort()
+            return [blocks[chosen[order]] for cache in sources for blocks in (cache.keys, cache.values)]
+
+        moved = 2 * layers * count * sources[0].keys[0].nbytes
+        return Prepared(
+            call=lambda: swap_blocks(sources, targets, chosen, places),
+            result=result,
+            expected=expected,
+            exact=True,
+            bytes=moved * (1 if to_host else 2),
+        )
+
+    where = "to pinned memory" if to_host else "on the device"
+    return Case(op="swap_blocks", name=f"{count:,} blocks of {layers} layers {where}", prepare=prepare, quick=quick)
+
+
+def _cache(blocks: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+    return allocate_kv_cache(
+        num_blocks=blocks, block_size=16, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, device=device
+    )
+
+
+def _emptied(cache: KVCache) -> KVCache:
+    return dataclasses.replace(cache, keys=torch.zeros_like(cache.keys), values=torch.zeros_like(cache.values))

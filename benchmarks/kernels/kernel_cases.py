@@ -1,0 +1,83 @@
+"""A kernel on one shape: how it is called, what it must give, what it has to move or compute, who else can do it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Result = Tensor | Sequence[Tensor]
+BOUNDS = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+"""Of a row's error, by the dtype of what is compared: ||found - expected|| / ||expected||."""
+
+
+def _as_it_is(returned: Any) -> Result:
+    return returned  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """``call`` is what is timed, ``peers`` are timed beside it; ``compared`` makes of what either returned what is
+    compared with ``expected``. ``result`` takes the place of ``call`` there where that works in place.
+
+    bytes, flops   the least that must be read and written, and computed
+    exact          results are equal or wrong: copies, tokens
+    compare_peers  whether theirs can be compared: not where they work in place or draw other numbers
+    """
+
+    call: Callable[[], object]
+    expected: Callable[[], Result]
+    compared: Callable[[Any], Result] = _as_it_is
+    result: Callable[[], Result] | None = None
+    bytes: int = 0
+    flops: int = 0
+    exact: bool = False
+    bound: float | None = None
+    peers: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    compare_peers: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """``prepare`` allocates on the device and may raise ArgumentError where the op refuses the shape."""
+
+    op: str
+    name: str
+    prepare: Callable[[torch.device, torch.dtype], Prepared]
+    quick: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    error: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.bound  # NaN does not
+
+
+def compare(prepared: Prepared, found: Result, expected: Result) -> Verdict:
+    """The worst row's error, or, of an exact op, the share of elements that differ."""
+    pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
+    if prepared.exact:
+        wrong = max(float((a != b.to(a.device)).double().mean()) for a, b in pairs)
+        return Verdict(error=wrong, bound=0.0)
+    bound = prepared.bound if prepared.bound is not None else max(BOUNDS[a.dtype] for a, _ in pairs)
+    return Verdict(error=max(_row_error(a, b) for a, b in pairs), bound=bound)
+
+
+def _tensors(result: Result) -> Sequence[Tensor]:
+    return [result] if isinstance(result, Tensor) else result
+
+
+def _row_error(found: Tensor, expected: Tensor) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    wide = expected.to(found.device).float().flatten(0, -2)  # [rows, columns]
+    difference = (found.float().flatten(0, -2) - wide).norm(dim=-1)
+    return float((difference / wide.norm(dim=-1).clamp_min(1e-6)).max())

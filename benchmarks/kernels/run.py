@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Every kernel on this GPU: right first, then its time, what it reaches of the card, and others' kernels beside it.
+
+Bandwidth and GEMM rate are measured in the same run; L2 is flushed before every call; times are medians. The rows are
+written as JSON after each case, so a run that is cut short still tells. Without a GPU, small cases are compared with
+their references in Triton's interpreter, every kernel is compiled ahead of time, and what was skipped is said.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from plain import show_table
+
+if TYPE_CHECKING:
+    from gpu_timing import Card
+    from kernel_cases import Case
+    from measuring import Row
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_JSON = Path("out/bench/kernels.json")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a case or two of each op; without a GPU: no compilation")
+    parser.add_argument("--op", nargs="+", help="only these ops")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--seconds", type=float, default=420.0, help="begin no case after these (default 420)")
+    parser.add_argument("--json", type=Path, default=DEFAULT_JSON, help=f"default {DEFAULT_JSON}")
+    parser.add_argument("--plot", type=Path, help="draw the shares there (.png, .svg or .pdf; needs matplotlib)")
+    parser.add_argument("--interpreted", action="store_true", help="the small cases, in Triton's interpreter, only")
+    return parser.parse_args()
+
+
+# --- with a GPU ---
+
+
+def all_cases(*, tiny: bool) -> list["Case"]:
+    import cases_attention
+    import cases_layers
+    import cases_sampling
+
+    modules = (cases_attention, cases_layers, cases_sampling)
+    return [case for module in modules for case in (module.tiny_cases() if tiny else module.cases())]
+
+
+def chosen_cases(arguments: argparse.Namespace, *, tiny: bool) -> list["Case"]:
+    from quire_kernels.triton_runtime.aot_compile import ops_with_kernels
+
+    cases = all_cases(tiny=tiny)
+    if arguments.op:
+        known = sorted({case.op for case in cases})
+        if unknown := [op for op in arguments.op if op not in known]:
+            raise SystemExit(f"--op: there is no {', '.join(unknown)}; there are {', '.join(known)}")
+        cases = [case for case in cases if case.op in arguments.op]
+    if arguments.quick and not tiny:
+        cases = [case for case in cases if case.quick]
+    with_kernels = ops_with_kernels()
+    return [case for case in cases if case.op in with_kernels]
+
+
+def machine() -> dict[str, Any]:
+    import torch
+    import triton
+
+    import peers
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "capability": list(torch.cuda.get_device_capability(0)),
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "peers": peers.versions(),
+    }
+
+
+def run_on_gpu(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from gpu_timing import Timer, measure_card
+    from measuring import measure
+
+    began = perf_counter()
+    device = torch.device("cuda", torch.cuda.current_device())
+    dtype = getattr(torch, arguments.dtype)
+    cases = chosen_cases(arguments, tiny=False)
+    timer = Timer(device)
+    card = measure_card(timer, device)
+    found = {"machine": machine(), "card": asdict(card), "dtype": arguments.dtype, "rows": [], "not_measured": []}
+    rows: list[Row] = []
+    signal.signal(signal.SIGTERM, _stop)
+    waiting = list(cases)
+    try:
+        while waiting and perf_counter() - began < arguments.seconds:
+            row = measure(waiting[0], device, dtype, timer, card)
+            waiting.pop(0)
+            rows.append(row)
+            found["rows"].append(asdict(row))
+            found["not_measured"] = [str(case) for case in waiting]
+            write(arguments.json, found)
+            print(f"[{perf_counter() - began:5.0f} s] {row.op}: {row.case}: {brief(row)}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("stopped early", file=sys.stderr)
+    show(rows, found["machine"], card, [str(case) for case in waiting])
+    if arguments.plot:
+        draw(arguments.plot, rows, found["machine"]["device"])
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """All of it anew, in one move: a run that is killed leaves a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+# --- what a person sees ---
+
+
+def brief(row: "Row") -> str:
+    if row.failed is not None:
+        return row.failed
+    if row.seconds is None:
+        return "right"
+    return f"{row.seconds * 1e6:,.1f} µs, {reached(row)}, {share(row)}"
+
+
+def memory_bound(row: "Row") -> bool:
+    """Which of the two the case is nearer to."""
+    return row.gemm_share is None or (row.bandwidth_share or 0.0) >= row.gemm_share
+
+
+def reached(row: "Row") -> str:
+    return f"{row.bytes_per_second / 1e9:,.0f} GB/s" if memory_bound(row) else f"{row.flops / 1e12:,.0f} TFLOP/s"
+
+
+def share(row: "Row") -> str:
+    if memory_bound(row):
+        return f"{row.bandwidth_share or 0.0:.0%} of bandwidth"
+    return f"{row.gemm_share or 0.0:.0%} of GEMM"
+
+
+def peer_cell(row: "Row") -> str:
+    timed = [f"{name} {peer.ratio:.2f}x" for name, peer in row.peers.items() if peer.ratio is not None]
+    return ", ".join(timed)
+
+
+def show(rows: Sequence["Row"], machine: dict[str, Any], card: "Card", missing: Sequence[str]) -> None:
+    lines = []
+    for row in rows:
+        if row.seconds is None:
+            lines.append([f"{row.op}: {row.case}", "failed", "", "", "", ""])
+        else:
+            time = f"{row.seconds * 1e6:,.1f}"
+            lines.append([f"{row.op}: {row.case}", time, reached(row), share(row), f"{row.error:.1e}", peer_cell(row)])
+    gemm = ", ".join(f"{name} {flops / 1e12:,.0f} TFLOP/s" for name, flops in card.gemm_flops.items())
+    refused = {f"{name}: {peer.failed}" for row in rows for name, peer in row.peers.items() if peer.failed is not None}
+    notes = [
+        f"{machine['device']}; torch {machine['torch']}, Triton {machine['triton']}, Python {machine['python']}",
+        f"read {card.read_bytes_per_second / 1e9:,.0f} GB/s, copy {card.copy_bytes_per_second / 1e9:,.0f} GB/s, {gemm}",
+        f"peers: time over ours, above 1 ours is faster; installed: {machine['peers'] or 'torch only'}",
+        *(f"peers refused or wrong: {line}" for line in sorted(refused)),
+        *(f"{row.op}: {row.case}: {row.failed}" for row in rows if row.failed is not None),
+    ]
+    if missing:
+        notes.append(f"not measured, the time was up: {'; '.join(missing)}")
+    columns = ["case", "µs", "reached", "share", "error", "peers"]
+    show_table("Kernels: medians with a cold L2 cache", columns, lines, notes)
+
+
+def draw(path: Path, rows: Sequence["Row"], device: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("matplotlib is not installed here: no plot", file=sys.stderr)
+        return
+    timed = [row for row in rows if row.seconds is not None][::-1]
+    figure = Figure(figsize=(11, 1.5 + 0.28 * len(timed)), layout="constrained")
+    figure.suptitle(f"Share of what {device} reached in the same run")
+    axes = figure.subplots()
+    shares = [(row.bandwidth_share if memory_bound(row) else row.gemm_share) or 0.0 for row in timed]
+    colours = ["tab:blue" if memory_bound(row) else "tab:orange" for row in timed]
+    axes.barh([f"{row.op}: {row.case}" for row in timed], shares, color=colours)
+    axes.tick_params(axis="y", labelsize="small")
+    axes.set(xlim=(0.0, 1.05), xlabel="of the read bandwidth (blue) or the GEMM rate (orange)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+# --- without one ---
+
+
+def run_interpreted(arguments: argparse.Namespace) -> int:
+    """In a process with TRITON_INTERPRET=1."""
+    import torch
+
+    from measuring import measure
+
+    rows = []
+    for case in chosen_cases(arguments, tiny=True):
+        row = measure(case, torch.device("cpu"), torch.float16, None, None)
+        outcome = "right" if row.failed is None else "failed"
+        rows.append([f"{row.op}: {row.case}", outcome, "" if row.error is None else f"{row.error:.1e}"])
+        if row.failed is not None:
+            print(f"{case}: {row.failed}", file=sys.stderr)
+    show_table("Small cases in Triton's interpreter, float16, against their references", ["case", "", "error"], rows)
+    write(arguments.json, {"interpreted": [dict(zip(("case", "outcome", "error"), row, strict=True)) for row in rows]})
+    return 0 if all(row[1] == "right" for row in rows) else 1
+
+
+def run_without_gpu(arguments: argparse.Namespace) -> int:
+    print("No GPU here: nothing is timed. Small cases run in Triton's interpreter.", flush=True)
+    command = [sys.executable, __file__, "--interpreted", "--json", str(arguments.json)]
+    if arguments.op:
+        command += ["--op", *arguments.op]
+    failed = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=False).returncode
+    if not arguments.quick:
+        compile_command = [sys.executable, str(HERE / "aot.py"), *(["--op", *arguments.op] if arguments.op else [])]
+        failed |= subprocess.run(compile_command, check=False).returncode
+    skipped = "times, shares of bandwidth and GEMM rate, ratios to other kernels, bfloat16"
+    if arguments.quick:
+        skipped += "; compiling ahead of time (leave --quick out, or `make kernels-aot`)"
+    print(f"Skipped, as there is no GPU: {skipped}.")
+    return failed
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if arguments.interpreted and not interpreted:
+        raise SystemExit("--interpreted: set TRITON_INTERPRET=1 as well; Triton reads it as kernels are defined")
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise SystemExit(f"{error.name} is not installed here: no kernel can run") from None
+    if interpreted:
+        raise SystemExit(run_interpreted(arguments))
+    if not torch.cuda.is_available():
+        raise SystemExit(run_without_gpu(arguments))
+    raise SystemExit(run_on_gpu(arguments))
+
+
+if __name__ == "__main__":
+    main()
