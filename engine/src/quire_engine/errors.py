@@ -8,6 +8,7 @@
     │   ├── TlsError            certificate, private key or authorities
     │   ├── TracingError        what OpenTelemetry needs is not there
     │   ├── AddressError        the address to listen on
+    │   ├── DeviceError         a GPU that ran out of memory or failed, at the start or in a later step
     │   └── EngineStartError    what the engine process said before it ended
     └── RequestError            answered by server.problems in OpenAI's error shape
         ├── InvalidRequest      400
@@ -74,6 +75,10 @@ class TracingError(StartError):
 
 class AddressError(StartError):
     """The address cannot be listened on."""
+
+
+class DeviceError(StartError):
+    """The GPU ran out of memory, or failed. In a step it ends the engine process, and another is started."""
 
 
 class EngineStartError(StartError):

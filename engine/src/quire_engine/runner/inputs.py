@@ -1,10 +1,14 @@
-"""From a batch of the core to the tensors of one forward pass.
+"""From a batch of the core to the columns of one forward pass, and on a CPU to its tensors.
 
-``RowState`` is the persistent half: each row's block tables and last drawn token, changed by what a batch says is new.
-``build`` is the pure half: no sequence is visited one by one, so a step's cost hardly grows with its sequences.
+``BlockTables`` and ``RowState`` are the persistent half: each row's block tables and last drawn token, changed by what
+a batch says is new. ``step_columns`` is the pure half, which ``runner.device`` shares: no sequence is visited one by
+one, so a step's cost hardly grows with its sequences. ``build`` makes a CPU's inputs of them.
 
 Legend: T tokens, B scheduled sequences, S block size, M blocks per sequence, R rows of logits.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,12 +19,11 @@ from quire_engine.model.layers import GroupInputs, ModelInputs
 from quire_kernels.paged_attention import plan_attention
 
 
-class RowState:
-    """What the runner remembers of each row between steps. ``tables[g][row]`` is the row's block table in group g."""
+class BlockTables:
+    """``tables[g][row]`` is the row's block table in KV cache group g."""
 
     def __init__(self, *, max_rows: int, max_blocks: int, groups: int) -> None:
         self.tables = tuple(np.zeros((max_rows, max_blocks), dtype=np.int32) for _ in range(groups))
-        self.last_token = np.zeros(max_rows, dtype=np.int64)
 
     def apply(self, batch: Batch) -> None:
         for table, updates in zip(self.tables, batch.block_updates, strict=True):
@@ -28,51 +31,83 @@ class RowState:
                 table[updates.rows, updates.positions] = updates.blocks
 
 
+class RowState(BlockTables):
+    """What a runner on a CPU remembers of each row between steps."""
+
+    def __init__(self, *, max_rows: int, max_blocks: int, groups: int) -> None:
+        super().__init__(max_rows=max_rows, max_blocks=max_blocks, groups=groups)
+        self.last_token = np.zeros(max_rows, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepColumns:
+    """A batch as arrays."""
+
+    rows: np.ndarray  # [B] int64
+    scheduled: np.ndarray  # [B] int64
+    contexts: np.ndarray  # [B] int64, tokens of the sequence once the step is done
+    ends: np.ndarray  # [B] int64, where the sequence's tokens end among all
+    token_ids: np.ndarray  # [T] int64, 0 where a token is not known yet
+    token_rows: np.ndarray  # [T] int64, the row each token belongs to
+    positions: np.ndarray  # [T] int64
+    feedback: np.ndarray  # [F] int64, places in ``token_ids`` of those not known yet
+    slots: tuple[np.ndarray, ...]  # [T] int64 each, one per KV cache group
+
+
+def step_columns(batch: Batch, tables: Sequence[np.ndarray], block_size: int) -> StepColumns:
+    """``tables`` [rows, M] per group have taken in the batch already."""
+    rows = np.asarray(batch.rows, dtype=np.int64)  # [B]
+    computed = np.asarray(batch.num_computed, dtype=np.int64)  # [B]
+    scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)  # [B]
+    ends = np.cumsum(scheduled)  # [B]
+    if len(rows) == batch.num_tokens:  # all decode: the common step
+        token_rows, positions = rows, computed
+    else:
+        owner = np.repeat(np.arange(len(rows)), scheduled)  # [T] place of its sequence in the batch
+        token_rows = rows[owner]
+        positions = np.arange(batch.num_tokens) + (computed - ends + scheduled)[owner]
+    places, offsets = np.divmod(positions, block_size)  # [T], [T]
+    return StepColumns(
+        rows=rows,
+        scheduled=scheduled,
+        contexts=computed + scheduled,
+        ends=ends,
+        token_ids=np.asarray(batch.token_ids, dtype=np.int64),
+        token_rows=token_rows,
+        positions=positions,
+        feedback=np.asarray(batch.feedback_tokens, dtype=np.int64),
+        slots=tuple(table[token_rows, places].astype(np.int64) * block_size + offsets for table in tables),
+    )
+
+
 def build(batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.ndarray) -> ModelInputs:
     """The step's inputs; ``state`` has taken in the batch already.
 
     logits_rows  [R] int64, the tokens that have logits: places in ``batch.token_ids``, rising
     """
-    rows = np.asarray(batch.rows, dtype=np.int64)  # [B]
-    computed = np.asarray(batch.num_computed, dtype=np.int64)  # [B]
-    scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)  # [B]
-    token_ids = np.asarray(batch.token_ids, dtype=np.int64)  # [T]
-    ends = np.cumsum(scheduled)  # [B]
-    owner = np.repeat(np.arange(len(rows)), scheduled)  # [T] place of its sequence in the batch
-    positions = np.arange(len(token_ids)) + (computed - ends + scheduled)[owner]  # [T]
-    if batch.feedback_tokens:
-        places = np.asarray(batch.feedback_tokens, dtype=np.int64)
-        token_ids[places] = state.last_token[rows[owner[places]]]
-    contexts = computed + scheduled  # [B]
-    groups = tuple(
-        _group_inputs(table, group, layout.block_size, rows, owner, positions, scheduled, contexts)
-        for table, group in zip(state.tables, layout.groups, strict=True)
-    )
+    columns = step_columns(batch, state.tables, layout.block_size)
+    if len(columns.feedback):
+        columns.token_ids[columns.feedback] = state.last_token[columns.token_rows[columns.feedback]]
     return ModelInputs(
-        token_ids=torch.from_numpy(token_ids),
-        positions=torch.from_numpy(positions),
-        groups=groups,
+        token_ids=torch.from_numpy(columns.token_ids),
+        positions=torch.from_numpy(columns.positions),
+        groups=tuple(
+            _group_inputs(table, group, layout.block_size, columns, slots)
+            for table, group, slots in zip(state.tables, layout.groups, columns.slots, strict=True)
+        ),
         logits_rows=torch.from_numpy(logits_rows),
     )
 
 
 def _group_inputs(
-    table: np.ndarray,
-    group: KVCacheGroup,
-    block_size: int,
-    rows: np.ndarray,
-    owner: np.ndarray,
-    positions: np.ndarray,
-    scheduled: np.ndarray,
-    contexts: np.ndarray,
+    table: np.ndarray, group: KVCacheGroup, block_size: int, columns: StepColumns, slots: np.ndarray
 ) -> GroupInputs:
-    blocks = table[rows[owner], positions // block_size].astype(np.int64)  # [T]
-    width = -(-int(contexts.max()) // block_size)
+    width = -(-int(columns.contexts.max()) // block_size)
     plan = plan_attention(
-        block_tables=torch.from_numpy(np.ascontiguousarray(table[rows, :width])),  # [B, M]
-        query_lens=scheduled,
-        context_lens=contexts,
+        block_tables=torch.from_numpy(np.ascontiguousarray(table[columns.rows, :width])),  # [B, M]
+        query_lens=columns.scheduled,
+        context_lens=columns.contexts,
         block_size=block_size,
         window=group.window,
     )
-    return GroupInputs(slots=torch.from_numpy(blocks * block_size + positions % block_size), plan=plan)
+    return GroupInputs(slots=torch.from_numpy(slots), plan=plan)

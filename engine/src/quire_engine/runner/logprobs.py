@@ -9,16 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_engine.core.batch import Batch, TokenLogprobs
-from quire_kernels.logprobs import token_logprobs
+from quire_engine.core.batch import Batch, PromptPositions, TokenLogprobs
+from quire_kernels.logprobs import Logprobs, token_logprobs
 
 
 def report(logits: Tensor, lines: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> list[TokenLogprobs]:
     """For line ``lines[i]`` of logits [R, V] the token ``token_ids[i]`` and the ``counts[i]`` likeliest; all [K]."""
-    most = min(int(counts.max(initial=0)), logits.shape[1])
-    found = token_logprobs(logits, torch.from_numpy(lines), torch.from_numpy(token_ids), most)
+    found = token_logprobs(logits, torch.from_numpy(lines), torch.from_numpy(token_ids), most_of(counts, logits))
+    return entries(found, token_ids.tolist(), counts)
+
+
+def most_of(counts: np.ndarray, logits: Tensor) -> int:
+    """How many likeliest tokens have to be found of each line."""
+    return min(int(counts.max(initial=0)), logits.shape[1])
+
+
+def entries(found: Logprobs, token_ids: list[int], counts: np.ndarray) -> list[TokenLogprobs]:
+    """``found``, in host memory, as it is reported."""
     columns = zip(
-        token_ids.tolist(),
+        token_ids,
         found.of_token.tolist(),
         found.rank.tolist(),
         found.token_ids.tolist(),
@@ -60,11 +69,28 @@ def logits_rows(batch: Batch) -> LogitsRows:
 
 def report_prompts(batch: Batch, logits: Tensor, lines: np.ndarray) -> list[list[TokenLogprobs]]:
     """For each of ``Batch.prompt_logprobs`` its positions' next tokens; ``lines`` [P] says where their logits are."""
-    asked = batch.prompt_logprobs
-    if not asked:
+    if not batch.prompt_logprobs:
         return []
-    token_ids = np.concatenate([np.asarray(one.next_token_ids, dtype=np.int64) for one in asked])
+    asked = asked_of_prompts(batch.prompt_logprobs)
+    return by_prompt(batch.prompt_logprobs, report(logits, lines, asked.token_ids, asked.counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTokens:
+    token_ids: np.ndarray  # [P] int64, the prompts' next tokens
+    counts: np.ndarray  # [P] int64, how many likeliest to report beside each
+
+
+def asked_of_prompts(asked: list[PromptPositions]) -> AskedTokens:
     lengths = [len(one.next_token_ids) for one in asked]
-    entries = report(logits, lines, token_ids, np.repeat([one.num_logprobs for one in asked], lengths))
+    return AskedTokens(
+        token_ids=np.concatenate([np.asarray(one.next_token_ids, dtype=np.int64) for one in asked]),
+        counts=np.repeat([one.num_logprobs for one in asked], lengths),
+    )
+
+
+def by_prompt(asked: list[PromptPositions], entries: list[TokenLogprobs]) -> list[list[TokenLogprobs]]:
+    """The entries of all positions, one after another, cut where a prompt ends."""
+    lengths = [len(one.next_token_ids) for one in asked]
     ends = np.cumsum(lengths).tolist()
     return [entries[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -1,0 +1,166 @@
+"""What the runner asks of CUDA: pinned memory, marks in the stream of work, a stream on the side, captured graphs.
+
+Behind one Protocol, so that everything else runs and is tested where Triton interprets its kernels on CPU tensors:
+there work is done when it is issued, and a captured graph is a call. Nothing here knows of batches.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A point in a stream of work, after all that was issued before it."""
+
+    def wait(self) -> None:
+        """Until the work has come so far. Raises what CUDA found wrong with it."""
+        ...
+
+    def seconds_since(self, earlier: "Mark") -> float:
+        """Between two marks of one stream that were both reached."""
+        ...
+
+
+class Graph(Protocol):
+    def replay(self) -> None: ...
+
+
+class Accelerator(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """Bytes of host memory from which the device copies by itself: the host does not wait for it."""
+        ...
+
+    def download(self, tensor: Tensor) -> Tensor:
+        """A copy in host memory, whole when a mark set afterwards was reached."""
+        ...
+
+    def mark(self) -> Mark: ...
+
+    def follow(self, mark: Mark) -> None:
+        """Let the current stream go on only when the mark, of another stream, was reached."""
+        ...
+
+    def on_side(self) -> AbstractContextManager[object]:
+        """Issue work on the side stream, which the main one does not wait for."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """A graph that does, on the same tensors, what ``work`` issues; it may be called several times for this.
+
+        Graphs share memory: what one leaves in tensors that it made itself is gone when another is replayed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Wait for everything, and let go of what graphs take."""
+        ...
+
+
+def make_accelerator(device: torch.device) -> Accelerator:
+    return CudaAccelerator(device) if device.type == "cuda" else InterpretedAccelerator(device)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMark:
+    event: torch.cuda.Event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return cast(float, cast(CudaMark, earlier).event.elapsed_time(self.event)) / 1e3
+
+
+class CudaAccelerator:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._side = torch.cuda.Stream(device)
+        self._graph_memory: Any = None
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def download(self, tensor: Tensor) -> Tensor:
+        # Into pinned memory, which torch keeps for the next time.
+        return tensor.to("cpu", non_blocking=True)
+
+    def mark(self) -> CudaMark:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return CudaMark(event)
+
+    def follow(self, mark: Mark) -> None:
+        torch.cuda.current_stream(self.device).wait_event(cast(CudaMark, mark).event)
+
+    def on_side(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._side)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        # Once outside a graph, where kernels may be compiled and libraries allocate their own memory.
+        work()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_memory):
+            work()
+        if self._graph_memory is None:
+            self._graph_memory = graph.pool()
+        return graph
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self.device)
+        self._graph_memory = None
+
+
+@dataclass(frozen=True, slots=True)
+class InterpretedMark:
+    """What was issued before it is done."""
+
+    time: float = field(default_factory=time.perf_counter)
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return self.time - cast(InterpretedMark, earlier).time
+
+
+@dataclass(frozen=True, slots=True)
+class EagerGraph:
+    work: Callable[[], None]
+
+    def replay(self) -> None:
+        self.work()
+
+
+@dataclass(frozen=True, slots=True)
+class InterpretedAccelerator:
+    device: torch.device
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def download(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def mark(self) -> InterpretedMark:
+        return InterpretedMark()
+
+    def follow(self, mark: Mark) -> None:
+        pass
+
+    def on_side(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def capture(self, work: Callable[[], None]) -> EagerGraph:
+        return EagerGraph(work)
+
+    def close(self) -> None:
+        pass

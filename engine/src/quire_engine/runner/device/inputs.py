@@ -1,0 +1,174 @@
+"""What a step's inputs are made of on the device: block tables and last drawn tokens by row, kept from step to step.
+
+The host keeps block tables as well, to work out slots; it sends only what a batch says is new. One row more than
+sequences can have is for padding: it names the spare block, one more than the scheduler knows of. A padded sequence
+is one of a single token there, so that kernels see nothing but sequences.
+
+Legend: T tokens, B sequences, N rows, M blocks per sequence, K drawn tokens.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_engine.core.batch import Batch
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.model.layers import GroupInputs, ModelInputs
+from quire_engine.runner.device.staging import InputSizes, Item, Parcel, StepInputs
+from quire_engine.runner.inputs import BlockTables, StepColumns
+from quire_engine.runner.logprobs import LogitsRows
+from quire_kernels.paged_attention.plan import DevicePlan, Workspace
+
+
+class DeviceRows:
+    """``stage`` what a batch says is new, then, the parcel sent, ``apply`` it on the device."""
+
+    def __init__(
+        self, *, layout: KVCacheLayout, max_rows: int, max_blocks: int, max_tokens: int, device: torch.device
+    ) -> None:
+        groups = len(layout.groups)
+        self.spare_row = max_rows
+        self.spare_slots = [group.num_blocks * layout.block_size for group in layout.groups]
+        self.host = BlockTables(max_rows=max_rows, max_blocks=max_blocks, groups=groups)
+        self._tables = tuple(
+            torch.zeros((max_rows + 1, max_blocks), dtype=torch.int32, device=device) for _ in range(groups)
+        )
+        for table, group in zip(self._tables, layout.groups, strict=True):
+            table[self.spare_row, 0] = group.num_blocks
+        self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        # Of the step under way: block tables in its order, and tokens fed back.
+        self._gathered = tuple(
+            torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device) for _ in range(groups)
+        )
+        self._fed_back = torch.zeros(max_tokens, dtype=torch.int64, device=device)
+        self._updates: list[tuple[Tensor, Item, Item]] = []
+
+    def stage(self, batch: Batch, parcel: Parcel) -> None:
+        self.host.apply(batch)
+        self._updates = []
+        for host, table, updates in zip(self.host.tables, self._tables, batch.block_updates, strict=True):
+            if not updates.rows:
+                continue
+            places = np.asarray(updates.rows, dtype=np.int64) * host.shape[1] + np.asarray(updates.positions)
+            # As they stand now: of a place that was given twice, both writes say the same.
+            self._updates.append((table, parcel.add(places), parcel.add(host.reshape(-1)[places])))
+
+    def apply(self) -> None:
+        for table, places, blocks in self._updates:
+            table.view(-1).index_copy_(0, places.on_device, blocks.on_device)
+        self._updates = []
+
+    def fill_in(self, inputs: StepInputs[Tensor]) -> None:
+        """Puts last drawn tokens and block tables in their places. Part of captured graphs."""
+        tokens, sequences = len(inputs.token_ids), len(inputs.rows)
+        fed_back = self._fed_back[:tokens]
+        torch.index_select(self._last_token, 0, inputs.token_rows, out=fed_back)
+        torch.where(inputs.is_feedback, fed_back, inputs.token_ids, out=inputs.token_ids)
+        for table, gathered in zip(self._tables, self._gathered, strict=True):
+            torch.index_select(table, 0, inputs.rows, out=gathered[:sequences])
+
+    def remember(self, rows: Tensor, drawn: Tensor) -> None:
+        """The tokens [K] drawn for rows [K], for the next step to be fed back."""
+        self._last_token.index_copy_(0, rows, drawn)
+
+    def block_tables(self, sequences: int) -> tuple[Tensor, ...]:
+        """[B, M] each, as ``fill_in`` leaves them."""
+        return tuple(gathered[:sequences] for gathered in self._gathered)
+
+
+def write_inputs(
+    target: StepInputs[np.ndarray], columns: StepColumns, wanted: LogitsRows, samples: np.ndarray, rows: DeviceRows
+) -> None:
+    """Fills in a step's inputs, and padding where ``target`` is larger.
+
+    samples  [B] bool, the sequences that a token is drawn for
+    """
+    tokens, sequences, draws = len(columns.token_ids), len(columns.rows), len(wanted.sampled)
+    target.token_ids[:tokens] = columns.token_ids
+    target.positions[:tokens] = columns.positions
+    target.token_rows[:tokens] = columns.token_rows
+    target.is_feedback[:tokens] = False
+    target.is_feedback[columns.feedback] = True
+    for slots, own in zip(target.slots, columns.slots, strict=True):
+        slots[:tokens] = own
+    target.rows[:sequences] = columns.rows
+    target.contexts[:sequences] = columns.contexts
+    target.query_starts[0] = 0
+    target.query_starts[1 : sequences + 1] = columns.ends
+    target.logits_rows[: len(wanted.rows)] = wanted.rows
+    target.drawn_lines[:draws] = wanted.sampled
+    target.drawn_rows[:draws] = columns.rows[samples]
+    target.drawn_positions[:draws] = columns.contexts[samples]
+    write_padding(target, rows, sequences=sequences)
+
+
+def write_padding(target: StepInputs[np.ndarray], rows: DeviceRows, *, sequences: int) -> None:
+    """Fills in what is left behind so many ``sequences`` with others of one token. Only a decode batch has any left, so
+    that many tokens and rows of logits come before, too."""
+    size = len(target.rows)
+    if sequences == size:
+        return
+    target.token_ids[sequences:] = 0
+    target.positions[sequences:] = 0
+    target.token_rows[sequences:] = rows.spare_row
+    target.is_feedback[sequences:] = False
+    for slots, spare in zip(target.slots, rows.spare_slots, strict=True):
+        slots[sequences:] = spare
+    target.rows[sequences:] = rows.spare_row
+    target.contexts[sequences:] = 1
+    target.query_starts[sequences:] = np.arange(sequences, size + 1)
+    target.logits_rows[sequences:] = np.arange(sequences, size)
+
+
+def of_all_tokens(wanted: LogitsRows, tokens: int) -> LogitsRows:
+    """The same rows, where every token of the batch has logits."""
+    return LogitsRows(
+        rows=np.arange(tokens), sampled=wanted.rows[wanted.sampled], reported=wanted.rows[wanted.reported]
+    )
+
+
+def sizes_of(columns: StepColumns, wanted: LogitsRows) -> InputSizes:
+    return InputSizes(
+        tokens=len(columns.token_ids),
+        sequences=len(columns.rows),
+        logits=len(wanted.rows),
+        draws=len(wanted.sampled),
+    )
+
+
+def padded_sizes(sequences: int) -> InputSizes:
+    """Of a decode batch filled up to so many sequences."""
+    return InputSizes(tokens=sequences, sequences=sequences, logits=sequences, draws=sequences)
+
+
+def model_inputs(
+    inputs: StepInputs[Tensor],
+    block_tables: tuple[Tensor, ...],
+    layout: KVCacheLayout,
+    workspace: Workspace,
+    *,
+    max_query_len: int,
+    min_query_len: int,
+) -> ModelInputs:
+    """Over the same memory, whatever it will hold."""
+    return ModelInputs(
+        token_ids=inputs.token_ids,
+        positions=inputs.positions,
+        groups=tuple(
+            GroupInputs(
+                slots=slots,
+                plan=DevicePlan(
+                    block_tables=tables,
+                    query_starts=inputs.query_starts,
+                    context_lens=inputs.contexts,
+                    num_tokens=len(inputs.token_ids),
+                    max_query_len=max_query_len,
+                    min_query_len=min_query_len,
+                    window=group.window,
+                    workspace=workspace,
+                ),
+            )
+            for slots, tables, group in zip(inputs.slots, block_tables, layout.groups, strict=True)
+        ),
+        logits_rows=inputs.logits_rows,
+    )

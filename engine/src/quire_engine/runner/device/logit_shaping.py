@@ -1,0 +1,252 @@
+"""Edits of logits by row, as ``runner.logit_shaping``, in device memory that the host never reads.
+
+Where a row's edits lie is the host's decision, so it knows all about the pool but how many ids a penalised row has
+come to count: for that it assumes the most, a new id with every token drawn. A row whose room may be used up moves to
+a larger place. All that a step changes is staged in one parcel first and then applied, in a handful of launches for all
+rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_engine.core.batch import Admission
+from quire_engine.runner.device.staging import Item, Parcel
+from quire_engine.runner.logit_shaping import RowEdits, row_edits
+from quire_kernels.logit_shaping import NUM_BOUNDS, TAIL, LogitEdits, count_tokens, shape_logits
+
+_ROOM = 64
+"""Places for tokens that have not occurred yet: so many steps until a row has to move."""
+_NEVER_FULL = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NewRows:
+    """Rows that were admitted with edits: what is written for them."""
+
+    rows: Item  # [A] int64
+    bounds: Item  # [A, NUM_BOUNDS] int64
+    penalties: Item  # [A, 3] float32
+    min_tokens: Item  # [A] int64
+    num_drawn: Item  # [A] int64
+    tails: Item  # [A, TAIL] int32
+    places: Item  # [P] int64, in the pool
+    ids: Item  # [P] int32
+    values: Item  # [P] float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moves:
+    """Rows whose edits go elsewhere, in the same pool or a new one."""
+
+    capacity: int | None
+    """Of the new pool."""
+    sources: Item  # [P] int64, places
+    targets: Item  # [P] int64
+    rows: Item  # [A] int64
+    shifts: Item  # [A, NUM_BOUNDS] int64, what is added to the rows' bounds
+
+
+class DeviceLogitShaping:
+    """``stage`` admissions and the rows that will be drawn for, then, the parcel sent, ``apply``; then shape and
+    count."""
+
+    def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        # What the host knows of each row. A row's places are ``begin`` to ``begin + size``, the last ``free`` of them
+        # surely empty; ``fixed`` are not counts.
+        self._shaped = np.zeros(max_rows, dtype=np.bool_)
+        self._counted = np.zeros(max_rows, dtype=np.bool_)
+        self._begin = np.zeros(max_rows, dtype=np.int64)
+        self._size = np.zeros(max_rows, dtype=np.int64)
+        self._free = np.zeros(max_rows, dtype=np.int64)
+        self._fixed = np.zeros(max_rows, dtype=np.int64)
+        self._capacity = 0
+        self._end = 0
+        self._edits = LogitEdits(
+            ids=torch.zeros(0, dtype=torch.int32, device=device),
+            values=torch.zeros(0, dtype=torch.float32, device=device),
+            bounds=torch.zeros((max_rows, NUM_BOUNDS), dtype=torch.int64, device=device),
+            penalties=torch.ones((max_rows, 3), dtype=torch.float32, device=device),
+            min_tokens=torch.zeros(max_rows, dtype=torch.int64, device=device),
+            num_drawn=torch.zeros(max_rows, dtype=torch.int64, device=device),
+            tails=torch.zeros((max_rows, TAIL), dtype=torch.int32, device=device),
+        )
+        self._staged: list[_Moves | _NewRows] = []
+
+    def release(self, row: int) -> None:
+        self._shaped[row] = self._counted[row] = False
+
+    def shaped(self, rows: np.ndarray) -> np.ndarray:
+        """[S] the places in ``rows`` of those with edits."""
+        return np.flatnonzero(self._shaped[rows])
+
+    # --- staging ---
+
+    def stage(self, admitted: Sequence[Admission], drawn_rows: np.ndarray, parcel: Parcel) -> None:
+        """``drawn_rows`` [K]: a token will be drawn for each of them in this step."""
+        for admission in admitted:
+            self.release(admission.row)
+        new = [(admission, edits) for admission in admitted if (edits := row_edits(admission, self._vocab_size))]
+        full = drawn_rows[self._counted[drawn_rows] & (self._free[drawn_rows] == 0)]
+        wanted = np.array([self._wanted(row) for row in full.tolist()], dtype=np.int64)
+        self._reserve(sum(map(_room_for, (edits for _, edits in new))) + int(wanted.sum()), parcel)
+        if len(full):
+            self._enlarge(full, wanted, parcel)
+        if new:
+            self._stage_new(new, parcel)
+        self._free[drawn_rows[self._counted[drawn_rows]]] -= 1
+
+    def _wanted(self, row: int) -> int:
+        """Half as much again, so that a long answer moves seldom; no more ids than there are can be counted."""
+        size = int(self._size[row])
+        return min(size + max(_ROOM, size // 2), int(self._fixed[row]) + self._vocab_size)
+
+    def _free_places(self, row: int, *, used: int) -> int:
+        """Of a counted row's places, those that are surely empty."""
+        whole = self._size[row] - self._fixed[row] >= self._vocab_size
+        return _NEVER_FULL if whole else int(self._size[row]) - used
+
+    def _reserve(self, wanted: int, parcel: Parcel) -> None:
+        """Room behind all rows; where there is none, in a pool twice as large as what the rows take."""
+        if self._end + wanted <= self._capacity:
+            return
+        rows = np.flatnonzero(self._shaped & (self._size > 0))
+        sizes = self._size[rows]
+        ends = np.cumsum(sizes)
+        self._end = int(sizes.sum())
+        self._capacity = max(1024, 2 * (self._end + wanted))
+        shifts = np.repeat((ends - sizes - self._begin[rows])[:, None], NUM_BOUNDS, axis=1)
+        self._stage_moves(rows, ends - sizes, sizes, shifts, parcel, capacity=self._capacity)
+
+    def _enlarge(self, rows: np.ndarray, wanted: np.ndarray, parcel: Parcel) -> None:
+        targets = self._end + np.cumsum(wanted) - wanted
+        self._end += int(wanted.sum())
+        sizes = self._size[rows]
+        shifts = np.repeat((targets - self._begin[rows])[:, None], NUM_BOUNDS, axis=1)
+        shifts[:, -1] += wanted - sizes
+        self._stage_moves(rows, targets, sizes, shifts, parcel, capacity=None)
+        self._size[rows] = wanted
+        self._free[rows] = [
+            self._free_places(row, used=used) for row, used in zip(rows.tolist(), sizes.tolist(), strict=True)
+        ]
+
+    def _stage_moves(
+        self,
+        rows: np.ndarray,
+        targets: np.ndarray,
+        sizes: np.ndarray,
+        shifts: np.ndarray,
+        parcel: Parcel,
+        *,
+        capacity: int | None,
+    ) -> None:
+        self._staged.append(
+            _Moves(
+                capacity=capacity,
+                sources=parcel.add(_ranges(self._begin[rows], sizes)),
+                targets=parcel.add(_ranges(targets, sizes)),
+                rows=parcel.add(rows),
+                shifts=parcel.add(shifts),
+            )
+        )
+        self._begin[rows] = targets
+
+    def _stage_new(self, new: list[tuple[Admission, RowEdits]], parcel: Parcel) -> None:
+        count = len(new)
+        bounds = np.zeros((count, NUM_BOUNDS), dtype=np.int64)
+        penalties = np.zeros((count, 3), dtype=np.float32)
+        tails = np.zeros((count, TAIL), dtype=np.int32)
+        for i, (admission, edits) in enumerate(new):
+            row, drawn, params = admission.row, admission.output_token_ids, admission.params
+            lengths = [len(part) for part in edits.ids]
+            size = _room_for(edits)
+            begin, self._end = self._end, self._end + size
+            bounds[i] = [begin, *(begin + np.cumsum(lengths)), begin + size]
+            penalties[i] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            places = np.arange(max(0, len(drawn) - TAIL), len(drawn))
+            tails[i, places % TAIL] = drawn[-TAIL:]
+            self._shaped[row], self._counted[row] = True, edits.penalised
+            self._begin[row], self._size[row], self._fixed[row] = begin, size, sum(lengths[:-1])
+            self._free[row] = self._free_places(row, used=sum(lengths))
+        sizes = bounds[:, 5] - bounds[:, 0]
+        self._staged.append(
+            _NewRows(
+                rows=parcel.add(np.array([admission.row for admission, _ in new], dtype=np.int64)),
+                bounds=parcel.add(bounds),
+                penalties=parcel.add(penalties),
+                min_tokens=parcel.add(_column(admission.params.min_tokens for admission, _ in new)),
+                num_drawn=parcel.add(_column(len(admission.output_token_ids) for admission, _ in new)),
+                tails=parcel.add(tails),
+                places=parcel.add(_ranges(bounds[:, 0], sizes)),
+                ids=parcel.add(np.concatenate([part for _, edits in new for part in edits.ids])),
+                values=parcel.add(np.concatenate([edits.values for _, edits in new])),
+            )
+        )
+
+    # --- on the device ---
+
+    def apply(self) -> None:
+        """What was staged, in its order."""
+        for change in self._staged:
+            match change:
+                case _Moves():
+                    self._move(change)
+                case _NewRows():
+                    self._write(change)
+        self._staged = []
+
+    def _move(self, moves: _Moves) -> None:
+        edits, sources, targets = self._edits, moves.sources.on_device, moves.targets.on_device
+        moved = [pool.index_select(0, sources) for pool in (edits.ids, edits.values)]
+        if moves.capacity is not None:
+            self._edits = edits = LogitEdits(
+                ids=edits.ids.new_zeros(moves.capacity),
+                values=edits.values.new_zeros(moves.capacity),
+                bounds=edits.bounds,
+                penalties=edits.penalties,
+                min_tokens=edits.min_tokens,
+                num_drawn=edits.num_drawn,
+                tails=edits.tails,
+            )
+        edits.ids.index_copy_(0, targets, moved[0])
+        edits.values.index_copy_(0, targets, moved[1])
+        edits.bounds.index_add_(0, moves.rows.on_device, moves.shifts.on_device)
+
+    def _write(self, new: _NewRows) -> None:
+        edits, rows, places = self._edits, new.rows.on_device, new.places.on_device
+        edits.ids.index_copy_(0, places, new.ids.on_device)
+        edits.values.index_copy_(0, places, new.values.on_device)
+        for state, item in (
+            (edits.bounds, new.bounds),
+            (edits.penalties, new.penalties),
+            (edits.min_tokens, new.min_tokens),
+            (edits.num_drawn, new.num_drawn),
+            (edits.tails, new.tails),
+        ):
+            state.index_copy_(0, rows, item.on_device)
+
+    def shape(self, logits: Tensor, lines: Tensor, rows: Tensor) -> None:
+        """Changes float32 logits [R, V] in place: line ``lines[i]`` as row ``rows[i]`` asks."""
+        shape_logits(logits, lines, rows, self._edits)
+
+    def count(self, token_ids: Tensor, rows: Tensor) -> None:
+        """A token was drawn for each of ``rows``, all of which have edits."""
+        count_tokens(token_ids, rows, self._edits)
+
+
+def _room_for(edits: RowEdits) -> int:
+    return sum(map(len, edits.ids)) + (_ROOM if edits.penalised else 0)
+
+
+def _ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """begins[0], begins[0] + 1, and so on for sizes[0] places, then from begins[1] on."""
+    ends = np.cumsum(sizes)
+    return np.arange(int(sizes.sum())) + np.repeat(begins - (ends - sizes), sizes)
+
+
+def _column(numbers: object) -> np.ndarray:
+    return np.fromiter(numbers, dtype=np.int64)  # type: ignore[call-overload]

@@ -1,0 +1,139 @@
+"""Draws the next tokens of a batch on the device, as ``runner.sampler`` does on a CPU, without the host reading any.
+
+Parameters lie in columns by row, written as a sequence takes its row. Which rows are greedy, shaped or reported the
+host knows, so a step takes the cheapest way that serves all its rows: of greedy ones that is one launch.
+
+Legend: K drawn sequences, V vocabulary, S of them with shaped logits, Q with reported probabilities.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_engine.core.batch import Batch
+from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
+from quire_engine.runner.device.reports import AskedReport, PendingReport
+from quire_engine.runner.device.staging import ALIGNMENT, Item, Parcel, StepInputs
+from quire_kernels.sampling import greedy, sample
+
+_SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawPlan:
+    """How the tokens of a step are drawn."""
+
+    count: int  # K
+    all_greedy: bool
+    shaped: tuple[Item, Item] | None
+    """[S] int64 each: places among the drawn, and rows."""
+    reported: AskedReport | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDraw:
+    token_ids: Tensor  # [K] int64
+    report: PendingReport | None
+
+
+class DeviceSampler:
+    """``stage`` a step's admissions and draws, then, the parcel sent, ``apply``; then ``draw``."""
+
+    def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._heated = np.zeros(max_rows, dtype=np.bool_)
+        self._reported = np.zeros(max_rows, dtype=np.bool_)
+        self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
+        # Temperature, top p, min p and typical p; top k and seed: by row, and of the rows that are drawn for. Columns
+        # begin at aligned addresses, whatever the number of rows.
+        width = -(-max_rows // ALIGNMENT) * ALIGNMENT
+        self._shares, self._drawn_shares = (torch.zeros((4, width), device=device) for _ in range(2))
+        self._numbers, self._drawn_numbers = (
+            torch.zeros((2, width), dtype=torch.int64, device=device) for _ in range(2)
+        )
+        self._shaping = DeviceLogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=device)
+        self._admitted: tuple[Item, Item, Item] | None = None
+
+    def stage(self, batch: Batch, drawn_rows: np.ndarray, parcel: Parcel) -> DrawPlan:
+        for row in batch.released_rows:
+            self._shaping.release(row)
+            self._reported[row] = False
+        if batch.admitted:
+            self._stage_columns(batch, parcel)
+        self._shaping.stage(batch.admitted, drawn_rows, parcel)
+        shaped = self._shaping.shaped(drawn_rows)  # [S]
+        reported = np.flatnonzero(self._reported[drawn_rows])  # [Q]
+        return DrawPlan(
+            count=len(drawn_rows),
+            all_greedy=not self._heated[drawn_rows].any(),
+            shaped=(parcel.add(shaped), parcel.add(drawn_rows[shaped])) if len(shaped) else None,
+            reported=AskedReport(
+                places=parcel.add(reported),
+                counts=self._num_logprobs[drawn_rows[reported]],
+            )
+            if len(reported)
+            else None,
+        )
+
+    def _stage_columns(self, batch: Batch, parcel: Parcel) -> None:
+        rows = np.array([admission.row for admission in batch.admitted], dtype=np.int64)
+        params = [admission.params for admission in batch.admitted]
+        shares = [[one.temperature, one.top_p, one.min_p, one.typical_p] for one in params]
+        numbers = np.zeros((2, len(rows)), dtype=np.uint64)
+        numbers[0] = [self._vocab_size if one.top_k is None else min(one.top_k, self._vocab_size) for one in params]
+        numbers[1] = [admission.seed & _SEED_MASK for admission in batch.admitted]
+        self._heated[rows] = [one.temperature > 0.0 for one in params]
+        self._reported[rows] = [one.logprobs is not None for one in params]
+        self._num_logprobs[rows] = [one.logprobs or 0 for one in params]
+        self._admitted = (
+            parcel.add(rows),
+            parcel.add(np.array(shares, dtype=np.float32).T),
+            parcel.add(numbers.view(np.int64)),
+        )
+
+    def apply(self) -> None:
+        if self._admitted is not None:
+            rows, shares, numbers = (item.on_device for item in self._admitted)
+            self._shares.index_copy_(1, rows, shares)
+            self._numbers.index_copy_(1, rows, numbers)
+            self._admitted = None
+        self._shaping.apply()
+
+    def draw(self, logits: Tensor, inputs: StepInputs[Tensor], plan: DrawPlan) -> DeviceDraw:
+        """From ``logits`` [K, V], which may be changed; one line for each of ``inputs.drawn_rows``."""
+        own = logits
+        lines = plan.reported.places.on_device if plan.reported is not None else None  # [Q] of ``own``
+        if plan.shaped is not None:
+            places, rows = (item.on_device for item in plan.shaped)
+            logits = logits.float()
+            if lines is not None and logits is own:
+                # Reported probabilities are the model's own: before biases, penalties and temperature.
+                own, lines = logits.index_select(0, lines), torch.arange(len(lines), device=logits.device)
+            self._shaping.shape(logits, places, rows)
+        drawn = greedy(logits) if plan.all_greedy else self._sample(logits, inputs, plan.count)
+        if plan.shaped is not None:
+            self._shaping.count(drawn.index_select(0, places), rows)
+        report = None
+        if plan.reported is not None and lines is not None:
+            report = plan.reported.launch(own, lines, drawn.index_select(0, plan.reported.places.on_device))
+        return DeviceDraw(token_ids=drawn, report=report)
+
+    def _sample(self, logits: Tensor, inputs: StepInputs[Tensor], count: int) -> Tensor:
+        rows = inputs.drawn_rows[:count]
+        shares, numbers = self._drawn_shares[:, :count], self._drawn_numbers[:, :count]
+        torch.index_select(self._shares, 1, rows, out=shares)
+        torch.index_select(self._numbers, 1, rows, out=numbers)
+        temperature, top_p, min_p, typical_p = shares
+        top_k, seeds = numbers
+        return sample(
+            logits.float(),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            seeds=seeds,
+            positions=inputs.drawn_positions[:count],
+        )

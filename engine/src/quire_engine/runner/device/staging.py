@@ -1,0 +1,179 @@
+"""How a step's numbers get to the device: packed into pinned host memory, in one copy that nobody waits for.
+
+``StepStaging`` is for the inputs that every step has: its memory is allocated once, and a captured graph finds them at
+the same addresses every time. ``Parcel`` is for what only some steps have, of any size.
+
+Legend: T tokens, B sequences, R rows of logits, K drawn tokens, G KV cache groups.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_engine.runner.device.accelerator import Accelerator, Mark
+
+ALIGNMENT = 128
+"""Bytes. Triton compiles a kernel anew for a pointer that is less aligned than those before."""
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSizes:
+    tokens: int
+    sequences: int
+    logits: int
+    draws: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs(Generic[Array]):
+    """The inputs of a step side by side, on the host as it writes them or on the device as kernels read them."""
+
+    token_ids: Array  # [T] int64
+    positions: Array  # [T] int64
+    token_rows: Array  # [T] int64, the row each token belongs to
+    is_feedback: Array  # [T] bool, whether the token is the one drawn last for its row
+    slots: tuple[Array, ...]  # G times [T] int64
+    rows: Array  # [B] int64
+    contexts: Array  # [B] int32
+    query_starts: Array  # [B + 1] int32
+    logits_rows: Array  # [R] int64
+    drawn_lines: Array  # [K] int64, the lines of logits that are drawn from
+    drawn_rows: Array  # [K] int64
+    drawn_positions: Array  # [K] int64
+
+
+def _carve(
+    sizes: InputSizes, groups: int, take: Callable[[int, int, np.dtype], Array]
+) -> tuple[StepInputs[Array], int]:
+    """Where each input lies: ``take(first byte, length, type)`` makes it. And how many bytes they are together."""
+    end = 0
+
+    def next_input(length: int, kind: type = np.int64) -> Array:
+        nonlocal end
+        begin, dtype = end, np.dtype(kind)
+        end = begin + _aligned(length * dtype.itemsize)
+        return take(begin, length, dtype)
+
+    tokens, sequences = sizes.tokens, sizes.sequences
+    inputs: StepInputs[Array] = StepInputs(
+        token_ids=next_input(tokens),
+        positions=next_input(tokens),
+        token_rows=next_input(tokens),
+        is_feedback=next_input(tokens, np.bool_),
+        slots=tuple(next_input(tokens) for _ in range(groups)),
+        rows=next_input(sequences),
+        contexts=next_input(sequences, np.int32),
+        query_starts=next_input(sequences + 1, np.int32),
+        logits_rows=next_input(sizes.logits),
+        drawn_lines=next_input(sizes.draws),
+        drawn_rows=next_input(sizes.draws),
+        drawn_positions=next_input(sizes.draws),
+    )
+    return inputs, end
+
+
+class StepStaging:
+    """Two pinned buffers in turn, for steps overlap, and one on the device, where steps follow on one another."""
+
+    def __init__(self, accelerator: Accelerator, *, groups: int, largest: InputSizes) -> None:
+        self._accelerator = accelerator
+        self._groups = groups
+        _, num_bytes = _carve(largest, groups, lambda begin, length, dtype: np.empty(0))
+        self._hosts = [accelerator.pinned(num_bytes) for _ in range(2)]
+        self._copied: list[Mark | None] = [None, None]
+        self._turn = 0
+        self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=accelerator.device)
+
+    def begin(self, sizes: InputSizes) -> StepInputs[np.ndarray]:
+        """Where to write the next step's inputs."""
+        self._turn = 1 - self._turn
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.wait()  # it was, long ago, where each step is waited for before the second after it
+        memory = self._hosts[self._turn].numpy()
+        inputs, _ = _carve(
+            sizes,
+            self._groups,
+            lambda begin, length, dtype: memory[begin : begin + length * dtype.itemsize].view(dtype),
+        )
+        return inputs
+
+    def upload(self, sizes: InputSizes) -> None:
+        """What was written since ``begin`` for the same sizes."""
+        _, num_bytes = _carve(sizes, self._groups, lambda begin, length, dtype: np.empty(0))
+        self._device[:num_bytes].copy_(self._hosts[self._turn][:num_bytes], non_blocking=True)
+        self._copied[self._turn] = self._accelerator.mark()
+
+    def on_device(self, sizes: InputSizes) -> StepInputs[Tensor]:
+        """Where kernels find inputs of these sizes, in every step."""
+        inputs, _ = _carve(sizes, self._groups, lambda begin, length, dtype: _typed(self._device, begin, length, dtype))
+        return inputs
+
+
+class Item:
+    """An array that travels in a parcel; ``on_device`` once that is sent."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = np.ascontiguousarray(array)
+        self._tensor: Tensor | None = None
+
+    @property
+    def on_device(self) -> Tensor:
+        assert self._tensor is not None, "the parcel was not sent"
+        return self._tensor
+
+    def arrive(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+
+class Parcel:
+    """What a step uploads beside its inputs. An empty one costs nothing."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._items: list[Item] = []
+
+    def add(self, array: np.ndarray) -> Item:
+        item = Item(array)
+        self._items.append(item)
+        return item
+
+    def send(self) -> None:
+        if not self._items:
+            return
+        begins, end = [], 0
+        for item in self._items:
+            begins.append(end)
+            end += _aligned(item.array.nbytes)
+        # Of memory that torch keeps for the next time, and does not give out again before it was copied.
+        host = self._accelerator.pinned(end)
+        memory = host.numpy()
+        for item, begin in zip(self._items, begins, strict=True):
+            flat = item.array.reshape(-1)
+            memory[begin : begin + flat.nbytes] = flat.view(np.uint8)
+        device = host.to(self._accelerator.device, non_blocking=True)
+        for item, begin in zip(self._items, begins, strict=True):
+            array = item.array
+            item.arrive(_typed(device, begin, array.size, array.dtype).view(array.shape))
+
+
+_TORCH_TYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.bool_): torch.bool,
+}
+
+
+def _typed(memory: Tensor, begin: int, length: int, dtype: np.dtype) -> Tensor:
+    return memory[begin : begin + length * dtype.itemsize].view(_TORCH_TYPES[dtype])
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,155 @@
+"""The runner's side of preemption by swap on a GPU: blocks move through a staging area of device memory.
+
+Between cache and staging area they are copied on the main stream, in step order and at the speed of device memory;
+between staging area and pinned host memory on the side stream, beside the model. So blocks that leave may be overwritten
+by the very step that they leave in, and those that return are fetched while the step before still runs. What does not
+fit into the staging area at once goes in turns, which wait for one another.
+
+Legend: L layers of a KV cache group, C blocks to copy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire_engine.core.batch import Batch, BlockCopies
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.runner.device.accelerator import Accelerator, Mark
+from quire_engine.runner.device.staging import Parcel
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache
+from quire_kernels.swap_blocks import swap_blocks
+
+STAGING_BYTES = 128 << 20
+"""Of the staging area, unless the swap space is smaller: what the largest step copies without waiting for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCopy:
+    """Between host and device, as long as it took on the side stream."""
+
+    began: Mark
+    ended: Mark
+
+    def wait(self) -> float:
+        """Seconds."""
+        self.ended.wait()
+        return self.ended.seconds_since(self.began)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """One KV cache group's layers: L caches each."""
+
+    caches: list[KVCache]
+    space: list[KVCache]
+    staging: list[KVCache]
+
+    @property
+    def staged_blocks(self) -> int:
+        return self.staging[0].num_blocks
+
+
+class DeviceSwapper:
+    """``caches`` and ``space`` have an entry per layer; ``space`` is empty where there is no swap space."""
+
+    def __init__(
+        self, accelerator: Accelerator, layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]
+    ) -> None:
+        self._accelerator = accelerator
+        self._groups = _make_groups(layout, caches, space) if space else []
+        largest = max((group.staged_blocks for group in self._groups), default=0)
+        self._staged = torch.arange(largest, dtype=torch.int64, device=accelerator.device)
+        # Until when the staging area is in use by the main stream, and by the side stream.
+        self._main_use: Mark | None = None
+        self._side_use: Mark | None = None
+
+    def apply(self, batch: Batch) -> list[TimedCopy]:
+        """Out before in: a block of the cache may leave and another take its place in one step."""
+        timed = []
+        for group, blocks in self._portions(batch.swap_out):
+            timed.append(self._copy_out(group, blocks))
+        for group, blocks in self._portions(batch.swap_in):
+            timed.append(self._copy_in(group, blocks))
+        return timed
+
+    def _portions(self, copies: tuple[BlockCopies, ...]) -> Iterator[tuple[_Group, BlockCopies]]:
+        """As much as the staging area holds at a time."""
+        if not copies:
+            return
+        for group, blocks in zip(self._groups, copies, strict=True):
+            for begin in range(0, len(blocks.sources), group.staged_blocks):
+                end = begin + group.staged_blocks
+                yield group, BlockCopies(sources=blocks.sources[begin:end], targets=blocks.targets[begin:end])
+
+    def _copy_out(self, group: _Group, blocks: BlockCopies) -> TimedCopy:
+        accelerator, staged = self._accelerator, self._staged[: len(blocks.sources)]
+        self._main_waits_for_staging()
+        swap_blocks(group.caches, group.staging, self._on_device(blocks.sources), staged)
+        gathered = self._main_use = accelerator.mark()
+        with accelerator.on_side():
+            targets = self._on_device(blocks.targets)
+            accelerator.follow(gathered)
+            began = accelerator.mark()
+            swap_blocks(group.staging, group.space, staged, targets)
+            self._side_use = accelerator.mark()
+        return TimedCopy(began=began, ended=self._side_use)
+
+    def _copy_in(self, group: _Group, blocks: BlockCopies) -> TimedCopy:
+        accelerator, staged = self._accelerator, self._staged[: len(blocks.sources)]
+        with accelerator.on_side():
+            sources = self._on_device(blocks.sources)
+            if self._main_use is not None:
+                accelerator.follow(self._main_use)
+            began = accelerator.mark()
+            swap_blocks(group.space, group.staging, sources, staged)
+            fetched = self._side_use = accelerator.mark()
+        targets = self._on_device(blocks.targets)
+        accelerator.follow(fetched)
+        swap_blocks(group.staging, group.caches, staged, targets)
+        self._main_use = accelerator.mark()
+        return TimedCopy(began=began, ended=fetched)
+
+    def _main_waits_for_staging(self) -> None:
+        if self._side_use is not None:
+            self._accelerator.follow(self._side_use)
+
+    def _on_device(self, blocks: list[int]) -> torch.Tensor:
+        """Uploaded on the stream that will read it."""
+        parcel = Parcel(self._accelerator)
+        item = parcel.add(np.asarray(blocks, dtype=np.int64))
+        parcel.send()
+        return item.on_device
+
+
+def _make_groups(layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]) -> list[_Group]:
+    groups = []
+    for group in layout.groups:
+        own = [caches[layer] for layer in group.layers]
+        block_bytes = sum(_block_bytes(cache) for cache in own)
+        share = STAGING_BYTES // len(layout.groups)
+        blocks = max(1, min(share // block_bytes, space[group.layers[0]].num_blocks))
+        groups.append(
+            _Group(
+                caches=own,
+                space=[space[layer] for layer in group.layers],
+                staging=[_like(cache, blocks) for cache in own],
+            )
+        )
+    return groups
+
+
+def _block_bytes(cache: KVCache) -> int:
+    return sum(part[0].numel() * part.element_size() for part in (cache.keys, cache.values))
+
+
+def _like(cache: KVCache, num_blocks: int) -> KVCache:
+    return allocate_kv_cache(
+        num_blocks=num_blocks,
+        block_size=cache.block_size,
+        kv_heads=cache.kv_heads,
+        head_dim=cache.head_dim,
+        dtype=cache.keys.dtype,
+        device=cache.keys.device,
+    )

@@ -1,0 +1,270 @@
+"""Runs the model over one batch after another: ``core.ports.Runner`` on a GPU.
+
+``execute`` issues a step and returns while it runs: the next step may be issued before this one is waited for, and
+takes the tokens that this one draws without the host having seen them. The host waits in ``PendingStep.wait`` alone,
+for the drawn tokens to arrive. A step: write the inputs into pinned memory, upload them with what else is new, copy
+what is swapped, run the model (a captured graph where every sequence decodes, else launch by launch), draw, send the
+tokens back.
+
+Where Triton interprets its kernels the same runner works on CPU tensors: see ``device.accelerator``.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_engine.core.batch import Batch
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.model.family import CausalLM
+from quire_engine.runner.device.accelerator import Accelerator, make_accelerator
+from quire_engine.runner.device.faults import device_faults
+from quire_engine.runner.device.graphs import GraphStore
+from quire_engine.runner.device.inputs import (
+    DeviceRows,
+    model_inputs,
+    of_all_tokens,
+    padded_sizes,
+    sizes_of,
+    write_inputs,
+    write_padding,
+)
+from quire_engine.runner.device.pending import GpuClock, PendingStep
+from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
+from quire_engine.runner.device.sampler import DeviceDraw, DeviceSampler, DrawPlan
+from quire_engine.runner.device.staging import InputSizes, Parcel, StepInputs, StepStaging
+from quire_engine.runner.device.swap import DeviceSwapper
+from quire_engine.runner.inputs import step_columns
+from quire_engine.runner.logprobs import logits_rows
+from quire_kernels.kv_cache import KVCache
+from quire_kernels.paged_attention.plan import (
+    Workspace,
+    allocate_workspace,
+    fixed_split_tokens,
+    workspace_segments,
+)
+
+_FULL_IN_STEP = "lower --gpu-memory-utilization, so that the KV cache leaves more, or --max-num-batched-tokens"
+_FULL_IN_CAPTURE = (
+    "lower --gpu-memory-utilization, so that the KV cache leaves more, or have fewer graphs by"
+    " --cudagraph-capture-sizes, or none by --enforce-eager"
+)
+
+
+class DeviceRunner:
+    """``caches`` have one block more than the layout says, which padding is written to. ``graph_sizes`` are rising, the
+    batch sizes that ``capture_graphs`` captures; ``num_heads`` are the widest layer's query heads."""
+
+    def __init__(
+        self,
+        *,
+        model: CausalLM,
+        caches: tuple[KVCache, ...],
+        swap_space: tuple[KVCache, ...] = (),
+        layout: KVCacheLayout,
+        vocab_size: int,
+        num_heads: int,
+        max_rows: int,
+        max_tokens: int,
+        max_model_len: int,
+        device: torch.device,
+        graph_sizes: tuple[int, ...] = (),
+        deterministic: bool = False,
+        accelerator: Accelerator | None = None,
+    ) -> None:
+        for group in layout.groups:
+            assert all(caches[layer].num_blocks > group.num_blocks for layer in group.layers), "no spare block"
+        self._accelerator = make_accelerator(device) if accelerator is None else accelerator
+        self._model = model
+        self._caches = caches
+        self._layout = layout
+        self._max_rows = max_rows
+        # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
+        max_blocks = -(-max_model_len // layout.block_size) + 1
+        self._rows = DeviceRows(
+            layout=layout, max_rows=max_rows, max_blocks=max_blocks, max_tokens=max_tokens, device=device
+        )
+        self._staging = StepStaging(
+            self._accelerator,
+            groups=len(layout.groups),
+            largest=InputSizes(tokens=max_tokens, sequences=max_rows, logits=max_tokens, draws=max_rows),
+        )
+        self._sampler = DeviceSampler(max_rows=max_rows, vocab_size=vocab_size, device=device)
+        self._swapper = DeviceSwapper(self._accelerator, layout, caches, swap_space)
+        self._workspace = _make_workspace(
+            caches, num_heads=num_heads, max_rows=max_rows, max_model_len=max_model_len, fixed_splits=deterministic
+        )
+        self._graphs = GraphStore(self._accelerator, graph_sizes)
+        self._captured_inputs: dict[int, StepInputs[Tensor]] = {}
+        self._logits: Tensor | None = None  # [largest graph, V], what captured steps leave
+        self._clock = GpuClock()
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> PendingStep:
+        with device_faults(f"running a step of {batch.num_tokens} tokens", when_full=_FULL_IN_STEP):
+            return self._execute(batch)
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """To be called when every kernel has run once; until then, and for larger batches, steps are not captured."""
+        with device_faults("capturing CUDA graphs", when_full=_FULL_IN_CAPTURE):
+            self._graphs.capture(self._decode_work)
+
+    def close(self) -> None:
+        self._graphs.close()
+        self._captured_inputs.clear()
+        self._logits = None
+        self._accelerator.close()
+
+    @property
+    def gpu_seconds(self) -> float:
+        """What steps took on the device, of all that were waited for: from the model's first launch to the draw."""
+        return self._clock.seconds
+
+    # --- a step ---
+
+    def _execute(self, batch: Batch) -> PendingStep:
+        began = time.perf_counter()
+        issued = self._prepare(batch)
+        prepared = time.perf_counter()
+        copies = self._swapper.apply(batch)
+        started = self._accelerator.mark()
+        logits = self._run(issued)
+        ran = self._accelerator.mark()
+        prompts = None
+        if issued.prompts is not None:
+            prompts = issued.prompts.launch(logits).download(self._accelerator)
+        drawn = self._draw(issued, logits)
+        report = drawn.report if drawn is not None else None
+        return PendingStep(
+            batch=batch,
+            plan=issued.draw,
+            token_ids=None if drawn is None else self._accelerator.download(drawn.token_ids),
+            report=None if report is None else report.download(self._accelerator),
+            prompts=prompts,
+            copies=copies,
+            clock=self._clock,
+            started=started,
+            ran=ran,
+            done=self._accelerator.mark(),
+            prepare_seconds=prepared - began,
+        )
+
+    def _prepare(self, batch: Batch) -> "_Issued":
+        """Everything that the host has to work out or to upload."""
+        parcel = Parcel(self._accelerator)
+        self._rows.stage(batch, parcel)
+        columns = step_columns(batch, self._rows.host.tables, self._layout.block_size)
+        wanted = logits_rows(batch)
+        decodes = len(columns.rows) == batch.num_tokens
+        graph_size = self._graphs.size_for(len(columns.rows)) if decodes else None
+        if graph_size is not None:
+            wanted = of_all_tokens(wanted, batch.num_tokens)
+        sizes = sizes_of(columns, wanted) if graph_size is None else padded_sizes(graph_size)
+        samples = np.asarray(batch.samples, dtype=np.bool_)
+        write_inputs(self._staging.begin(sizes), columns, wanted, samples, self._rows)
+        self._staging.upload(sizes)
+        draw = self._sampler.stage(batch, columns.rows[samples], parcel)
+        prompts = stage_prompt_report(batch, wanted.reported, parcel)
+        parcel.send()
+        self._rows.apply()
+        self._sampler.apply()
+        inputs = self._captured_inputs[graph_size] if graph_size is not None else self._staging.on_device(sizes)
+        return _Issued(
+            inputs=inputs,
+            graph_size=graph_size,
+            max_query_len=int(columns.scheduled.max()),
+            min_query_len=int(columns.scheduled.min()),
+            draw=draw,
+            all_drawn=np.array_equal(wanted.sampled, np.arange(draw.count)),
+            prompts=prompts,
+        )
+
+    def _run(self, issued: "_Issued") -> Tensor:
+        """Logits [R, V]."""
+        if issued.graph_size is not None:
+            assert self._logits is not None
+            self._graphs.replay(issued.graph_size)
+            return self._logits[: issued.graph_size]
+        return self._forward(issued.inputs, issued.max_query_len, issued.min_query_len)()
+
+    def _forward(self, inputs: StepInputs[Tensor], max_query_len: int, min_query_len: int) -> Callable[[], Tensor]:
+        """Runs the model over what ``inputs`` hold when it is called."""
+        prepared = model_inputs(
+            inputs,
+            self._rows.block_tables(len(inputs.rows)),
+            self._layout,
+            self._workspace,
+            max_query_len=max_query_len,
+            min_query_len=min_query_len,
+        )
+
+        def forward() -> Tensor:
+            self._rows.fill_in(inputs)
+            return self._model(prepared, self._caches)
+
+        return forward
+
+    def _draw(self, issued: "_Issued", logits: Tensor) -> DeviceDraw | None:
+        count = issued.draw.count
+        if not count:
+            return None
+        inputs = issued.inputs
+        # Nearly always the first lines, as they are: others lie between where prompts report, or compute one token.
+        drawn_from = logits[:count] if issued.all_drawn else logits.index_select(0, inputs.drawn_lines[:count])
+        drawn = self._sampler.draw(drawn_from, inputs, issued.draw)
+        self._rows.remember(inputs.drawn_rows[:count], drawn.token_ids)
+        return drawn
+
+    # --- graphs ---
+
+    def _decode_work(self, size: int) -> Callable[[], None]:
+        sizes = padded_sizes(size)
+        # What runs while it is captured computes nothing but padding.
+        write_padding(self._staging.begin(sizes), self._rows, sequences=0)
+        self._staging.upload(sizes)
+        inputs = self._staging.on_device(sizes)
+        forward = self._forward(inputs, max_query_len=1, min_query_len=1)
+        if self._logits is None:  # the largest is captured first
+            made = forward()
+            self._logits = made.new_empty((size, made.shape[1]))
+        self._captured_inputs[size] = inputs
+        logits = self._logits[:size]
+
+        def decode() -> None:
+            # Into memory that all graphs share: kept by each, logits would take as much again for every size.
+            logits.copy_(forward())
+
+        return decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Issued:
+    """A step whose inputs are on their way."""
+
+    inputs: StepInputs[Tensor]
+    graph_size: int | None
+    """Of the captured graph to replay; None runs launch by launch."""
+    max_query_len: int
+    min_query_len: int
+    draw: DrawPlan
+    all_drawn: bool
+    """Whether what is drawn from are the first lines of logits, in their order."""
+    prompts: PromptReport | None
+
+
+def _make_workspace(
+    caches: tuple[KVCache, ...], *, num_heads: int, max_rows: int, max_model_len: int, fixed_splits: bool
+) -> Workspace:
+    split_tokens = fixed_split_tokens(max_model_len) if fixed_splits else None
+    return allocate_workspace(
+        max_decode_tokens=max_rows,
+        heads=num_heads,
+        head_dim=max(cache.head_dim for cache in caches),
+        segments=workspace_segments(max_rows, max_context=max_model_len, split_tokens=split_tokens),
+        device=caches[0].keys.device,
+        split_tokens=split_tokens,
+    )

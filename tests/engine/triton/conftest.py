@@ -1,0 +1,289 @@
+"""The device runner under whole tiny models: on a GPU where there is one, else on the CPU in Triton's interpreter.
+
+Triton decides as a kernel is defined, so these tests have a process of their own: `make kernels-interpreted`.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quire_parity import cases
+from quire_parity.cases import Case
+from quire_parity.reference import Answer, generate, load_reference
+
+from quire_engine.core.batch import TokenLogprobs
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.policy import PolicyName
+from quire_engine.core.ports import Runner
+from quire_engine.core.preemption import PreemptionMode
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine
+from quire_engine.model.candidate import BuildOptions
+from quire_engine.model.config import ModelConfig
+from quire_engine.model.family import CausalLM
+from quire_engine.model.linear import TorchLinearBackend
+from quire_engine.model.loader import find_native_candidate
+from quire_engine.runner.device.accelerator import Accelerator
+from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.model_runner import ModelRunner
+from quire_engine.runner.threads import ThreadChooser
+from quire_kernels import dispatch
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 96
+
+
+def pytest_configure() -> None:
+    if not INTERPRETED and not torch.cuda.is_available():
+        raise pytest.UsageError("no GPU here: set TRITON_INTERPRET=1, or use `make kernels-interpreted`")
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cpu") if INTERPRETED else torch.device("cuda", torch.cuda.current_device())
+
+
+CASES = {
+    "llama": Case(family="llama", fields={"head_dim": 32}),
+    "qwen3": Case(family="qwen3", fields={"head_dim": 32}),
+    "gemma2": Case(
+        family="gemma2",
+        fields={
+            "head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 10.0,
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+    "mixtral": Case(
+        family="mixtral", fields={"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    folder: Path
+    shape: ModelConfig
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Of a family in ``CASES``, made once."""
+    made: dict[str, Checkpoint] = {}
+
+    def make(family: str) -> Checkpoint:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            cases.save(CASES[family], folder)
+            candidate = find_native_candidate(folder).limited_to(MAX_MODEL_LEN)
+            assert isinstance(candidate.shape, ModelConfig)
+            made[family] = Checkpoint(folder=folder, shape=candidate.shape)
+        return made[family]
+
+    return make
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What an engine of a test is made of."""
+
+    family: str = "llama"
+    num_blocks: int = 40
+    num_swap_blocks: int = 0
+    max_rows: int = 6
+    budget: int = 64
+    overlap: bool = True
+    graph_sizes: tuple[int, ...] = (1, 2, 4, 6)
+    caching: bool = True
+    policy: PolicyName = "fcfs"
+    preemption_mode: PreemptionMode = "auto"
+    deterministic: bool = False
+
+    def layout(self, shape: ModelConfig) -> KVCacheLayout:
+        groups = tuple(
+            KVCacheGroup(
+                layers=tuple(layer for layer, own in enumerate(shape.windows) if own == window),
+                num_blocks=self.num_blocks,
+                window=window,
+                num_swap_blocks=self.num_swap_blocks,
+            )
+            for window in shape.kv_groups
+        )
+        return KVCacheLayout(block_size=BLOCK_SIZE, groups=groups)
+
+    def scheduler(self, layout: KVCacheLayout) -> Scheduler:
+        config = SchedulerConfig(
+            max_num_seqs=self.max_rows,
+            max_num_batched_tokens=self.budget,
+            max_model_len=MAX_MODEL_LEN,
+            policy=self.policy,
+            enable_prefix_caching=self.caching,
+            preemption_mode=self.preemption_mode,
+        )
+        return Scheduler(config, layout)
+
+
+@dataclass
+class Running:
+    """An engine, and what its requests have said."""
+
+    engine: Engine
+    runner: Runner
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+    def add(self, key: int, prompt: list[int], params: SamplingParams, seed: int = 0, **fields: Any) -> None:
+        self.tokens[key], self.logprobs[key] = [], []
+        request = Request(key=key, prompt_token_ids=prompt, params=params, seed=seed, **fields)
+        refusal = self.engine.add(request)
+        assert refusal is None, refusal
+
+    def finish(self) -> None:
+        while self.engine.has_work:
+            self.step()
+
+    def step(self) -> None:
+        step = self.engine.step()
+        self.engine.check_integrity()
+        if step is None:
+            return
+        for report in step.output.prompt_logprobs:
+            self.prompt_logprobs.setdefault(report.key, []).extend(report.entries)
+        for i, key in enumerate(step.output.keys):
+            self.tokens[key].append(step.output.token_ids[i])
+            if step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None:
+                self.logprobs[key].append(entry)
+
+
+def _build(checkpoint: Checkpoint, device: torch.device) -> CausalLM:
+    options = BuildOptions(
+        load_format="safetensors",
+        seed=0,
+        dtype=torch.float32,
+        backend=TorchLinearBackend(torch.float32),
+        device=device,
+    )
+    with torch.inference_mode():
+        return find_native_candidate(checkpoint.folder).limited_to(MAX_MODEL_LEN).build(options).model
+
+
+def _caches(layout: KVCacheLayout, shape: ModelConfig, device: torch.device, *, spare: int) -> tuple[KVCache, ...]:
+    blocks = {layer: group.num_blocks for group in layout.groups for layer in group.layers}
+    return tuple(
+        allocate_kv_cache(
+            num_blocks=blocks[layer] + spare,
+            block_size=BLOCK_SIZE,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=torch.float32,
+            device=device,
+        )
+        for layer in range(shape.num_layers)
+    )
+
+
+@pytest.fixture(scope="session")
+def device_model(checkpoint: Callable[[str], Checkpoint], device: torch.device) -> Callable[[str], CausalLM]:
+    return functools.cache(lambda family: _build(checkpoint(family), device))
+
+
+@pytest.fixture
+def start(
+    checkpoint: Callable[[str], Checkpoint], device_model: Callable[[str], CausalLM], device: torch.device
+) -> Iterator[Callable[..., Running]]:
+    """An engine over the device runner, its graphs captured; every slot of its caches is NaN at first."""
+    runners: list[DeviceRunner] = []
+
+    def make(world: World, accelerator: Accelerator | None = None) -> Running:
+        shape = checkpoint(world.family).shape
+        layout = world.layout(shape)
+        caches = _caches(layout, shape, device, spare=1)
+        for cache in caches:
+            cache.keys.fill_(torch.nan)
+            cache.values.fill_(torch.nan)
+        space = [allocate_swap_space(cache, world.num_swap_blocks) for cache in caches if world.num_swap_blocks]
+        runner = DeviceRunner(
+            model=device_model(world.family),
+            caches=caches,
+            swap_space=tuple(space),
+            layout=layout,
+            vocab_size=shape.vocab_size,
+            num_heads=shape.num_heads,
+            max_rows=world.max_rows,
+            max_tokens=world.budget,
+            max_model_len=MAX_MODEL_LEN,
+            device=device,
+            graph_sizes=world.graph_sizes,
+            deterministic=world.deterministic,
+            accelerator=accelerator,
+        )
+        runner.capture_graphs()
+        runners.append(runner)
+        return Running(Engine(scheduler=world.scheduler(layout), runner=runner, overlap=world.overlap), runner)
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+@pytest.fixture
+def on_the_cpu_path(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., AbstractContextManager[Running]]:
+    """``with on_the_cpu_path(world) as running``: the same over the runner and kernels of a CPU, while it lasts."""
+    pytest.importorskip("numba")
+
+    @contextmanager
+    def make(world: World) -> Iterator[Running]:
+        with monkeypatch.context() as patched:
+            patched.setattr(dispatch, "INTERPRETED", False)
+            dispatch.implementation.cache_clear()
+            try:
+                shape = checkpoint(world.family).shape
+                layout = world.layout(shape)
+                cpu = torch.device("cpu")
+                runner = ModelRunner(
+                    model=_build(checkpoint(world.family), cpu),
+                    caches=_caches(layout, shape, cpu, spare=0),
+                    layout=layout,
+                    vocab_size=shape.vocab_size,
+                    max_rows=world.max_rows,
+                    max_model_len=MAX_MODEL_LEN,
+                    threads=ThreadChooser(1, shared_from_tokens=1),
+                )
+                yield Running(Engine(scheduler=world.scheduler(layout), runner=runner), runner)
+            finally:
+                dispatch.implementation.cache_clear()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def transformers_says(checkpoint: Callable[[str], Checkpoint]) -> Callable[[str, tuple[int, ...]], Answer]:
+    """What transformers answers a prompt, greedily, in float32."""
+    references = functools.cache(lambda family: load_reference(checkpoint(family).folder, CASES[family].attention))
+
+    @functools.cache
+    def answer(family: str, prompt: tuple[int, ...]) -> Answer:
+        return generate(references(family), list(prompt))
+
+    return answer
+
+
+@pytest.fixture
+def world() -> World:
+    """To be changed by ``dataclasses.replace``."""
+    return World()
