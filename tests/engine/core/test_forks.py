@@ -60,7 +60,7 @@ def test_children_come_in_the_very_step_that_ends_the_prompt(make_world: MakeWor
     fork(world, PROMPT[:30], 3, max_tokens=2)
     world.add(4, [7, 7], max_tokens=2)
     gauges = world.engine.gauges()
-    assert (gauges.num_waiting, gauges.queued_tokens) == (4, 92)
+    assert (gauges.num_waiting, gauges.queued_tokens, gauges.parked_tokens) == (4, 92, 60)
     first = world.step()
     assert first.output.first_scheduled_keys == [1]
     assert world.engine.gauges().num_waiting == 3

@@ -157,7 +157,7 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
         assert told == prompt[1:] if key not in play.cancelled else told == prompt[1 : 1 + len(told)]
     gauges = here.engine.gauges()
     assert (gauges.blocks_used, gauges.num_running, gauges.num_waiting, gauges.queued_tokens) == (0, 0, 0, 0)
-    assert gauges.swap_blocks_used == 0
+    assert (gauges.swap_blocks_used, gauges.prefilling_tokens, gauges.parked_tokens) == (0, 0, 0)
     assert here.engine.counters.generation_tokens == sum(map(len, here.tokens.values()))
     if not world["overlap"]:
         assert here.engine.counters.discarded_tokens == 0

@@ -396,6 +396,18 @@ def test_gauges_count_what_is_there(make_world: MakeWorld) -> None:
     assert gauges.kv_slots_wasted == 3
 
 
+def test_prefilling_tokens_are_what_running_sequences_lack_of_their_prompts(make_world: MakeWorld) -> None:
+    world = make_world(num_blocks=60, budget=20, max_num_seqs=2)
+    world.add(1, [1] * 5, max_tokens=9)
+    world.add(2, [2] * 50, max_tokens=9)
+    told = []
+    for _ in range(4):
+        told.append(world.engine.gauges().prefilling_tokens)
+        world.step()
+    # The first takes 5 of 20 in the first step, and one token in each step after it.
+    assert told == [0, 35, 16, 0]
+
+
 def test_first_scheduled_requests_are_named_once(make_world: MakeWorld) -> None:
     world = make_world(budget=4, max_num_seqs=2)
     world.add(7, [1] * 9, max_tokens=2)

@@ -41,12 +41,16 @@ class Reports:
     def __init__(self) -> None:
         self.ready: list[Ready] = []
         self.stats: list[Stats] = []
+        self.sent: list[int] = []
         self.lost = 0
         self._changed = asyncio.Event()
 
     def engine_ready(self, ready: Ready) -> None:
         self.ready.append(ready)
         self._changed.set()
+
+    def engine_sent(self, prompt_tokens: int) -> None:
+        self.sent.append(prompt_tokens)
 
     def engine_stats(self, stats: Stats) -> None:
         self.stats.append(stats)

@@ -85,6 +85,7 @@ async def test_two_hundred_at_once_each_get_their_own(started: Started, reports:
     await reports.until_idle()
     assert client.num_in_flight == 0
     assert reports.stats[-1].generation_tokens == sum(map(len, answers))
+    assert reports.stats[-1].received_prompt_tokens == sum(reports.sent) > 0
 
 
 async def test_closing_an_iterator_frees_its_blocks(started: Started, reports: Reports) -> None:

@@ -87,6 +87,18 @@ def test_last_report_before_waiting_shows_an_idle_engine(run: Run) -> None:
     assert set(last.step_seconds) == {"schedule", "prepare", "swap", "run", "sample", "output"}
 
 
+def test_reports_count_the_prompts_that_came_but_for_those_that_siblings_compute(run: Run) -> None:
+    child = Submit(
+        key=2,
+        prompt_token_ids=[2] * 30,
+        params=Sampling(max_tokens=4, ignore_eos=True),
+        arrival_time=0.0,
+        parent=1,
+    )
+    script, _ = run(submit(1, length=30), child, submit(3, length=5000))
+    assert script.of(Stats)[-1].received_prompt_tokens == 30 + 5000
+
+
 def test_idle_engine_waits_and_repeats_nothing(run: Run) -> None:
     script, _ = run()
     assert len(script.sent) == 1

@@ -307,6 +307,50 @@ def test_tokens_that_arrive_count_less_the_share_the_cache_held() -> None:
     assert found["quire_uncached_prompt_tokens_total"] == {"": 125} and found["quire_arrived_requests_total"] == {"": 2}
 
 
+def pending(metrics: Metrics) -> float:
+    return scraped(metrics)["quire_pending_prefill_tokens"][""]
+
+
+def test_pending_prefill_tokens_are_what_runs_and_waits_and_what_the_engine_has_not_seen_yet() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(ready())
+    metrics.engine_sent(100)
+    assert pending(metrics) == 100
+    metrics.engine_stats(stats(received_prompt_tokens=100, prefilling_tokens=30, queued_tokens=50, parked_tokens=20))
+    assert pending(metrics) == 60
+    metrics.engine_sent(400)
+    assert pending(metrics) == 460
+    metrics.engine_stats(stats(received_prompt_tokens=500))
+    assert pending(metrics) == 0
+
+
+def test_of_what_waits_the_prefix_cache_is_expected_to_hold_its_share() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(ready())
+    metrics.engine_sent(300)
+    metrics.engine_stats(
+        stats(
+            received_prompt_tokens=100,
+            prefilling_tokens=30,
+            queued_tokens=40,
+            prefix_cache_queries=100,
+            prefix_cache_hits=75,
+        )
+    )
+    assert pending(metrics) == 30 + (40 + 200) / 4
+
+
+def test_an_engine_that_died_has_nothing_to_compute() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(ready())
+    metrics.engine_sent(300)
+    metrics.engine_lost()
+    assert pending(metrics) == 0
+    metrics.engine_ready(ready(pid=2))
+    metrics.engine_sent(7)
+    assert pending(metrics) == 7
+
+
 async def test_a_scrape_tells_what_was_served(serving: Serving) -> None:
     async with serving("Hello") as server:
         await server.chat()

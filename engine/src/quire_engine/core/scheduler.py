@@ -388,6 +388,8 @@ class Scheduler:
             num_running=len(self._running),
             num_waiting=len(self._waiting) + len(self._parked),
             queued_tokens=self._waiting.num_tokens + self._parked.num_tokens,
+            parked_tokens=self._parked.num_tokens,
+            prefilling_tokens=sum([_to_prefill(sequence) for sequence in self._running]),
             blocks_total=sum(pool.num_blocks for pool in pools),
             blocks_used=sum(pool.num_used for pool in pools),
             blocks_cached=sum(pool.num_cached for pool in pools),
@@ -413,6 +415,12 @@ class Scheduler:
 
 def _decodes(sequence: Sequence) -> bool:
     return sequence.num_tokens - sequence.num_computed == 1 and sequence.num_tokens < sequence.limit
+
+
+def _to_prefill(sequence: Sequence) -> int:
+    """Tokens of its prompt, or of what it loses by a preemption; none for one that decodes."""
+    lacking = sequence.num_tokens - sequence.num_computed
+    return lacking if lacking > 1 else 0
 
 
 def _without(column: list[T], places: list[int]) -> list[T]:

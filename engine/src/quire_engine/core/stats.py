@@ -31,6 +31,10 @@ class Gauges:
     num_running: int
     num_waiting: int
     queued_tokens: int
+    parked_tokens: int
+    """Those of them that siblings will compute."""
+    prefilling_tokens: int
+    """What running sequences lack before they can draw a token."""
     blocks_total: int
     blocks_used: int
     blocks_cached: int

@@ -33,6 +33,9 @@ class Observer(Protocol):
 
     def engine_ready(self, ready: Ready) -> None: ...
 
+    def engine_sent(self, prompt_tokens: int) -> None:
+        """It was given a prompt to compute."""
+
     def engine_stats(self, stats: Stats) -> None: ...
 
     def engine_lost(self) -> None:
@@ -123,6 +126,8 @@ class EngineClient:
                 parent=parent,
             )
         )
+        if parent is None and self._observer is not None:
+            self._observer.engine_sent(len(prompt_token_ids))
         stream = self._streams[key] = Stream(key, give_up=self._cancel)
         return stream
 

@@ -95,6 +95,7 @@ class EngineLoop:
         self._check_integrity = check_integrity
         self._stats_due = 0.0
         self._changed = True
+        self._received_prompt_tokens = 0
 
     def run(self) -> None:
         """Until told to shut down."""
@@ -126,6 +127,8 @@ class EngineLoop:
         return True
 
     def _submit(self, message: Submit) -> None:
+        if message.parent is None:
+            self._received_prompt_tokens += len(message.prompt_token_ids)
         params = message.params.to_params()
         refusal = self._engine.add(
             Request(
@@ -160,7 +163,7 @@ class EngineLoop:
             self._engine.check_integrity()
 
     def _send_stats(self) -> None:
-        self._channel.send(_stats(self._engine))
+        self._channel.send(_stats(self._engine, received_prompt_tokens=self._received_prompt_tokens))
 
 
 def outputs_message(step: Step) -> Outputs:
@@ -190,7 +193,7 @@ def _logprobs(entry: TokenLogprobs) -> Logprobs:
     return Logprobs(entry.token_ids, entry.logprobs, entry.rank)
 
 
-def _stats(engine: Engine) -> Stats:
+def _stats(engine: Engine, *, received_prompt_tokens: int) -> Stats:
     gauges, counters = engine.gauges(), engine.counters
     return Stats(
         time=monotonic(),
@@ -217,6 +220,9 @@ def _stats(engine: Engine) -> Stats:
         swap_blocks_used=gauges.swap_blocks_used,
         swapped_out_blocks=counters.swapped_out_blocks,
         swapped_in_blocks=counters.swapped_in_blocks,
+        prefilling_tokens=gauges.prefilling_tokens,
+        parked_tokens=gauges.parked_tokens,
+        received_prompt_tokens=received_prompt_tokens,
     )
 
 
@@ -252,7 +258,7 @@ def serve(wanted: start_up.StartUp) -> int:
     try:
         model = _load(wanted.factory, wanted.config)
         engine = make_engine(model, scheduler=wanted.config.scheduler, cache=wanted.config.cache)
-        channel.send(_ready(model))
+        channel.send(_ready(model, max_num_seqs=wanted.config.scheduler.max_num_seqs))
         # What was made while loading stays: the collector need not look through it again between steps.
         gc.collect()
         gc.freeze()
@@ -270,7 +276,7 @@ def serve(wanted: start_up.StartUp) -> int:
     return 1
 
 
-def _ready(model: LoadedModel) -> Ready:
+def _ready(model: LoadedModel, *, max_num_seqs: int) -> Ready:
     return Ready(
         pid=os.getpid(),
         model_bytes=model.model_bytes,
@@ -282,6 +288,7 @@ def _ready(model: LoadedModel) -> Ready:
         weights=model.weights,
         phase_seconds=model.phase_seconds,
         eos_token_ids=model.eos_token_ids,
+        max_num_seqs=max_num_seqs,
     )
 
 

@@ -96,6 +96,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=T
     phase_seconds: dict[str, float]
     """Start-up by phase: import, weights, kv_cache, warm_up."""
     eos_token_ids: tuple[int, ...] = ()
+    max_num_seqs: int | None = None
 
 
 class Logprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -182,6 +183,12 @@ class Stats(msgspec.Struct, array_like=True, tag="stats", frozen=True, kw_only=T
     swapped_out_blocks: int = 0
     """Copied from the cache to the swap space, and back."""
     swapped_in_blocks: int = 0
+    prefilling_tokens: int = 0
+    """What running sequences lack of their prompts."""
+    parked_tokens: int = 0
+    """Those of ``queued_tokens`` that siblings will compute."""
+    received_prompt_tokens: int = 0
+    """Of all Submits so far but those of children: what was sent beyond them is not in the gauges yet."""
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):

@@ -99,6 +99,12 @@ class EngineCollector(Collector):
         yield self._gauge("quire_kv_slots_wasted", "Token slots of running requests that hold no token.", wasted)
         queued = stats.queued_tokens if stats else 0
         yield self._gauge("quire_queued_tokens", "Prompt tokens of requests that wait to run.", queued)
+        pending = self._metrics.pending_prefill_tokens()
+        yield self._gauge(
+            "quire_pending_prefill_tokens",
+            "Prompt tokens still to be computed, less what the prefix cache is expected to hold of those that wait.",
+            pending,
+        )
         if stats is not None:
             age = max(0.0, self._now() - stats.last_step_time)
             yield self._gauge("quire_last_step_age_seconds", "Since the engine's last step ended.", age)
@@ -115,6 +121,8 @@ class EngineCollector(Collector):
             return
         yield self._gauge("quire_model_bytes", "Weights as they lie in memory.", ready.model_bytes)
         yield self._gauge("quire_kv_cache_bytes", "Memory of the KV cache.", ready.kv_cache_bytes)
+        if ready.max_num_seqs is not None:
+            yield self._gauge("quire_max_running_requests", "Most requests in the running batch.", ready.max_num_seqs)
         yield self._cache_config(ready.num_blocks, ready.block_size, ready.dtype)
         yield self._labelled(
             GaugeMetricFamily("quire_startup_seconds", "Start-up of the engine by phase.", labels=[*_LABELS, "phase"]),

@@ -89,6 +89,7 @@ class Metrics:
         self.arrived_requests = 0
         self.arrived_prompt_tokens = 0
         self.uncached_prompt_tokens = 0.0
+        self._sent_prompt_tokens = 0
 
     # --- what the engine process says ---
 
@@ -97,6 +98,10 @@ class Metrics:
             self.engine.ended()
             self.restarts += 1
         self.ready = ready
+        self._sent_prompt_tokens = 0
+
+    def engine_sent(self, prompt_tokens: int) -> None:
+        self._sent_prompt_tokens += prompt_tokens
 
     def engine_stats(self, stats: Stats) -> None:
         before = self.engine.latest
@@ -109,6 +114,7 @@ class Metrics:
 
     def engine_lost(self) -> None:
         self.engine.ended()
+        self._sent_prompt_tokens = 0
 
     # --- what requests say; each is one sequence ---
 
@@ -122,6 +128,18 @@ class Metrics:
         counters = self.engine.counters()
         queries = counters.get("prefix_cache_queries", 0.0)
         return counters.get("prefix_cache_hits", 0.0) / queries if queries else 0.0
+
+    def pending_prefill_tokens(self) -> float:
+        """Prompt tokens still to be computed: what the engine said after its last step, and what it was sent since.
+
+        Of prompts that wait, less the share that the prefix cache is expected to hold.
+        """
+        stats = self.engine.latest
+        if stats is None:
+            return self._sent_prompt_tokens * (1.0 - self._hit_share())
+        unseen = max(0, self._sent_prompt_tokens - stats.received_prompt_tokens)
+        waiting = max(0, stats.queued_tokens - stats.parked_tokens)
+        return stats.prefilling_tokens + (waiting + unseen) * (1.0 - self._hit_share())
 
     def first_token(self, times: RequestTimes, now: float) -> None:
         times.first_token = times.last_token = now
