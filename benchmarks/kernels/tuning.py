@@ -1,0 +1,101 @@
+"""The search for a kernel's best parameters: one after the other through its values, until no change helps. What a
+configuration takes is asked of a function, and what was asked before is known. No GPU is touched here.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Parameters = Mapping[str, int]
+Score = Callable[[Parameters], float | None]
+"""Seconds, less is better; None where the configuration cannot be used."""
+
+WORTH = 0.98
+"""Of the default's time: what gains less than this is noise, and the default stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    best: Parameters
+    seconds: float | None
+    default_seconds: float | None
+    finished: bool
+    """False where the time was up first; the best so far stands."""
+
+    @property
+    def worth_writing(self) -> bool:
+        if self.seconds is None:
+            return False
+        return self.default_seconds is None or self.seconds < WORTH * self.default_seconds
+
+
+def search(
+    space: Mapping[str, tuple[int, ...]], default: Parameters, score: Score, time_is_up: Callable[[], bool]
+) -> Found:
+    """Begins at ``default``. What cannot be used is never the best, not even the default."""
+    best, seconds = dict(default), score(default)
+    default_seconds = seconds
+    improved = True
+    while improved:
+        improved = False
+        for name, values in space.items():
+            for value in values:
+                if value == best[name]:
+                    continue
+                if time_is_up():
+                    return Found(best=best, seconds=seconds, default_seconds=default_seconds, finished=False)
+                candidate = {**best, name: value}
+                found = score(candidate)
+                if found is not None and (seconds is None or found < seconds):
+                    best, seconds, improved = candidate, found, True
+    return Found(best=best, seconds=seconds, default_seconds=default_seconds, finished=True)
+
+
+@dataclass
+class Trials:
+    """What was tried, kept in a file, so that an interrupted search goes on where it was."""
+
+    path: Path
+    machine: Mapping[str, Any]
+    seconds: dict[str, dict[str, dict[str, float | None]]] = field(default_factory=dict)
+    """By kernel, key, and parameters as one line of JSON."""
+
+    @classmethod
+    def read(cls, path: Path, machine: Mapping[str, Any]) -> "Trials":
+        """Those of another machine or other versions say nothing here: they are left aside."""
+        if not path.is_file():
+            return cls(path=path, machine=machine)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["machine"] != machine:
+            return cls(path=path, machine=machine)
+        return cls(path=path, machine=machine, seconds=content["seconds"])
+
+    def remembered(self, kernel: str, key: str, score: Score) -> Score:
+        """``score``, asked once for each configuration, over all runs."""
+        known = self.seconds.setdefault(kernel, {}).setdefault(key, {})
+
+        def ask(parameters: Parameters) -> float | None:
+            line = json.dumps(dict(sorted(parameters.items())))
+            if line not in known:
+                known[line] = score(parameters)
+                self.write()
+            return known[line]
+
+        return ask
+
+    def write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(self.path.name + ".new")
+        content = {"machine": self.machine, "seconds": self.seconds}
+        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(self.path)
+
+
+def merged(table: Mapping[str, Any] | None, kernel: str, key: str, parameters: Parameters) -> dict[str, Any]:
+    """A device's table with one more configuration; the others stay."""
+    table = table or {}
+    kernels = {name: dict(by_key) for name, by_key in table.get("kernels", {}).items()}
+    kernels.setdefault(kernel, {})[key] = dict(parameters)
+    return {**table, "kernels": {name: dict(sorted(kernels[name].items())) for name in sorted(kernels)}}
