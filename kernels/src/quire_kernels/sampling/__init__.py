@@ -6,7 +6,7 @@ Legend: B rows, V vocabulary.
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.checks import check_dense, check_device, check_storage, refuse
 from quire_kernels.dispatch import implementation
 
 
@@ -45,7 +45,9 @@ def sample(
     seeds        [B] int64, used as 64 bits without sign; positions [B] int64, of the drawn tokens in their sequences
     returns      [B] int64
 
-    A row's token depends on its own arguments only. Raises ArgumentError on other shapes, strides or dtypes.
+    A row's token depends on its own arguments only. The same seed draws the same token on every device, but where
+    rounding decides: a CPU adds float64 in the order of tokens, a GPU whole numbers of 2^-44 in any order, and their
+    exp differ in the last bits; so two devices part where the draw falls within some 1e-6 of a token's edge. Raises ArgumentError on other shapes, strides or dtypes.
     """
     _check_logits("sample", logits)
     if logits.dtype != torch.float32:
@@ -60,6 +62,8 @@ def sample(
         check_dense("sample", name, values, torch.float32, rows)
     for name, values in (("top_k", top_k), ("seeds", seeds), ("positions", positions)):
         check_dense("sample", name, values, torch.int64, rows)
+    check_device("sample", logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    check_device("sample", logits, typical_p=typical_p, seeds=seeds, positions=positions)
     ops = implementation("sampling", logits.device.type)
     return ops.sample(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions)
 

@@ -1,0 +1,287 @@
+"""A survey of rows of logits: the first two of the launches that sample or report probabilities.
+
+A row is split into parts, a program each, so that one row of a large vocabulary is read by many multiprocessors. The
+first launch finds each part's largest logit, the second weighs the part against the row's largest: the sum of its
+weights, and how many and how much stands above a few heights. Of these the third launch, a program per row, makes
+its list of candidates. However many parts there are, what is found is the same bits (see ``device_functions``).
+
+Legend: B rows, V vocabulary, P parts (a power of two), N pivots.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.sampling.device_functions import NUM_PIVOTS, heights_of, inverse_of, load_logits, pivot_at, units_of
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import config_for
+from quire_kernels.triton_runtime.debug import kernel
+from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
+from quire_kernels.triton_runtime.target import Target
+
+_MOST_PARTS = 64
+_SHORTEST_PART = 2048
+"""A program that reads less costs more to start than it reads."""
+MOST_CANDIDATES = 8192
+"""Places in a row's list: what a program finds again in its own cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The workspace of B rows: 16 P + 64 P + 8 · MOST_CANDIDATES bytes each, of which the lists are 64 KiB."""
+
+    parts: int
+    part_length: int
+    largest: Tensor  # [B, P] float32
+    tokens: Tensor  # [B, P] int64: where it stands first
+    units: Tensor  # [B, P] int64
+    counts: Tensor  # [B, P, N] int32: how many stand at or above each pivot
+    masses: Tensor  # [B, P, N] float32: their weight, roughly
+    list_logits: Tensor  # [B, MOST_CANDIDATES] float32
+    list_tokens: Tensor  # [B, MOST_CANDIDATES] int32
+
+
+def number_of_parts(rows: int, vocabulary: int, multiprocessors: int) -> int:
+    """A power of two: enough programs for two on each multiprocessor, none of them with next to nothing to read."""
+    wanted = min(-(-2 * multiprocessors // max(rows, 1)), vocabulary // _SHORTEST_PART, _MOST_PARTS)
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+def length_of_part(vocabulary: int, parts: int) -> int:
+    """A multiple of 16, so that every part begins where a vector of logits does."""
+    return -(-vocabulary // (16 * parts)) * 16
+
+
+@kernel(varying=["parts", "num_lines"])
+def _largest_kernel(
+    logits,
+    row_stride,
+    lines,
+    vocabulary,
+    part_length,
+    parts,
+    largest,
+    tokens,
+    num_lines,
+    HAS_LINES: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """largest[b, p], tokens[b, p] = max and first argmax of part p of row b. Grid: B, P."""
+    item, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    line = item
+    if HAS_LINES:
+        line = tl.load(lines + item)
+        tl.device_assert((line >= 0) & (line < num_lines), "token_logprobs: lines leave the logits")
+    row = logits + line * row_stride
+    begin = part * part_length
+    end = tl.minimum(begin + part_length, vocabulary)
+    lanes = tl.arange(0, TILE)
+    best = tl.full((TILE,), float("-inf"), tl.float32)
+    place = begin + lanes
+    for start in range(begin, end, TILE):
+        offsets = start + lanes
+        found = load_logits(row, offsets, end)
+        place = tl.where(found > best, offsets, place)
+        best = tl.maximum(best, found)
+    top = tl.max(best, axis=0)
+    first = tl.min(tl.where(best == top, place, 0x7FFFFFFF), axis=0)
+    tl.store(largest + item * parts + part, top)
+    tl.store(tokens + item * parts + part, first.to(tl.int64))
+
+
+@kernel
+def _weigh_kernel(
+    logits,
+    row_stride,
+    lines,
+    temperature,
+    vocabulary,
+    part_length,
+    largest,
+    units,
+    counts,
+    masses,
+    PARTS: tl.constexpr,
+    HAS_LINES: tl.constexpr,
+    HAS_TEMPERATURE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """units[b, p] = sum over part p of row b of exp((logit - largest of the row) / temperature). Grid: B, P."""
+    item, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    inverse = 1.0
+    if HAS_TEMPERATURE:
+        heat = tl.load(temperature + item)
+        if heat == 0.0:
+            return
+        inverse = inverse_of(heat)
+    line = item
+    if HAS_LINES:
+        line = tl.load(lines + item)
+    row = logits + line * row_stride
+    top = tl.max(tl.load(largest + item * PARTS + tl.arange(0, PARTS)), axis=0)
+    begin = part * part_length
+    end = tl.minimum(begin + part_length, vocabulary)
+    lanes = tl.arange(0, TILE)
+    pivots = pivot_at(tl.arange(0, NUM_PIVOTS))
+    total = tl.zeros((TILE,), tl.int64)
+    count = tl.zeros((NUM_PIVOTS, TILE), tl.int32)
+    mass = tl.zeros((NUM_PIVOTS, TILE), tl.float32)
+    for start in range(begin, end, TILE):
+        heights = heights_of(load_logits(row, start + lanes, end), top, inverse)
+        weights = tl.exp(heights)
+        total += units_of(heights)
+        above = heights[None, :] >= pivots[:, None]
+        count += above.to(tl.int32)
+        mass += tl.where(above, weights[None, :], 0.0)
+    place = item * PARTS + part
+    tl.store(units + place, tl.sum(total, axis=0))
+    each = place * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)
+    tl.store(counts + each, tl.sum(count, axis=1))
+    tl.store(masses + each, tl.sum(mass, axis=1))
+
+
+@triton.jit
+def list_candidates(
+    row,
+    vocabulary,
+    part_length,
+    largest,
+    inverse,
+    counts,
+    chosen,
+    list_logits,
+    list_tokens,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Writes what stands at or above pivot ``chosen`` to the row's list, in the order of tokens; the caller knows that
+    there is room, and waits for the program's other threads before it reads."""
+    lanes = tl.arange(0, TILE)
+    pivot = pivot_at(chosen)
+    size = chosen * 0
+    for part in range(PARTS):
+        if tl.load(counts + part * NUM_PIVOTS + chosen) > 0:
+            end = tl.minimum((part + 1) * part_length, vocabulary)
+            for start in range(part * part_length, end, TILE):
+                tokens = start + lanes
+                logits = load_logits(row, tokens, end)
+                taken = heights_of(logits, largest, inverse) >= pivot
+                places = size + tl.cumsum(taken.to(tl.int32), axis=0) - 1
+                tl.store(list_logits + places, logits, mask=taken)
+                tl.store(list_tokens + places, tokens, mask=taken)
+                size += tl.sum(taken.to(tl.int32), axis=0)
+
+
+def survey(
+    op: str, logits: Tensor, rows: int, *, lines: Tensor | None = None, temperature: Tensor | None = None
+) -> Survey:
+    """The first two launches, over ``rows`` rows of logits [R, V]: ``lines`` [B] names them, else they are the first.
+
+    temperature  [B] float32; 0 is not weighed. None is 1
+    """
+    vocabulary, device = logits.shape[1], logits.device
+    require_device(op, device)
+    parts = number_of_parts(rows, vocabulary, device_properties(device).multiprocessors)
+    by_part, by_pivot = (rows, parts), (rows, parts, NUM_PIVOTS.value)
+    found = Survey(
+        parts=parts,
+        part_length=length_of_part(vocabulary, parts),
+        largest=torch.empty(by_part, dtype=torch.float32, device=device),
+        tokens=torch.empty(by_part, dtype=torch.int64, device=device),
+        units=torch.empty(by_part, dtype=torch.int64, device=device),
+        counts=torch.empty(by_pivot, dtype=torch.int32, device=device),
+        masses=torch.empty(by_pivot, dtype=torch.float32, device=device),
+        list_logits=torch.empty((rows, MOST_CANDIDATES), dtype=torch.float32, device=device),
+        list_tokens=torch.empty((rows, MOST_CANDIDATES), dtype=torch.int32, device=device),
+    )
+    find_largest(logits, found.largest, found.tokens, lines)
+    config = config_for("sampling.weigh", target_of(device))
+    _weigh_kernel[(rows, parts)](
+        logits,
+        logits.stride(0),
+        lines,
+        temperature,
+        vocabulary,
+        found.part_length,
+        found.largest,
+        found.units,
+        found.counts,
+        found.masses,
+        PARTS=parts,
+        HAS_LINES=lines is not None,
+        HAS_TEMPERATURE=temperature is not None,
+        **config.options,
+    )
+    return found
+
+
+def find_largest(logits: Tensor, largest: Tensor, tokens: Tensor, lines: Tensor | None) -> None:
+    """Fills ``largest`` and ``tokens`` [B, P]."""
+    rows, parts = largest.shape
+    config = config_for("sampling.largest", target_of(logits.device))
+    _largest_kernel[(rows, parts)](
+        logits,
+        logits.stride(0),
+        lines,
+        logits.shape[1],
+        length_of_part(logits.shape[1], parts),
+        parts,
+        largest,
+        tokens,
+        logits.shape[0],
+        HAS_LINES=lines is not None,
+        **config.options,
+    )
+
+
+def survey_cases(target: Target) -> list[AotCase]:
+    """Both launches, of logits as ``sample`` and ``greedy`` have them and as ``token_logprobs`` has them."""
+    rows = {"row_stride": "i64:16", "vocabulary": "i32:16", "part_length": "i32:16"}
+    cases = []
+    for dtype, lines in (("fp32", False), ("bf16", False), ("bf16", True)):
+        name = f"{dtype}{' lines' * lines}"
+        logits = {"logits": f"*{dtype}:16", **rows, **({"lines": "*i64:16"} if lines else {})}
+        constants: dict[str, object] = {"HAS_LINES": lines, **({} if lines else {"lines": None})}
+        largest, weigh = config_for("sampling.largest", target), config_for("sampling.weigh", target)
+        cases.append(
+            AotCase(
+                name=f"largest {name}",
+                kernel=_largest_kernel,
+                signature={
+                    **logits,
+                    "parts": "i32",
+                    "largest": "*fp32:16",
+                    "tokens": "*i64:16",
+                    "num_lines": "i32",
+                },
+                constexprs={**constants, **largest.blocks},
+                num_warps=largest.num_warps,
+                num_stages=largest.num_stages,
+                decode_path=True,
+            )
+        )
+        # Greedy steps are not weighed.
+        if lines or dtype == "fp32":
+            heat = {} if lines else {"temperature": "*fp32:16"}
+            outputs = {"largest": "*fp32:16", "units": "*i64:16", "counts": "*i32:16", "masses": "*fp32:16"}
+            cases.append(
+                AotCase(
+                    name=f"weigh {name}",
+                    kernel=_weigh_kernel,
+                    signature={**logits, **heat, **outputs},
+                    constexprs={
+                        **constants,
+                        "PARTS": 64,
+                        "HAS_TEMPERATURE": not lines,
+                        **({"temperature": None} if lines else {}),
+                        **weigh.blocks,
+                    },
+                    num_warps=weigh.num_warps,
+                    num_stages=weigh.num_stages,
+                    decode_path=True,
+                )
+            )
+    return cases

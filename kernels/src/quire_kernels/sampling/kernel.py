@@ -1,0 +1,356 @@
+"""Sampling in Triton: a survey of each row by many programs, then a program per row that bounds and draws; no sort.
+
+The last launch looks for the boundaries of min_p, top_k, top_p and typical_p among the row's candidates: the survey
+knows a height that is surely below the first boundary, and what stands above it seldom is more than some hundred
+tokens. Where it is more than a list holds (flat distributions with a high top_p), it looks at the whole row instead.
+
+Bytes: two readings of the logits from memory and one from the cache. A row that keeps all its tokens is read twice
+and a part of it once more.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.sampling.device_functions import (
+    LOWEST_KEY,
+    NUM_PIVOTS,
+    boundary,
+    heights_of,
+    inverse_of,
+    is_kept,
+    kept_depth,
+    kept_units,
+    load_logits,
+    philox_words,
+    pivot_at,
+    share_below,
+    share_of,
+    uniform_of,
+    units_of,
+)
+from quire_kernels.sampling.device_kernels import (
+    MOST_CANDIDATES,
+    Survey,
+    find_largest,
+    list_candidates,
+    number_of_parts,
+    survey,
+    survey_cases,
+)
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import config_for
+from quire_kernels.triton_runtime.debug import kernel
+from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
+from quire_kernels.triton_runtime.target import Target
+
+
+@kernel
+def _first_kernel(largest, tokens, drawn, PARTS: tl.constexpr) -> None:
+    """drawn[b] = tokens[b, argmax of largest[b]], the first of equals. Grid: B."""
+    item = tl.program_id(0).to(tl.int64)
+    places = item * PARTS + tl.arange(0, PARTS)
+    tops = tl.load(largest + places)
+    tl.store(drawn + item, tl.min(tl.where(tops == tl.max(tops, axis=0), tl.load(tokens + places), 1 << 62), axis=0))
+
+
+@kernel
+def _draw_kernel(
+    logits,
+    row_stride,
+    vocabulary,
+    part_length,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    typical_ps,
+    seeds,
+    positions,
+    part_largest,
+    part_tokens,
+    part_units,
+    counts,
+    masses,
+    list_logits,
+    list_tokens,
+    drawn,
+    kept_floats,
+    kept_keys,
+    kept_totals,
+    PARTS: tl.constexpr,
+    MOST_CANDIDATES: tl.constexpr,
+    TELLS_KEPT: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """drawn[b] = the first token at which the sum of kept weights exceeds Philox(seed, position) of all of it.
+
+    Weights are exp((logit - largest) / temperature) in whole units of 2^-44 (``device_functions``). Kept, in order, are
+    weights of at least min_p; the top_k largest; the largest that sum to top_p of these; the nearest to the entropy
+    that sum to typical_p of these; each with its equals. Philox: Salmon et al., SC 2011. Grid: B.
+
+    ``TELLS_KEPT`` writes what is kept: (largest, inverse, lowest height, mean), (lowest key, farthest) and the sum.
+    """
+    item = tl.program_id(0).to(tl.int64)
+    row = logits + item * row_stride
+    places = tl.arange(0, PARTS)
+    tops = tl.load(part_largest + item * PARTS + places)
+    largest = tl.max(tops, axis=0)
+    heat = tl.load(temperatures + item)
+    first = tl.min(tl.where(tops == largest, tl.load(part_tokens + item * PARTS + places), 1 << 62), axis=0)
+    tl.store(drawn + item, first)
+    # A row of minus infinities has nothing to draw from either.
+    if (heat == 0.0) | (largest == float("-inf")):
+        return
+
+    inverse = inverse_of(heat)
+    top_k = tl.load(top_ks + item)
+    top_p = tl.load(top_ps + item)
+    typical_p = tl.load(typical_ps + item)
+    min_p = tl.load(min_ps + item)
+    lowest_height = tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-38)), float("-inf"))
+    cuts_count = top_k < vocabulary
+    cuts_height = lowest_height > float("-inf")
+    cuts_mass = top_p < 1.0
+
+    # The candidates: all that stands at or above the highest pivot that is surely not above the first boundary.
+    each = (item * PARTS + places[:, None]) * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)[None, :]
+    count = tl.sum(tl.load(counts + each), axis=0)
+    mass = tl.sum(tl.load(masses + each), axis=0)
+    units = tl.load(part_units + item * PARTS + places)
+    total = tl.sum(units, axis=0)
+    pivots = pivot_at(tl.arange(0, NUM_PIVOTS))
+    # Their own sums are off by less than 1e-4. Under top_k or min_p, what top_p is a share of is not known yet.
+    enough_mass = (top_p + 1e-4) * (total.to(tl.float32) * 2.0**-44)
+    enough_mass = tl.where(cuts_count | cuts_height, float("inf"), enough_mass)
+    surely = (count >= top_k) | (pivots <= lowest_height) | (mass >= enough_mass)
+    chosen = tl.min(tl.where(surely, tl.arange(0, NUM_PIVOTS), NUM_PIVOTS), axis=0)
+    size = tl.sum(tl.where(tl.arange(0, NUM_PIVOTS) == chosen, count, 0), axis=0)
+    listed = (chosen < NUM_PIVOTS) & (size <= MOST_CANDIDATES)
+    source = row
+    own_logits = list_logits + item * MOST_CANDIDATES
+    own_tokens = list_tokens + item * MOST_CANDIDATES
+    if listed:
+        own_counts = counts + item * PARTS * NUM_PIVOTS
+        list_candidates(
+            row, vocabulary, part_length, largest, inverse, own_counts, chosen, own_logits, own_tokens, PARTS, TILE
+        )
+        tl.debug_barrier()
+        source = own_logits
+    else:
+        size += vocabulary - size
+
+    lowest_key = tl.full((), LOWEST_KEY, tl.int32)
+    farthest = tl.full((), LOWEST_KEY, tl.int32)
+    mean = tl.full((), 0.0, tl.float32)
+    if cuts_count:
+        lowest_key = boundary(source, size, largest, inverse, float("-inf"), lowest_key, mean, top_k, True, False, TILE)
+    if cuts_count | cuts_height:
+        total = kept_units(source, size, largest, inverse, lowest_height, lowest_key, mean, farthest, TILE)
+    if cuts_mass:
+        target = share_of(total, top_p)
+        lowest_key = boundary(
+            source, size, largest, inverse, lowest_height, lowest_key, mean, target, False, False, TILE
+        )
+        total = kept_units(source, size, largest, inverse, lowest_height, lowest_key, mean, farthest, TILE)
+    if typical_p < 1.0:
+        depth = kept_depth(source, size, largest, inverse, lowest_height, lowest_key, TILE)
+        mean = -(depth.to(tl.float64) / total.to(tl.float64)).to(tl.float32)
+        target = share_of(total, typical_p)
+        farthest = boundary(source, size, largest, inverse, lowest_height, lowest_key, mean, target, False, True, TILE)
+        total = kept_units(source, size, largest, inverse, lowest_height, lowest_key, mean, farthest, TILE)
+
+    words = philox_words(tl.load(seeds + item), tl.load(positions + item))
+    goal = share_below(total, uniform_of(words[0], words[1]))
+    start = tl.full((), 0, tl.int32)
+    passed = tl.full((), 0, tl.int64)
+    if (cuts_count | cuts_height | cuts_mass | (typical_p < 1.0)) == 0:
+        # Everything is kept: the survey's sums say in which part the draw lies.
+        sums = tl.cumsum(units, axis=0)
+        part = tl.sum((sums <= goal).to(tl.int32), axis=0)
+        passed = tl.sum(tl.where(places < part, units, 0), axis=0)
+        start = part * part_length
+    lanes = tl.arange(0, TILE)
+    token = tl.full((), -1, tl.int32)
+    while (start < size) & (token < 0):
+        values = load_logits(source, start + lanes, size)
+        heights = heights_of(values, largest, inverse)
+        kept = is_kept(values, heights, lowest_height, lowest_key, mean, farthest)
+        here = tl.where(kept, units_of(heights), 0)
+        inside = tl.sum(here, axis=0)
+        if passed + inside > goal:
+            reached = passed + tl.cumsum(here, axis=0) > goal
+            token = tl.min(tl.where(reached, start + lanes, 0x7FFFFFFF), axis=0)
+        passed += inside
+        start += TILE
+    if listed:
+        token = tl.load(own_tokens + token)
+    tl.store(drawn + item, token.to(tl.int64))
+    if TELLS_KEPT:
+        tl.store(kept_floats + item * 4, largest)
+        tl.store(kept_floats + item * 4 + 1, inverse)
+        tl.store(kept_floats + item * 4 + 2, lowest_height)
+        tl.store(kept_floats + item * 4 + 3, mean)
+        tl.store(kept_keys + item * 2, lowest_key)
+        tl.store(kept_keys + item * 2 + 1, farthest)
+        tl.store(kept_totals + item, total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What ``sample`` may draw of each row, for kernels that go on from there; undefined where temperature is 0."""
+
+    floats: Tensor  # [B, 4] float32: largest logit, inverse of temperature, lowest height, mean height
+    keys: Tensor  # [B, 2] int32: lowest key of a logit, lowest key of a distance
+    totals: Tensor  # [B] int64: the sum of weights in units
+
+
+def greedy(logits: Tensor) -> Tensor:
+    rows, vocabulary = logits.shape
+    device = logits.device
+    require_device("greedy", device)
+    drawn = torch.empty(rows, dtype=torch.int64, device=device)
+    if rows == 0:
+        return drawn
+    parts = number_of_parts(rows, vocabulary, device_properties(device).multiprocessors)
+    largest = torch.empty((rows, parts), dtype=torch.float32, device=device)
+    tokens = drawn.view(rows, 1) if parts == 1 else torch.empty((rows, parts), dtype=torch.int64, device=device)
+    find_largest(logits, largest, tokens, None)
+    if parts > 1:
+        config = config_for("sampling.first", target_of(device))
+        _first_kernel[(rows,)](largest, tokens, drawn, PARTS=parts, **config.options)
+    return drawn
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    typical_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    drawn = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if logits.shape[0]:
+        _draw(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions, drawn, None)
+    return drawn
+
+
+def sample_and_tell(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    typical_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Kept]:
+    """``sample``, and what it drew from; at least one row."""
+    rows, device = logits.shape[0], logits.device
+    drawn = torch.empty(rows, dtype=torch.int64, device=device)
+    kept = Kept(
+        floats=torch.empty((rows, 4), dtype=torch.float32, device=device),
+        keys=torch.empty((rows, 2), dtype=torch.int32, device=device),
+        totals=torch.empty(rows, dtype=torch.int64, device=device),
+    )
+    _draw(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions, drawn, kept)
+    return drawn, kept
+
+
+def _draw(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    typical_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    drawn: Tensor,
+    kept: Kept | None,
+) -> None:
+    rows, vocabulary = logits.shape
+    found: Survey = survey("sample", logits, rows, temperature=temperature)
+    config = config_for("sampling.draw", target_of(logits.device))
+    _draw_kernel[(rows,)](
+        logits,
+        logits.stride(0),
+        vocabulary,
+        found.part_length,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        typical_p,
+        seeds,
+        positions,
+        found.largest,
+        found.tokens,
+        found.units,
+        found.counts,
+        found.masses,
+        found.list_logits,
+        found.list_tokens,
+        drawn,
+        kept.floats if kept else None,
+        kept.keys if kept else None,
+        kept.totals if kept else None,
+        PARTS=found.parts,
+        MOST_CANDIDATES=MOST_CANDIDATES,
+        TELLS_KEPT=kept is not None,
+        **config.options,
+    )
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    """A vocabulary that is a multiple of 16, as most are, in one part and in many."""
+    cases = survey_cases(target)
+    first = config_for("sampling.first", target)
+    cases.append(
+        AotCase(
+            name="first p64",
+            kernel=_first_kernel,
+            signature={"largest": "*fp32:16", "tokens": "*i64:16", "drawn": "*i64:16"},
+            constexprs={"PARTS": 64},
+            num_warps=first.num_warps,
+            num_stages=first.num_stages,
+            decode_path=True,
+        )
+    )
+    draw = config_for("sampling.draw", target)
+    signature = {
+        "logits": "*fp32:16",
+        "row_stride": "i64:16",
+        "vocabulary": "i32:16",
+        "part_length": "i32:16",
+        **dict.fromkeys(("temperatures", "top_ps", "min_ps", "typical_ps"), "*fp32:16"),
+        **dict.fromkeys(("top_ks", "seeds", "positions"), "*i64:16"),
+        **dict.fromkeys(("part_largest", "masses", "list_logits"), "*fp32:16"),
+        **dict.fromkeys(("part_tokens", "part_units", "drawn"), "*i64:16"),
+        **dict.fromkeys(("counts", "list_tokens"), "*i32:16"),
+    }
+    kept = {"kept_floats": "*fp32:16", "kept_keys": "*i32:16", "kept_totals": "*i64:16"}
+    for parts, tells in ((1, False), (64, False), (1, True)):
+        cases.append(
+            AotCase(
+                name=f"draw p{parts}{' telling' * tells}",
+                kernel=_draw_kernel,
+                signature={**signature, **(kept if tells else {})},
+                constexprs={
+                    "PARTS": parts,
+                    "MOST_CANDIDATES": MOST_CANDIDATES,
+                    "TELLS_KEPT": tells,
+                    **({} if tells else dict.fromkeys(kept)),
+                    **draw.blocks,
+                },
+                num_warps=draw.num_warps,
+                num_stages=draw.num_stages,
+                decode_path=True,
+            )
+        )
+    return cases
