@@ -136,11 +136,16 @@ def test_a_decision_is_explained_and_its_figures_shown(
         return told
 
     told = until(
-        lambda: (found := explained())["history"] and found["history"][-1]["last"]["to"] == 2 and found, within=40
+        lambda: (
+            (found := explained())["history"]
+            and found["history"][-1]["last"]["to"] == found["replicas"]["asked"] == 2
+            and found
+        ),
+        within=40,
     )
     assert told["now"]["terms"][0]["reason"] == "QueueDepth"
     assert told["now"]["metrics"]["source"] == "Pods" and told["nowMissing"] is None
-    assert told["replicas"]["asked"] == 2 and told["autoscaling"]["maxReplicas"] == 2
+    assert told["autoscaling"]["maxReplicas"] == 2
     code, out, _ = quire("explain", "explained", *where)
     assert code == 0 and "▸ QueueDepth" in out and "40 waiting over queueDepth 4" in out
 
