@@ -14,9 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_storage, refuse
-from quire_kernels.dispatch import implementation
-from quire_kernels.kv_cache import KVCache
+from quire_kernels.checks import STORAGE_DTYPES, check_dense, check_device, check_storage, refuse
+from quire_kernels.dispatch import implementation, runs_triton
+from quire_kernels.kv_cache import FP8, VECTOR, KVCache
+from quire_kernels.paged_attention.plan import Workspace
+
+_LARGEST_HEAD_DIM = 256
+_LARGEST_GROUP = 128
 
 
 class AttentionPlan(Protocol):
@@ -33,6 +37,8 @@ def plan_attention(
     context_lens: Sequence[int] | np.ndarray,
     block_size: int,
     window: int | None = None,
+    workspace: Workspace | None = None,
+    deterministic: bool = False,
 ) -> AttentionPlan:
     """Plans one step's attention.
 
@@ -40,6 +46,9 @@ def plan_attention(
     query_lens    [B] tokens that each sequence brings now, at least 1; their queries lie one after another
     context_lens  [B] tokens of each sequence, those included
     window        tokens a query may look back on, itself included; None is all
+    workspace     for Triton: memory that steps share; without one the plan brings its own
+    deterministic a token's result does not depend on how its sequence is cut into steps either, bit for bit; needs a
+                  workspace of fixed splits on Triton
 
     Raises ArgumentError for lengths that do not fit together or into the block tables.
     """
@@ -59,20 +68,57 @@ def plan_attention(
     if (wrong := context > width * block_size).any():
         i = int(wrong.argmax())
         refuse(op, "context_lens", f"has {context[i]} at sequence {i}; {width} blocks of {block_size} hold fewer")
+    if workspace is not None:
+        if not runs_triton(block_tables.device.type):
+            refuse(op, "workspace", "is given; attention on a CPU has none")
+        check_device(op, block_tables, workspace=workspace.buffer)
     return implementation("paged_attention", block_tables.device.type).plan_attention(
-        block_tables, query, context, block_size, window
+        block_tables, query, context, block_size, window, workspace, deterministic
     )
 
 
+def unsupported(
+    *, device_type: str, head_dim: int, group: int, block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> str | None:
+    """Why ``paged_attention`` could not serve such layers on such a device, if it could not.
+
+    group  query heads per KV head
+    """
+    on_triton = runs_triton(device_type)
+    if dtype not in STORAGE_DTYPES:
+        return f"dtype {dtype}: float32, bfloat16 or float16 is needed"
+    if cache_dtype != dtype and not (on_triton and cache_dtype == FP8):
+        return f"KV cache dtype {cache_dtype}: {dtype}{', or float8_e4m3fn,' * on_triton} is needed on {device_type}"
+    if block_size < 1 or block_size % VECTOR:
+        return f"block size {block_size}: a multiple of {VECTOR} is needed"
+    if on_triton and not 1 <= head_dim <= _LARGEST_HEAD_DIM:
+        return f"head dim {head_dim}: up to {_LARGEST_HEAD_DIM} is needed"
+    if on_triton and not 1 <= group <= _LARGEST_GROUP:
+        return f"{group} query heads for each KV head: up to {_LARGEST_GROUP} are needed"
+    return None
+
+
 def paged_attention(
-    q: Tensor, cache: KVCache, plan: AttentionPlan, scale: float, soft_cap: float | None = None
+    q: Tensor,
+    cache: KVCache,
+    plan: AttentionPlan,
+    scale: float,
+    soft_cap: float | None = None,
+    *,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale * q k^T) v over each query's visible tokens, query head h reading KV head h // (HQ / HK).
 
-    q        [T, HQ, D]; a token's heads are dense, tokens at any stride
-    cache    the layer's cache, of the same dtype, holding the T tokens already
-    soft_cap bounds the scores, s to soft_cap tanh(s / soft_cap), before they are weighed; above 0
-    returns  [T, HQ, D], new and contiguous, dtype of q
+    q            [T, HQ, D]; a token's heads are dense, tokens at any stride
+    cache        the layer's cache, of the same dtype or, for Triton, of float8, holding the T tokens already
+    scale        above 0
+    soft_cap     bounds the scores, s to soft_cap tanh(s / soft_cap), before they are weighed; above 0
+    sinks        [HQ] a score of each head that no token has, weighed with the others (arXiv 2309.17453, as a parameter)
+    alibi_slopes [HQ] float32: slope * (token's position - query's) is added to a score (arXiv 2108.12409)
+    out          [T, HQ, D] contiguous, to be written; a new one unless given
+    returns      out, dtype of q; 0 for rows of padding
 
     Accumulated in float32. A row's result does not depend on the rest of the batch. Raises ArgumentError on other
     shapes, strides, dtypes, or a block table that leaves the cache.
@@ -85,8 +131,20 @@ def paged_attention(
         refuse(op, "q", f"has strides {tuple(q.stride())}; the heads of a token must lie side by side")
     if q.shape[1] % cache.kv_heads:
         refuse(op, "q", f"has {q.shape[1]} heads; a multiple of the {cache.kv_heads} KV heads is needed")
-    if cache.keys.dtype != q.dtype:
+    if cache.keys.dtype != q.dtype and (cache.keys.dtype != FP8 or not runs_triton(q.device.type)):
         refuse(op, "cache", f"holds {cache.keys.dtype}; the dtype of q, {q.dtype}, is needed")
+    if not scale > 0.0:
+        refuse(op, "scale", f"is {scale}; a number above 0 is needed")
     if soft_cap is not None and not soft_cap > 0.0:
         refuse(op, "soft_cap", f"is {soft_cap}; a number above 0 is needed")
-    return implementation("paged_attention", q.device.type).paged_attention(q, cache, plan, scale, soft_cap)
+    if sinks is not None:
+        check_storage(op, "sinks", sinks)
+        check_dense(op, "sinks", sinks, sinks.dtype, (q.shape[1],))
+    if alibi_slopes is not None:
+        check_dense(op, "alibi_slopes", alibi_slopes, torch.float32, (q.shape[1],))
+    if out is not None:
+        check_dense(op, "out", out, q.dtype, tuple(q.shape))
+    check_device(op, q, cache=cache.keys, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
+    return implementation("paged_attention", q.device.type).paged_attention(
+        q, cache, plan, scale, soft_cap, sinks, alibi_slopes, out
+    )

@@ -63,13 +63,20 @@ class CpuPlan:
 
 
 def plan_attention(
-    block_tables: Tensor, query: np.ndarray, context: np.ndarray, block_size: int, window: int | None
+    block_tables: Tensor,
+    query: np.ndarray,
+    context: np.ndarray,
+    block_size: int,
+    window: int | None,
+    workspace: None,
+    deterministic: bool,
 ) -> CpuPlan:
     piece_tokens = max(block_size, _PIECE_TOKENS // block_size * block_size)
     reach = _NO_WINDOW if window is None else window
     tiles = _plan_tiles(query, context, piece_tokens, reach)
     pieces = tiles[5]
-    is_split = (pieces > 1) & (query[tiles[0]] <= _TILE_TOKENS)
+    # Pieces that were attended apart add up to other bits than those that one item went over.
+    is_split = (pieces > 1) & (query[tiles[0]] <= _TILE_TOKENS) & (not deterministic)
     tiles[6] = np.where(is_split, pieces, 1)
     counts = tiles[6]
     tile = np.repeat(np.arange(len(counts)), counts)
@@ -103,8 +110,20 @@ def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach
     return np.stack((owner, first_query, tokens, ends, first_piece, pieces, np.zeros_like(owner)))
 
 
-def paged_attention(q: Tensor, cache: KVCache, plan: CpuPlan, scale: float, soft_cap: float | None) -> Tensor:
-    out = torch.empty(q.shape, dtype=q.dtype)
+def paged_attention(
+    q: Tensor,
+    cache: KVCache,
+    plan: CpuPlan,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype)
+    if sinks is not None:
+        sinks = sinks.float()
     heads, dim = q.shape[1:]
     rows = plan.max_tile_tokens * heads // cache.kv_heads
     value_dim = cache.values.shape[3]
@@ -137,6 +156,8 @@ def paged_attention(q: Tensor, cache: KVCache, plan: CpuPlan, scale: float, soft
         partials.data_ptr(),
         finished.ctypes.data,
         float_bits(soft_cap or 0.0),
+        0 if sinks is None else sinks.data_ptr(),
+        0 if alibi_slopes is None else alibi_slopes.data_ptr(),
     )
     parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
     if launch(_WORKER, q.dtype, plan.items.shape[1] * cache.kv_heads, arguments, parallel=parallel):
@@ -189,6 +210,31 @@ def _cap_scores(scores: Any, soft_cap: Any) -> None:
 
 
 @njit(fastmath=FAST)
+def _adjust_scores(scores: Any, soft_cap: Any, slopes: Any, head: Any, distance: Any) -> None:
+    """What a soft cap and slopes, 0 if none, make of a row's visible scores. ``distance`` is that from the query to the
+    first of their tokens, 0 or below."""
+    if soft_cap > np.float32(0.0):
+        _cap_scores(scores, soft_cap)
+    if slopes:
+        slope = carray(float32_pointer(slopes), head + 1)[head]
+        for i in range(scores.size):
+            scores[i] += slope * np.float32(distance + i)
+
+
+@njit(fastmath=FAST)
+def _add_sinks(place: Any, group: Any, largest: Any, totals: Any, attended: Any) -> None:
+    """One more score for each row, which has no value."""
+    sinks = carray(float32_pointer(place), group)
+    for r in range(attended.shape[0]):
+        sink = sinks[r % group]
+        grown = max(largest[r], sink)
+        shrink = exp_float32(largest[r] - grown)
+        totals[r] = totals[r] * shrink + exp_float32(sink - grown)
+        for i in range(attended.shape[1]):
+            attended[r, i] *= shrink
+
+
+@njit(fastmath=FAST)
 def _weigh_row(scores: Any, low: Any, high: Any, end: Any, largest: Any, total: Any, attended: Any) -> tuple[Any, Any]:
     """Turns one row's scores[low:high] into weights exp(score - largest), the rest of scores[:end] into 0.
 
@@ -237,7 +283,7 @@ def _keep_partial(place: Any, largest: Any, totals: Any, attended: Any) -> None:
 
 
 @njit(fastmath=FAST)
-def _merge_partials(place: Any, count: Any, piece_floats: Any, totals: Any, attended: Any) -> None:
+def _merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any, totals: Any, attended: Any) -> None:
     """Joins the partial results of a tile's rows, each piece's laid ``piece_floats`` after the one before."""
     rows, dim = attended.shape
     for r in range(rows):
@@ -255,11 +301,12 @@ def _merge_partials(place: Any, count: Any, piece_floats: Any, totals: Any, atte
                 for i in range(dim):
                     attended[r, i] += share * partials[base + 2 + i]
         totals[r] = total
+        all_largest[r] = largest
 
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 28)
+    a = carray(counter, 30)
     q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
     block_tables, table_width = a[8], a[9]
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
@@ -312,8 +359,8 @@ def _attend_worker(block: Any) -> None:
             for r in range(rows):
                 position = first_position + r // group
                 low, high = max(0, position + 1 - window - begin), min(end, position + 1) - begin
-                if soft_cap > np.float32(0.0):
-                    _cap_scores(scores[r, low : max(low, high)], soft_cap)
+                visible, head = scores[r, low : max(low, high)], kv_head * group + r % group
+                _adjust_scores(visible, soft_cap, a[29], head, begin + low - position)
                 largest[r], totals[r] = _weigh_row(
                     scores[r], low, high, end - begin, largest[r], totals[r], attended[r]
                 )
@@ -332,7 +379,9 @@ def _attend_worker(block: Any) -> None:
             _keep_partial(place + (item - own) * piece_floats * 4, largest, totals, attended)
             if fetch_add(int64_pointer(a[26]), tile * kv_heads + kv_head) + 1 < count:
                 continue
-            _merge_partials(place, count, piece_floats, totals, attended)
+            _merge_partials(place, count, piece_floats, largest, totals, attended)
+        if a[28]:
+            _add_sinks(a[28] + kv_head * group * 4, group, largest, totals, attended)
         target = out + (query_start * heads + kv_head * group) * head_bytes
         _store_outputs(block, target, heads * head_bytes, head_bytes, group, dim, attended, totals)
 

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from quire_kernels.checks import check_dense, refuse
 
+MAX_SHORT_QUERIES = 16
+"""Sequences of up to so many queries have their context split; of them, not of the batch, it depends who does."""
+
 MAX_SEGMENTS = 32
 """Splits of one sequence's context at most, where their size is not fixed."""
 
@@ -47,6 +50,7 @@ class DevicePlan:
     window: int | None
     workspace: Workspace
     min_query_len: int = 1  # of sequences that are not padding: a launch that would find nothing is left out
+    max_short_len: int = MAX_SHORT_QUERIES  # the longest of up to MAX_SHORT_QUERIES; fewer, and the tiles are smaller
 
 
 def fixed_split_tokens(max_context: int) -> int:
@@ -106,8 +110,11 @@ def plan_host_lengths(
     context: np.ndarray,
     window: int | None,
     workspace: Workspace | None,
+    deterministic: bool,
 ) -> DevicePlan:
     """The plan of one eager step, from checked lengths: int64 [B] each, none of them 0."""
+    if deterministic and (workspace is None or workspace.split_tokens is None):
+        refuse("plan_attention", "workspace", "fixes no split_tokens, without which nothing is deterministic")
     starts = np.zeros(len(query) + 1, dtype=np.int32)
     np.cumsum(query, out=starts[1:])
     device = block_tables.device
@@ -120,10 +127,16 @@ def plan_host_lengths(
         context_lens=torch.from_numpy(context.astype(np.int32)).to(device),
         num_tokens=int(starts[-1]),
         max_query_len=int(query.max()),
-        min_query_len=int(query.min()),
         window=window,
         workspace=workspace,
+        min_query_len=int(query.min()),
+        max_short_len=longest_short(query),
     )
+
+
+def longest_short(query_lens: np.ndarray) -> int:
+    """``DevicePlan.max_short_len`` of a batch."""
+    return int(query_lens[query_lens <= MAX_SHORT_QUERIES].max(initial=1))
 
 
 def plan_over_buffers(

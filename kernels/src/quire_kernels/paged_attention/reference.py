@@ -18,7 +18,10 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
+    """A float8 cache is read times its scales."""
     outputs = []
     group = q.shape[1] // cache.kv_heads
     starts = q.split(list(query_lens))  # B x [Q, HQ, D]
@@ -28,9 +31,23 @@ def paged_attention(
         scores = torch.einsum("qhd,hld->hql", queries.float(), keys) * scale
         if soft_cap is not None:
             scores = (scores / soft_cap).tanh() * soft_cap
-        weights = scores.masked_fill(~visible(len(queries), context_len, window), -torch.inf).softmax(dim=-1)
+        if alibi_slopes is not None:
+            distance = _distance(len(queries), context_len).to(q.device)  # [Q, L]
+            scores = scores + alibi_slopes.float()[:, None, None] * distance
+        hidden = ~visible(len(queries), context_len, window).to(q.device)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            # One more score, which no value belongs to.
+            column = sinks.float()[:, None, None].expand(-1, len(queries), 1)
+            scores = torch.cat((scores, column), dim=-1)  # [HQ, Q, L + 1]
+        weights = scores.softmax(dim=-1)[..., :context_len]
         outputs.append(torch.einsum("hql,hld->qhd", weights, values).to(q.dtype))
     return torch.cat(outputs)
+
+
+def _distance(query_len: int, context_len: int) -> Tensor:
+    """[Q, L]: a token's position less that of a query (the last Q of L tokens)."""
+    return torch.arange(context_len) - torch.arange(context_len - query_len, context_len).unsqueeze(1)
 
 
 def visible(query_len: int, context_len: int, window: int | None) -> Tensor:

@@ -1,0 +1,299 @@
+"""What the Triton kernels of ``paged_attention`` are made of: finding work, reading the cache, online softmax.
+
+Scores are kept in units of log2, so that a weight is one exp2. Every sum whose rounding could depend on how a compiler
+contracts it is an explicit fma: a result must have the same bits whichever kernel it came through.
+
+Legend: HK KV heads, D head dim, S block size. A *tile* is TILE tokens of the context, a *split* a range of tiles that
+one program goes over, a row one query token and one of the query heads that share a KV head.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def first_seen(position, window):
+    """The first token that a query at ``position`` sees."""
+    if window is None:
+        return position * 0
+    else:
+        return tl.maximum(position + 1 - window, 0)
+
+
+@triton.jit
+def split_context(query_len, context_len, splitting, TILE: tl.constexpr, FIXED: tl.constexpr):
+    """How the context of a sequence is split: where the first split begins, tokens of a split, number of splits.
+
+    FIXED splits lie at multiples of ``split_tokens``, whatever the sequence. Others are equal in size, at least
+    ``split_tokens`` long, and ``max_splits`` at most.
+    """
+    window, max_splits, split_tokens = splitting
+    first = first_seen(context_len - query_len, window)
+    if FIXED:
+        origin = first // split_tokens * split_tokens
+        size = origin * 0 + split_tokens
+    else:
+        origin = first // TILE * TILE
+        count = tl.minimum(tl.maximum(tl.cdiv(context_len - origin, split_tokens), 1), max_splits)
+        size = tl.maximum(tl.cdiv(tl.cdiv(context_len - origin, count), TILE), 1) * TILE
+    return origin, size, tl.maximum(tl.cdiv(context_len - origin, size), 1)
+
+
+@triton.jit
+def find_item(
+    item,
+    lengths,
+    splitting,
+    BLOCK_Q: tl.constexpr,
+    SHORT: tl.constexpr,
+    TAKE_SHORT: tl.constexpr,
+    TAKE_LONG: tl.constexpr,
+    TILE: tl.constexpr,
+    FIXED: tl.constexpr,
+):
+    """The sequence of a work item, the item's place among those of the sequence, and the number of items in all.
+
+    A sequence of up to SHORT queries has an item per query tile and split, another one per query tile. Found by running
+    sums over the lengths, which only the device knows.
+    """
+    query_starts, context_lens, num_sequences = lengths
+    sequence = tl.full((), 0, tl.int32)
+    before = tl.full((), 0, tl.int32)
+    passed = tl.full((), 0, tl.int32)
+    for start in tl.range(0, num_sequences, 128, num_stages=1):
+        rows = start + tl.arange(0, 128)
+        there = rows < num_sequences
+        query_lens = tl.load(query_starts + rows + 1, mask=there, other=0)
+        query_lens -= tl.load(query_starts + rows, mask=there, other=0)
+        items = tl.cdiv(query_lens, BLOCK_Q)
+        is_short = query_lens <= SHORT
+        if TAKE_SHORT:
+            lens = tl.load(context_lens + rows, mask=there, other=0)
+            splits = split_context(query_lens, lens, splitting, TILE, FIXED)[2]
+            items = tl.where(is_short, items * splits, items if TAKE_LONG else 0)
+        else:
+            items = tl.where(is_short, 0, items)
+        ends = passed + tl.cumsum(items, 0)
+        is_before = there & (ends <= item)
+        sequence += tl.sum(is_before.to(tl.int32), 0)
+        before = tl.maximum(before, tl.max(tl.where(is_before, ends, 0), 0))
+        passed += tl.sum(items, 0)
+    return sequence, item - before, passed
+
+
+@triton.jit
+def load_rows(
+    q,
+    q_stride,
+    first_query,
+    query_len,
+    tile,
+    kv_head,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """A query tile [BLOCK_M, BLOCK_D], with each row's token in the sequence, query head, and whether it is one."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    rows = tl.arange(0, BLOCK_M)
+    tokens = tile * BLOCK_Q + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    is_row = (rows < BLOCK_Q * GROUP) & (tokens < query_len)
+    dims = tl.arange(0, BLOCK_D)
+    places = (first_query + tokens).to(tl.int64) * q_stride + heads * HEAD_DIM
+    mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    queries = tl.load(q + places[:, None] + dims[None, :], mask=mask, other=0.0)
+    # The interpreter multiplies bfloat16 as if its bits were integers.
+    return queries.to(tl.float32) if INTERPRETED else queries, tokens, heads, is_row
+
+
+@triton.jit
+def score_units(scale, soft_cap, key_scale, kv_head):
+    """What q k^T is multiplied by to be a score in units of log2, and the soft cap in these units.
+
+    With a soft cap the product is made the argument of the tanh instead.
+    """
+    if key_scale is not None:
+        scale *= tl.load(key_scale + kv_head)
+    if soft_cap is None:
+        return scale * LOG2_E, 0.0
+    else:
+        return scale / soft_cap, soft_cap * LOG2_E
+
+
+@triton.jit
+def cap_scores(scores, cap):
+    """cap tanh(scores), by way of 1 - 2 / (e^2x + 1), whose ends are right where e^2x overflows."""
+    return cap - 2.0 * cap / (tl.exp2(scores * (2.0 * LOG2_E)) + 1.0)
+
+
+@triton.jit
+def load_slopes(alibi_slopes, heads, is_row):
+    """[BLOCK_M] each row's, in units of log2."""
+    if alibi_slopes is None:
+        return tl.zeros(heads.shape, tl.float32)
+    else:
+        return tl.load(alibi_slopes + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
+
+
+@triton.jit
+def load_tile(
+    cache,
+    start,
+    columns,
+    inside,
+    dtype: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Keys, transposed, and values of a tile of tokens from ``start``: [BLOCK_D, TILE] and [TILE, BLOCK_D]."""
+    keys, values, table, num_blocks = cache
+    BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    tokens = start + columns
+    if BLOCK_SIZE % TILE == 0:
+        # The tile lies within one block, and some token of it is read.
+        block = tl.load(table + start // BLOCK_SIZE)
+        is_valid = (block >= 0) & (block < num_blocks)
+        places = block.to(tl.int64) * BLOCK_STRIDE + (start % BLOCK_SIZE + columns) * HEAD_DIM
+    else:
+        if MASKED:
+            blocks = tl.load(table + tokens // BLOCK_SIZE, mask=inside, other=0)
+        else:
+            blocks = tl.load(table + tokens // BLOCK_SIZE)
+        is_valid = (blocks >= 0) & (blocks < num_blocks)
+        places = blocks.to(tl.int64) * BLOCK_STRIDE + (tokens % BLOCK_SIZE) * HEAD_DIM
+    tl.device_assert(is_valid, "paged_attention: block_tables name a block outside the cache")
+    dims = tl.arange(0, BLOCK_D)
+    is_dim = dims < HEAD_DIM
+    key_places = keys + places[None, :] + dims[:, None]
+    value_places = values + places[:, None] + dims[None, :]
+    if MASKED:
+        # What lies beyond is not the sequence's, and may be NaN: 0 times that is NaN.
+        k = tl.load(key_places, mask=inside[None, :] & is_dim[:, None], other=0.0)
+        v = tl.load(value_places, mask=inside[:, None] & is_dim[None, :], other=0.0)
+    elif HEAD_DIM == BLOCK_D:
+        k = tl.load(key_places)
+        v = tl.load(value_places)
+    else:
+        k = tl.load(key_places, mask=is_dim[:, None], other=0.0)
+        v = tl.load(value_places, mask=is_dim[None, :], other=0.0)
+    return k.to(dtype), v.to(dtype)
+
+
+@triton.jit
+def attend(
+    rows,
+    softmax,
+    span,
+    rule,
+    scoring,
+    cache,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Goes over tiles of context and adds them to the online softmax of a query tile (arXiv 1805.02867).
+
+    rows     [BLOCK_M, BLOCK_D] the queries
+    softmax  largest score so far and sum of weights exp2(score - largest), [BLOCK_M] each, and the values so weighted,
+             [BLOCK_M, BLOCK_D]; returned as they are afterwards
+    span     first token of the first tile, and the token before which the last one begins
+    rule     tokens low .. high - 1 may be read, MASKED, for tiles then reach beyond them or hide some from some rows;
+             [BLOCK_M] position of each row's token in the sequence; window
+    scoring  unit and cap of ``score_units``, soft cap, slopes of the rows and of all heads; None where there are none
+    cache    keys, values, from the KV head on; the sequence's row of the block tables; blocks of the cache
+    """
+    largest, total, attended = softmax
+    low, high, positions, window = rule
+    unit, cap, soft_cap, slopes, alibi_slopes = scoring
+    # Scores that meet neither cap nor slope stay in units of q k^T, and are scaled as they are weighed.
+    IS_RAW: tl.constexpr = soft_cap is None and alibi_slopes is None
+    columns = tl.arange(0, TILE)
+    for start in tl.range(span[0], span[1], TILE):
+        start = tl.multiple_of(start, TILE)
+        tokens = start + columns
+        inside = (tokens >= low) & (tokens < high)
+        k, v = load_tile(
+            cache, start, columns, inside, rows.dtype, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, MASKED
+        )
+        scores = tl.dot(rows, k, input_precision="ieee")
+        if soft_cap is not None:
+            scores = cap_scores(scores * unit, cap)
+        if alibi_slopes is not None:
+            if soft_cap is None:
+                scores *= unit
+            distance = (tokens[None, :] - positions[:, None]).to(tl.float32)
+            scores = tl.fma(distance, slopes[:, None], scores)
+        if MASKED:
+            seen = tokens[None, :] <= positions[:, None]
+            if window is not None:
+                seen &= tokens[None, :] > positions[:, None] - window
+            scores = tl.where(seen, scores, float("-inf"))
+        highest = tl.max(scores, 1) * unit if IS_RAW else tl.max(scores, 1)
+        grown = tl.maximum(largest, highest)
+        # A row that has seen nothing yet has -inf, and -inf - -inf is NaN.
+        shift = tl.where(grown == float("-inf"), 0.0, grown) if MASKED else grown
+        lowered = tl.fma(scores, unit, -shift[:, None]) if IS_RAW else scores - shift[:, None]
+        weights = tl.exp2(lowered)
+        kept = tl.exp2(largest - shift)
+        total = tl.fma(total, kept, tl.sum(weights, 1))
+        attended = tl.dot(weights.to(v.dtype), v, attended * kept[:, None], input_precision="ieee")
+        largest = grown
+    return largest, total, attended
+
+
+@triton.jit
+def fresh_softmax(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The softmax over nothing."""
+    nothing = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    return nothing, tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+
+
+@triton.jit
+def join(largest, total, other_largest, other_total):
+    """The softmax of two splits as one: largest score, sum of weights, and what to multiply the two results by.
+
+    The results are to be joined by fma(other, added, result * kept).
+    """
+    grown = tl.maximum(largest, other_largest)
+    shift = tl.where(grown == float("-inf"), 0.0, grown)
+    kept = tl.exp2(largest - shift)
+    added = tl.exp2(other_largest - shift)
+    return grown, tl.fma(other_total, added, total * kept), kept, added
+
+
+@triton.jit
+def normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head):
+    """What a row's weighted values are multiplied by in the end; 0 where it has seen nothing.
+
+    A sink is one more score, which has no value.
+    """
+    factor = tl.where(total > 0.0, 1.0, 0.0)
+    if sinks is not None:
+        sink = tl.load(sinks + heads, mask=is_row, other=float("-inf")).to(tl.float32) * LOG2_E
+        largest, total, kept, _ = join(largest, total, sink, tl.where(is_row, 1.0, 0.0))
+        factor *= kept
+    if value_scale is not None:
+        factor *= tl.load(value_scale + kv_head)
+    return factor / tl.where(total > 0.0, total, 1.0)
+
+
+@triton.jit
+def clear_padding(out, first, num_rows, program, num_programs, ROW: tl.constexpr):
+    """Zeros for the rows of padding: what reads them must not meet a NaN."""
+    for row in range(first + program, num_rows, num_programs):
+        for start in tl.static_range(0, ROW, 1024):
+            place = start + tl.arange(0, 1024)
+            target = out + row.to(tl.int64) * ROW + place
+            tl.store(target, tl.zeros((1024,), out.dtype.element_ty), mask=place < ROW)

@@ -1,0 +1,302 @@
+"""The three Triton kernels of ``paged_attention``.
+
+``_attend_kernel`` takes sequences of many queries: a program is a query tile and a KV head. ``_split_kernel`` takes
+sequences of few queries, as in decoding: their contexts are split, so that few sequences occupy the whole device, and
+what its programs find for a token is put together by ``_join_kernel``. Which of the two takes a sequence is decided by
+the number of its own queries. In a batch of both kinds either kernel passes over the other's.
+
+Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence, P partial
+results.
+"""
+
+import triton
+import triton.language as tl
+
+from quire_kernels.paged_attention.device_functions import (
+    attend,
+    clear_padding,
+    find_item,
+    first_seen,
+    fresh_softmax,
+    join,
+    load_rows,
+    load_slopes,
+    normaliser,
+    score_units,
+    split_context,
+)
+from quire_kernels.triton_runtime.debug import CHECKED
+
+# Numbers that change from step to step: a program made for those that are divisible by 16, or are 1, would have to be
+# compiled in the middle of serving.
+_VARYING = [
+    "num_sequences",
+    "num_rows",
+    "num_blocks",
+    "table_stride",
+    "window",
+    "max_splits",
+    "split_tokens",
+    "max_queries",
+]
+
+
+@triton.jit(debug=CHECKED, do_not_specialize=_VARYING)
+def _attend_kernel(
+    out,  # [T, HQ, D]
+    q,  # [T, HQ, D]
+    q_stride,
+    keys,  # [N, HK, S, D]
+    values,  # [N, HK, S, D]
+    key_scale,  # [HK]
+    value_scale,  # [HK]
+    num_blocks,
+    block_tables,  # [B, M]
+    table_stride,
+    query_starts,  # [B + 1]
+    context_lens,  # [B]
+    num_sequences,
+    num_rows,
+    sinks,  # [HQ]
+    alibi_slopes,  # [HQ]
+    scale,
+    soft_cap,
+    window,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SHORT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out = softmax(scale q k^T) v, for sequences of more than SHORT queries (FlashAttention-2, arXiv 2307.08691).
+
+    The grid has HK times at least as many programs as there are query tiles; the last tiles, which see most, are first.
+    Tiles of context that no row sees are not read, and only those at the edges of what is seen are masked.
+    """
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(0)
+    program = tl.program_id(1) * KV_HEADS + kv_head
+    clear_padding(
+        out,
+        tl.load(query_starts + num_sequences),
+        num_rows,
+        program,
+        tl.num_programs(1) * KV_HEADS,
+        KV_HEADS * GROUP * HEAD_DIM,
+    )
+    lengths = (query_starts, context_lens, num_sequences)
+    sequence, tile, _ = find_item(
+        tl.num_programs(1) - 1 - tl.program_id(1), lengths, (window, 1, TILE), BLOCK_Q, SHORT, False, True, TILE, False
+    )
+    if sequence >= num_sequences:
+        return
+    first_query = tl.load(query_starts + sequence)
+    query_len = tl.load(query_starts + sequence + 1) - first_query
+    before = tl.load(context_lens + sequence) - query_len
+    rows, row_tokens, heads, is_row = load_rows(
+        q, q_stride, first_query, query_len, tile, kv_head, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, INTERPRETED
+    )
+    positions = before + row_tokens
+    slopes = load_slopes(alibi_slopes, heads, is_row)
+    unit, cap = score_units(scale, soft_cap, key_scale, kv_head)
+    head_place = kv_head * (BLOCK_SIZE * HEAD_DIM)
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    cache = (keys + head_place, values + head_place, table, num_blocks)
+
+    first_position = before + tile * BLOCK_Q
+    high = before + tl.minimum(tile * BLOCK_Q + BLOCK_Q, query_len)
+    low = first_seen(first_position, window)
+    # Every row sees whole: the tiles from the one after what the last row sees first, to the first row's own token.
+    begin = low // TILE * TILE
+    seen_to = tl.maximum((first_position + 1) // TILE * TILE, begin)
+    seen_from = tl.minimum(tl.cdiv(first_seen(high - 1, window), TILE) * TILE, seen_to)
+    rule = (low, high, positions, window)
+    scoring = (unit, cap, soft_cap, slopes, alibi_slopes)
+    softmax = fresh_softmax(BLOCK_M, BLOCK_D)
+    if window is not None:
+        softmax = attend(
+            rows, softmax, (begin, seen_from), rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
+        )
+    softmax = attend(
+        rows, softmax, (seen_from, seen_to), rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, False
+    )
+    largest, total, attended = attend(
+        rows, softmax, (seen_to, high), rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
+    )
+    attended *= normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head)[:, None]
+    dims = tl.arange(0, BLOCK_D)
+    places = ((first_query + row_tokens).to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
+    mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out + places[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(debug=CHECKED, do_not_specialize=_VARYING)
+def _split_kernel(
+    out,  # [T, HQ, D]
+    partials,  # [P, HQ, D] float32, and after them [P, HQ, 2]: largest score, sum of weights
+    q,  # [T, HQ, D]
+    q_stride,
+    keys,  # [N, HK, S, D]
+    values,  # [N, HK, S, D]
+    key_scale,  # [HK]
+    value_scale,  # [HK]
+    num_blocks,
+    block_tables,  # [B, M]
+    table_stride,
+    query_starts,  # [B + 1]
+    context_lens,  # [B]
+    num_sequences,
+    num_rows,
+    sinks,  # [HQ]
+    alibi_slopes,  # [HQ]
+    scale,
+    soft_cap,
+    window,
+    max_splits,
+    split_tokens,
+    max_queries,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SHORT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    FIXED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """The same for sequences of up to SHORT queries, a split of the context at a time (Flash-Decoding).
+
+    A sequence that is one split gets its result here, another's splits leave partial results: [B, splits, queries] of
+    them, ``max_splits`` and ``max_queries`` wide. The programs, as many as the device holds, share out the items.
+
+    With FIXED splits it takes every sequence: a tile of a long one goes over all its splits and joins them as
+    ``_join_kernel`` does, so that a token's result does not depend on how many queries came along with it.
+    """
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    clear_padding(
+        out, tl.load(query_starts + num_sequences), num_rows, tl.program_id(0), tl.num_programs(0), HEADS * HEAD_DIM
+    )
+    dims = tl.arange(0, BLOCK_D)
+    is_dim = dims < HEAD_DIM
+    lengths = (query_starts, context_lens, num_sequences)
+    splitting = (window, max_splits, split_tokens)
+    statistics = partials + num_sequences.to(tl.int64) * max_splits * max_queries * (HEADS * HEAD_DIM)
+    num_items = find_item(0, lengths, splitting, BLOCK_Q, SHORT, True, FIXED, TILE, FIXED)[2]
+    for work in tl.range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0), num_stages=1):
+        kv_head = work % KV_HEADS
+        sequence, place, _ = find_item(work // KV_HEADS, lengths, splitting, BLOCK_Q, SHORT, True, FIXED, TILE, FIXED)
+        first_query = tl.load(query_starts + sequence)
+        query_len = tl.load(query_starts + sequence + 1) - first_query
+        context_len = tl.load(context_lens + sequence)
+        origin, size, splits = split_context(query_len, context_len, splitting, TILE, FIXED)
+        is_short = query_len <= SHORT
+        tile = place // splits if not FIXED else tl.where(is_short, place // splits, place)
+        split = place % splits
+        rows, row_tokens, heads, is_row = load_rows(
+            q, q_stride, first_query, query_len, tile, kv_head, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, INTERPRETED
+        )
+        before = context_len - query_len
+        positions = before + row_tokens
+        slopes = load_slopes(alibi_slopes, heads, is_row)
+        unit, cap = score_units(scale, soft_cap, key_scale, kv_head)
+        high = tl.minimum(before + tile * BLOCK_Q + BLOCK_Q, context_len)
+        low = first_seen(before + tile * BLOCK_Q, window)
+        head_place = kv_head * (BLOCK_SIZE * HEAD_DIM)
+        table = block_tables + sequence.to(tl.int64) * table_stride
+        cache = (keys + head_place, values + head_place, table, num_blocks)
+        rule = (low, high, positions, window)
+        scoring = (unit, cap, soft_cap, slopes, alibi_slopes)
+        first_tile = low // TILE * TILE
+        softmax = fresh_softmax(BLOCK_M, BLOCK_D)
+        if FIXED:
+            largest, total, attended = softmax
+            is_all = query_len > SHORT
+            for i in tl.range(tl.where(is_all, 0, split), tl.where(is_all, splits, split + 1), num_stages=1):
+                begin = origin + i * size
+                span = (tl.maximum(begin, first_tile), tl.minimum(begin + size, high))
+                part = fresh_softmax(BLOCK_M, BLOCK_D)
+                part_largest, part_total, part_attended = attend(
+                    rows, part, span, rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
+                )
+                largest, total, kept, added = join(largest, total, part_largest, part_total)
+                attended = tl.fma(part_attended, added[:, None], attended * kept[:, None])
+        else:
+            begin = origin + split * size
+            span = (tl.maximum(begin, first_tile), tl.minimum(begin + size, high))
+            largest, total, attended = attend(
+                rows, softmax, span, rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
+            )
+        mask = is_row[:, None] & is_dim[None, :]
+        if is_short & (splits > 1):
+            partial = (sequence.to(tl.int64) * max_splits + split) * max_queries + row_tokens
+            partial = partial * HEADS + heads
+            tl.store(partials + partial[:, None] * HEAD_DIM + dims[None, :], attended, mask=mask)
+            tl.store(statistics + partial * 2, largest, mask=is_row)
+            tl.store(statistics + partial * 2 + 1, total, mask=is_row)
+        else:
+            attended *= normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head)[:, None]
+            target = ((first_query + row_tokens).to(tl.int64) * HEADS + heads) * HEAD_DIM
+            tl.store(out + target[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=_VARYING)
+def _join_kernel(
+    out,  # [T, HQ, D]
+    partials,  # [P, HQ, D] float32, and after them [P, HQ, 2]: largest score, sum of weights
+    value_scale,  # [HK]
+    query_starts,  # [B + 1]
+    context_lens,  # [B]
+    sinks,  # [HQ]
+    window,
+    max_splits,
+    split_tokens,
+    max_queries,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SHORT: tl.constexpr,
+    TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    FIXED: tl.constexpr,
+):
+    """The result of each token and head whose context was split, from its partial ones, in order."""
+    sequence = tl.program_id(0) // max_queries
+    token = tl.program_id(0) % max_queries
+    head = tl.program_id(1)
+    first_query = tl.load(query_starts + sequence)
+    query_len = tl.load(query_starts + sequence + 1) - first_query
+    if (token >= query_len) | (query_len > SHORT):
+        return
+    splitting = (window, max_splits, split_tokens)
+    splits = split_context(query_len, tl.load(context_lens + sequence), splitting, TILE, FIXED)[2]
+    if splits == 1:
+        return
+    num_sequences = tl.num_programs(0) // max_queries
+    statistics = partials + num_sequences.to(tl.int64) * max_splits * max_queries * (HEADS * HEAD_DIM)
+    dims = tl.arange(0, BLOCK_D)
+    is_dim = dims < HEAD_DIM
+    largest = tl.full((), float("-inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    attended = tl.zeros((BLOCK_D,), tl.float32)
+    for start in tl.range(0, splits, AHEAD, num_stages=1):
+        # Unrolled: the loads do not wait for one another.
+        for offset in tl.static_range(AHEAD):
+            split = start + offset
+            there = split < splits
+            partial = ((sequence.to(tl.int64) * max_splits + split) * max_queries + token) * HEADS + head
+            split_largest = tl.load(statistics + partial * 2, mask=there, other=float("-inf"))
+            split_total = tl.load(statistics + partial * 2 + 1, mask=there, other=0.0)
+            values = tl.load(partials + partial * HEAD_DIM + dims, mask=there & is_dim, other=0.0)
+            largest, total, kept, added = join(largest, total, split_largest, split_total)
+            attended = tl.fma(values, added, attended * kept)
+    attended *= normaliser(largest, total, sinks, value_scale, head, token < query_len, head // GROUP)
+    target = ((first_query + token).to(tl.int64) * HEADS + head) * HEAD_DIM
+    tl.store(out + target + dims, attended.to(out.dtype.element_ty), mask=is_dim)

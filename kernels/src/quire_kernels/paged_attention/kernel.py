@@ -1,0 +1,321 @@
+"""Launches of the Triton kernels of ``paged_attention``.
+
+A batch may be of decoding sequences, chunks of prompts and drafts to verify at once. Sequences of few queries and those
+of many are two launches, each a tile shape of its own, over one plan; one that the plan says would find nothing is left
+out. A third joins what the splits of the first left. Nothing here reads the device or waits for it.
+
+Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from quire_kernels.checks import refuse
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.kv_cache import FP8, KVCache
+from quire_kernels.paged_attention.device_kernels import _attend_kernel, _join_kernel, _split_kernel
+from quire_kernels.paged_attention.plan import (
+    MAX_SEGMENTS,
+    MAX_SHORT_QUERIES,
+    DevicePlan,
+    Workspace,
+    plan_host_lengths,
+    workspace_floats,
+)
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import LaunchConfig, config_for
+from quire_kernels.triton_runtime.device import device_properties, require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.target import Target
+
+# A split is not shorter, lest its program spend its time on starting.
+_MIN_SPLIT = 256
+_MAX_MIN_SPLIT = 2048
+# Where batches are large enough, a context of so many tokens makes four items for every program.
+_USUAL_CONTEXT = 4096
+
+
+def plan_attention(
+    block_tables: Tensor,
+    query: np.ndarray,
+    context: np.ndarray,
+    block_size: int,
+    window: int | None,
+    workspace: Workspace | None,
+    deterministic: bool,
+) -> DevicePlan:
+    return plan_host_lengths(block_tables, query, context, window, workspace, deterministic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splitting:
+    """How the launches over a plan split contexts; see ``split_context``."""
+
+    max_splits: int
+    split_tokens: int
+    max_queries: int
+
+
+def paged_attention(
+    q: Tensor,
+    cache: KVCache,
+    plan: DevicePlan,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    op = "paged_attention"
+    require_device(op, q.device)
+    if cache.keys.dtype == FP8:
+        require_fp8(op, q.device)
+    heads, head_dim = q.shape[1:]
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    target = target_of(q.device)
+    processors = device_properties(q.device).multiprocessors
+    key = config_key(head_dim, cache.keys.dtype.itemsize)
+    group = heads // cache.kv_heads
+    shape = _shape(cache.kv_heads, group, head_dim, cache.block_size)
+    tensors = {
+        "q": q,
+        "q_stride": q.stride(0),
+        "keys": cache.keys,
+        "values": cache.values,
+        "key_scale": cache.key_scale,
+        "value_scale": cache.value_scale,
+        "num_blocks": cache.num_blocks,
+        "block_tables": plan.block_tables,
+        "table_stride": plan.block_tables.shape[1],
+        "query_starts": plan.query_starts,
+        "context_lens": plan.context_lens,
+        "num_sequences": len(plan.context_lens),
+        "num_rows": plan.num_tokens,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "window": plan.window,
+    }
+    fixed = plan.workspace.split_tokens is not None
+    has_long = plan.max_query_len > MAX_SHORT_QUERIES
+    if has_long and not fixed:
+        config = config_for(f"{op}.attend", target, key)
+        block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(group))
+        grid = (cache.kv_heads, _most_tiles(plan, block_m // group))
+        _attend_kernel[grid](out, **tensors, **shape, **_options(config, BLOCK_M=block_m))
+    if plan.min_query_len > MAX_SHORT_QUERIES and not fixed:
+        return out
+    config = config_for(f"{op}.{'fixed' if fixed else 'split'}", target, key)
+    splitting = split_plan(plan, cache, heads, processors * config.blocks["PROGRAMS_PER_SM"])
+    if fixed:
+        block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(group))
+    else:
+        block_m = short_rows(splitting.max_queries, group)
+    tiles = len(plan.context_lens) * -(-splitting.max_queries // (block_m // group))
+    most_items = tiles * splitting.max_splits + (_most_tiles(plan, block_m // group) if has_long and fixed else 0)
+    programs = min(processors * config.blocks["PROGRAMS_PER_SM"], most_items * cache.kv_heads)
+    partials = plan.workspace.buffer
+    how = {
+        "max_splits": splitting.max_splits,
+        "split_tokens": splitting.split_tokens,
+        "max_queries": splitting.max_queries,
+    }
+    tile_options = _options(config, BLOCK_M=block_m, FIXED=fixed)
+    _split_kernel[(programs,)](out, partials, **tensors, **how, **shape, **tile_options)
+    if splitting.max_splits > 1:
+        config_of_join = config_for(f"{op}.join", target, key)
+        _join_kernel[(len(plan.context_lens) * splitting.max_queries, heads)](
+            out,
+            partials,
+            value_scale=cache.value_scale,
+            query_starts=plan.query_starts,
+            context_lens=plan.context_lens,
+            sinks=sinks,
+            window=plan.window,
+            **how,
+            HEADS=heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            BLOCK_D=shape["BLOCK_D"],
+            SHORT=MAX_SHORT_QUERIES,
+            TILE=config.blocks["TILE"],
+            FIXED=fixed,
+            **config_of_join.options,
+        )
+    return out
+
+
+def config_key(head_dim: int, cache_bytes: int) -> str:
+    """What the best tiles depend on: the padded head dim, and the bytes of an element of the cache."""
+    return f"head_dim={_padded(head_dim)} bytes={cache_bytes}"
+
+
+def short_rows(max_queries: int, group: int) -> int:
+    """Rows of a query tile of the split kernel: whole tokens, as few as a matrix instruction takes."""
+    wanted = triton.next_power_of_2(max_queries * group)
+    return max(16, min(64, wanted), triton.next_power_of_2(group))
+
+
+def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> Splitting:
+    """From the shape of the batch alone; lengths decide on the device."""
+    sequences, width = plan.block_tables.shape
+    max_context = width * cache.block_size
+    max_queries = min(plan.max_query_len, plan.max_short_len)
+    room = plan.workspace.buffer.numel() // workspace_floats(sequences * max_queries, heads, cache.head_dim)
+    if (fixed := plan.workspace.split_tokens) is not None:
+        needed = -(-max_context // fixed)
+        if needed > max(room, 1):
+            refuse(
+                "paged_attention",
+                "plan",
+                f"has a workspace for {room} splits of {sequences} sequences of {max_queries} queries; contexts of up "
+                f"to {max_context} tokens in splits of {fixed} need {needed}",
+            )
+        return Splitting(max_splits=needed, split_tokens=fixed, max_queries=max_queries)
+    per_program = sequences * cache.kv_heads * _USUAL_CONTEXT // (4 * programs)
+    split_tokens = min(_MAX_MIN_SPLIT, max(_MIN_SPLIT, triton.next_power_of_2(per_program)))
+    max_splits = max(1, min(room, MAX_SEGMENTS, -(-max_context // split_tokens)))
+    return Splitting(max_splits=max_splits, split_tokens=split_tokens, max_queries=max_queries)
+
+
+def _most_tiles(plan: DevicePlan, tokens: int) -> int:
+    """No batch of this shape has more query tiles of so many tokens."""
+    most_long = min(len(plan.context_lens), plan.num_tokens // (MAX_SHORT_QUERIES + 1))
+    return plan.num_tokens // tokens + most_long
+
+
+@functools.cache
+def _shape(kv_heads: int, group: int, head_dim: int, block_size: int) -> dict[str, int]:
+    return {
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": _padded(head_dim),
+        "BLOCK_SIZE": block_size,
+        "SHORT": MAX_SHORT_QUERIES,
+    }
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+def _options(config: LaunchConfig, **constants: Any) -> dict[str, Any]:
+    return {
+        "TILE": config.blocks["TILE"],
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "INTERPRETED": INTERPRETED,
+        **constants,
+    }
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    """The kernels over shapes that are served, each of their options somewhere: dtype, head dim, block size."""
+    plain = _Layer(name="bf16 d128 g4", head_dim=128, group=4)
+    layers = [
+        plain,
+        # A vector of block ids a tile, and one id.
+        _Layer(
+            name="bf16 d128 g4 window sinks block 64", head_dim=128, group=4, block_size=64, window=True, sinks=True
+        ),
+        _Layer(name="bf16 d64 g8 window sinks", head_dim=64, group=8, window=True, sinks=True),
+        _Layer(name="bf16 d80 g1 alibi", head_dim=80, group=1, alibi=True),
+        _Layer(name="bf16 d256 g2 soft cap", head_dim=256, group=2, soft_cap=True),
+    ]
+    if target.capability >= 89:
+        layers.append(_Layer(name="bf16 d128 g4 fp8 cache", head_dim=128, group=4, cache="fp8e4nv"))
+    cases = [_tiles_case(layer, kernel, target) for layer in layers for kernel in ("split", "attend")]
+    return [*cases, _tiles_case(plain, "fixed", target), _join_case(plain, target)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A layer to compile for."""
+
+    name: str
+    head_dim: int
+    group: int
+    cache: str = "bf16"
+    block_size: int = 16
+    window: bool = False
+    sinks: bool = False
+    alibi: bool = False
+    soft_cap: bool = False
+
+    def optional(self) -> dict[str, str | None]:
+        return {
+            "key_scale": "*fp32:16" if self.cache != "bf16" else None,
+            "value_scale": "*fp32:16" if self.cache != "bf16" else None,
+            "sinks": "*bf16:16" if self.sinks else None,
+            "alibi_slopes": "*fp32:16" if self.alibi else None,
+            "soft_cap": "fp32" if self.soft_cap else None,
+            "window": "i32" if self.window else None,
+        }
+
+
+_VARYING_SPLIT = {"max_splits": "i32", "split_tokens": "i32", "max_queries": "i32"}
+
+
+def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
+    cache_bytes = 2 if layer.cache == "bf16" else 1
+    config = config_for(f"paged_attention.{kernel}", target, config_key(layer.head_dim, cache_bytes))
+    pointers = {name: f"*{layer.cache}:16" for name in ("keys", "values")}
+    tables = {name: "*i32:16" for name in ("block_tables", "query_starts", "context_lens")}
+    numbers = {name: "i32" for name in ("num_blocks", "table_stride", "num_sequences", "num_rows")}
+    optional = layer.optional()
+    signature = (
+        {"out": "*bf16:16", "q": "*bf16:16", "q_stride": "i32:16", "scale": "fp32"} | pointers | tables | numbers
+    )
+    signature |= {name: kind for name, kind in optional.items() if kind is not None}
+    rows = max(config.blocks.get("BLOCK_M", 16), triton.next_power_of_2(layer.group))
+    constants: dict[str, object] = {name: None for name, kind in optional.items() if kind is None}
+    constants |= {**_shape(8, layer.group, layer.head_dim, layer.block_size)}
+    constants |= {"BLOCK_M": rows, "TILE": config.blocks["TILE"], "INTERPRETED": False}
+    if kernel != "attend":
+        signature |= {"partials": "*fp32:16", **_VARYING_SPLIT}
+        constants["FIXED"] = kernel == "fixed"
+    return AotCase(
+        name=f"{kernel} {layer.name}",
+        kernel=_attend_kernel if kernel == "attend" else _split_kernel,
+        signature=signature,
+        constexprs=constants,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        decode_path=kernel != "attend",
+    )
+
+
+def _join_case(layer: _Layer, target: Target) -> AotCase:
+    key = config_key(layer.head_dim, 2)
+    config = config_for("paged_attention.join", target, key)
+    signature = {"out": "*bf16:16", "partials": "*fp32:16", "query_starts": "*i32:16", "context_lens": "*i32:16"}
+    constants = {
+        "value_scale": None,
+        "sinks": None,
+        "window": None,
+        "HEADS": 8 * layer.group,
+        "GROUP": layer.group,
+        "HEAD_DIM": layer.head_dim,
+        "BLOCK_D": _padded(layer.head_dim),
+        "SHORT": MAX_SHORT_QUERIES,
+        "TILE": config_for("paged_attention.split", target, key).blocks["TILE"],
+        "FIXED": False,
+        **config.blocks,
+    }
+    return AotCase(
+        name=f"join {layer.name}",
+        kernel=_join_kernel,
+        signature=signature | _VARYING_SPLIT,
+        constexprs=constants,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        decode_path=True,
+    )
