@@ -199,6 +199,7 @@ def _api_server(state: Path, ports: Ports, binaries: Binaries, authority: Author
         f"--audit-policy-file={state / 'audit-policy.json'}",
         f"--audit-log-path={state / 'audit.log'}",
         "--audit-log-mode=blocking",  # an entry is in the file before its request goes on
+        "--audit-log-maxsize=100000",  # megabytes: positions in the file hold only while it is never begun anew
     ]
 
 
