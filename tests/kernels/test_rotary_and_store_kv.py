@@ -1,6 +1,7 @@
 import mmap
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.errors import ArgumentError
-from quire_kernels.kv_cache import KVCache, allocate_kv_cache, read_tokens, write_tokens
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space, read_tokens, write_tokens
 from quire_kernels.rotary import reference as rotary_reference
 from quire_kernels.rotary import rotary, rotary_table
 from quire_kernels.store_kv import reference, store_kv
@@ -97,6 +98,32 @@ def test_store_kv_equals_the_reference(
     assert_close(caches[0].values, caches[1].values)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    weight: Tensor
+    eps: float
+
+
+@pytest.mark.parametrize(("head_dim", "rotated"), [(20, 20), (128, 128), (96, 32)])
+def test_store_kv_norms_each_head_before_it_turns_it(
+    head_dim: int, rotated: int, dtype: torch.dtype, strided: Callable[..., Tensor], assert_close: Close
+) -> None:
+    projected = strided(41, 3 + 2 * 2, head_dim, dtype=dtype)
+    q_norm, k_norm = (Norm(weight=torch.randn(head_dim).to(dtype), eps=eps) for eps in (1e-6, 1e-2))
+    positions, slots = torch.randint(0, 100, (41,)), torch.randperm(144)[:41]
+    for norms in ((q_norm, k_norm), (None, k_norm), (q_norm, None)):
+        caches, queries = [], []
+        for operation in (store_kv, reference.store_kv):
+            cache = cache_of(2, head_dim, dtype)
+            q, k, v = projected.clone().split((3, 2, 2), dim=1)
+            operation(q, k, v, table(rotated), positions, slots, cache, *norms)
+            caches.append(cache)
+            queries.append(q)
+        assert_close(queries[0], queries[1])
+        assert_close(caches[0].keys, caches[1].keys)
+        assert_close(caches[0].values, caches[1].values)
+
+
 def test_tokens_written_to_slots_are_read_back_in_order() -> None:
     cache = cache_of(2, 20, torch.float32)
     keys, values = torch.randn(21, 2, 20), torch.randn(21, 2, 20)
@@ -166,6 +193,19 @@ def test_store_kv_refuses_what_it_cannot_take(change: dict[str, Any], message: s
 def test_rotary_refuses_a_position_outside_its_table() -> None:
     with pytest.raises(ArgumentError, match="rotary: positions leave the table of 100 positions"):
         rotary(torch.zeros(1, 1, 32), table(32), torch.tensor([100]))
+
+
+def test_a_float8_cache_is_for_triton() -> None:
+    with pytest.raises(ArgumentError, match=r"dtype is torch.float8_e4m3fn; .*, float16 is needed on cpu"):
+        cache_of(1, 32, torch.float8_e4m3fn)
+
+
+def test_swap_space_holds_blocks_as_the_cache_does() -> None:
+    cache = cache_of(3, 20, torch.bfloat16)
+    space = allocate_swap_space(cache, 4)
+    assert space.num_blocks == 4 and cache.num_blocks == 9
+    for ours, theirs in ((space.keys, cache.keys), (space.values, cache.values)):
+        assert ours.shape == (4, *theirs.shape[1:]) and ours.dtype == theirs.dtype and not ours.any()
 
 
 def test_a_cache_of_odd_blocks_is_refused() -> None:

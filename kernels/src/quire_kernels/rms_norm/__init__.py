@@ -5,7 +5,7 @@ Legend: T rows, H hidden size.
 
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_like, check_storage, refuse
+from quire_kernels.checks import check_dense, check_device, check_like, check_storage, refuse
 from quire_kernels.dispatch import implementation
 
 
@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     residual [T, H]; when given, it becomes x + residual *in place*, and that sum is what is normalised
     returns  [T, H], new and contiguous, dtype of x
 
-    Computed in float32. Raises ArgumentError on other shapes, strides or dtypes.
+    Computed in float32. Raises ArgumentError on other shapes, strides, dtypes or devices.
     """
     check_storage("rms_norm", "x", x)
     if x.dim() != 2:
@@ -25,4 +25,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     check_dense("rms_norm", "weight", weight, x.dtype, (x.shape[1],))
     if residual is not None:
         check_like("rms_norm", "residual", residual, x)
+    check_device("rms_norm", x, weight=weight, residual=residual)
     return implementation("rms_norm", x.device.type).rms_norm(x, weight, eps, residual)

@@ -6,7 +6,7 @@ Legend: T tokens, H heads, D head dim, P positions in the table, R rotated compo
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.checks import check_dense, check_device, check_storage, refuse
 from quire_kernels.dispatch import implementation
 
 
@@ -20,10 +20,12 @@ def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
     cos_sin    [P, R] float32: R/2 cosines, then R/2 sines, of each position
     positions  [T] int64, each below P
 
-    Raises ArgumentError on other shapes, strides, dtypes, or a position outside the table.
+    Raises ArgumentError on other shapes, strides, dtypes, devices, or a position outside the table (on a GPU: in the
+    debug build, ``triton_runtime.debug``).
     """
     check_heads("rotary", "x", x)
     check_tables("rotary", cos_sin, positions, x)
+    check_device("rotary", x, cos_sin=cos_sin, positions=positions)
     implementation("rotary", x.device.type).rotary(x, cos_sin, positions)
 
 

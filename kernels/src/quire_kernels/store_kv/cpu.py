@@ -2,34 +2,54 @@
 
 from typing import Any
 
-from numba import carray
+import numpy as np
+from numba import carray, njit
 from torch import Tensor
 
 from quire_kernels.checks import refuse
-from quire_kernels.cpu_runtime import Worker, launch
+from quire_kernels.cpu_runtime import Worker, float_bits, launch
 from quire_kernels.cpu_runtime.scalars import (
+    FAST,
     as_int64_pointer,
     fetch_add,
     float32_pointer,
+    float_from_bits,
     int64_pointer,
     storage_pointer,
+    to_float32,
+    to_storage,
 )
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.rotary.cpu import rotate_head
+from quire_kernels.store_kv import HeadNorm
 
 # Below this many elements, waking a second thread costs more than it saves.
 _PARALLEL_ELEMENTS = 1 << 15
 _POSITION_FAULT, _SLOT_FAULT = 1, 2
 
 
+@njit(fastmath=FAST)
+def _normalise_head(head: Any, weight: Any, dim: Any, eps: Any) -> None:
+    """One head vector, in place."""
+    total = np.float32(0.0)
+    for i in range(dim):
+        value = to_float32(head[i])
+        total += value * value
+    scale = np.float32(1.0 / np.sqrt(np.float64(total) / dim + eps))
+    for i in range(dim):
+        head[i] = to_storage(to_float32(head[i]) * scale * to_float32(weight[i]), head[i])
+
+
 def _store_kv_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 23)
+    a = carray(counter, 27)
     items, q, q_bytes, k, k_bytes, v, v_bytes = a[1], a[3], a[4], a[5], a[6], a[7], a[8]
     q_heads, kv_heads, dim, size = a[9], a[10], a[11], a[12]
     table, width, table_rows = a[13], a[14], a[15]
     positions, slots = carray(int64_pointer(a[16]), items), carray(int64_pointer(a[17]), items)
     key_cache, value_cache, num_blocks, block_size, value_dim = a[18], a[19], a[20], a[21], a[22]
+    q_weight, k_weight = carray(storage_pointer(block, a[23]), dim), carray(storage_pointer(block, a[25]), dim)
+    q_eps, k_eps = float_from_bits(a[24]), float_from_bits(a[26])
     while True:
         token = fetch_add(counter, 0)
         if token >= items:
@@ -43,11 +63,16 @@ def _store_kv_worker(block: Any) -> None:
             break
         cos_sin = carray(float32_pointer(table + position * width * 4), width)
         for h in range(q_heads):
-            rotate_head(carray(storage_pointer(block, q + token * q_bytes + h * dim * size), dim), cos_sin, width // 2)
+            query = carray(storage_pointer(block, q + token * q_bytes + h * dim * size), dim)
+            if a[23] != 0:
+                _normalise_head(query, q_weight, dim, q_eps)
+            rotate_head(query, cos_sin, width // 2)
         offset = slot % block_size
         for h in range(kv_heads):
             rows = (slot // block_size * kv_heads + h) * block_size  # token rows of earlier blocks and heads
             key = carray(storage_pointer(block, k + token * k_bytes + h * dim * size), dim)
+            if a[25] != 0:
+                _normalise_head(key, k_weight, dim, k_eps)
             rotate_head(key, cos_sin, width // 2)
             key_block = carray(storage_pointer(block, key_cache + rows * dim * size), dim * block_size)
             for i in range(dim):
@@ -62,7 +87,15 @@ _WORKER = Worker(_store_kv_worker)
 
 
 def store_kv(
-    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, cache: KVCache
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cache: KVCache,
+    q_norm: HeadNorm | None,
+    k_norm: HeadNorm | None,
 ) -> None:
     tokens, q_heads, dim = q.shape
     size = q.element_size()
@@ -87,9 +120,15 @@ def store_kv(
         cache.num_blocks,
         cache.block_size,
         cache.values.shape[3],
+        *_norm_arguments(q_norm),
+        *_norm_arguments(k_norm),
     )
     fault = launch(_WORKER, q.dtype, tokens, arguments, parallel=tokens * q.stride(0) >= _PARALLEL_ELEMENTS)
     if fault == _POSITION_FAULT:
         refuse("store_kv", "positions", f"leave the table of {cos_sin.shape[0]} positions")
     if fault == _SLOT_FAULT:
         refuse("store_kv", "slots", f"leave the cache of {cache.num_blocks} blocks of {cache.block_size} tokens")
+
+
+def _norm_arguments(norm: HeadNorm | None) -> tuple[int, int]:
+    return (0, 0) if norm is None else (norm.weight.data_ptr(), float_bits(norm.eps))

@@ -14,7 +14,7 @@ A kernel that asserts is declared with ``@kernel`` instead of ``@triton.jit``, a
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton
@@ -30,6 +30,11 @@ if INTERPRETED:
     interpreter_builder.options = dataclasses.replace(interpreter_builder.options, debug=True)
 
 
-def kernel(function: Callable[..., None]) -> Any:
-    """``triton.jit`` that keeps the function's ``tl.device_assert`` where ``CHECKED``."""
-    return triton.jit(debug=CHECKED)(function)
+def kernel(function: Callable[..., None] | None = None, *, varying: Sequence[str] = ()) -> Any:
+    """``triton.jit`` that keeps the function's ``tl.device_assert`` where ``CHECKED``.
+
+    varying  integer arguments that differ from step to step: Triton would compile the kernel again, in the midst of
+             serving, as one of them becomes 1 or a multiple of 16
+    """
+    decorator = triton.jit(debug=CHECKED, do_not_specialize=list(varying))
+    return decorator if function is None else decorator(function)

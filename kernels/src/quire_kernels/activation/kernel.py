@@ -1,0 +1,83 @@
+"""Gated activations in Triton: a program per piece of a row.
+
+silu(x) = x / (1 + exp(-x)) (Shazeer, arXiv 2002.05202). gelu with tanh is x (1 + tanh(u)) / 2, where
+u = sqrt(2 / pi) (x + 0.044715 x ** 3) (Hendrycks and Gimpel, arXiv 1606.08415); that is x / (1 + exp(-2 u)), so of the
+device exp alone is asked. All in float32.
+
+Legend: T rows, W intermediate size.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import config_for
+from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.target import Target
+
+
+@triton.jit
+def _gated_kernel(
+    gate_up,  # [T, 2 W]
+    out,  # [T, W], contiguous
+    row_stride,
+    W: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < W
+    loaded = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0)
+    up = tl.load(gate_up + row * row_stride + W + column, mask=inside, other=0.0).to(tl.float32)
+    gate = loaded.to(tl.float32)
+    exponent = -gate
+    if GELU:
+        exponent *= 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)  # 2 sqrt(2 / pi)
+    # Beyond 88 the power is more than float32 holds, and the quotient nothing by then.
+    power = tl.exp(tl.minimum(exponent, 88.0))
+    tl.store(out + row * W + column, (gate / (1.0 + power) * up).to(loaded.dtype), mask=inside)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    return _run("silu_and_mul", gate_up, gelu=False)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    return _run("gelu_tanh_and_mul", gate_up, gelu=True)
+
+
+def _run(op: str, gate_up: Tensor, *, gelu: bool) -> Tensor:
+    require_device(op, gate_up.device)
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if out.numel():
+        launch = _launch(width, target_of(gate_up.device))
+        grid = (rows, triton.cdiv(width, launch["BLOCK"]))
+        _gated_kernel[grid](gate_up, out, gate_up.stride(0), W=width, GELU=gelu, **launch)
+    return out
+
+
+def _launch(width: int, target: Target) -> dict[str, int]:
+    widest = triton.next_power_of_2(width)
+    launch = config_for("activation.gated", target, f"block={widest}").options
+    return {**launch, "BLOCK": min(launch["BLOCK"], widest)}
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    def case(dtype: str, width: int, *, gelu: bool) -> AotCase:
+        launch = _launch(width, target)
+        return AotCase(
+            name=f"{'gelu' if gelu else 'silu'} {dtype} {width}",
+            kernel=_gated_kernel,
+            signature={"gate_up": f"*{dtype}:16", "out": f"*{dtype}:16", "row_stride": "i32:16"},
+            constexprs={"W": width, "GELU": gelu, "BLOCK": launch["BLOCK"]},
+            num_warps=launch["num_warps"],
+            num_stages=launch["num_stages"],
+            decode_path=True,
+        )
+
+    silu = [case(dtype, width, gelu=False) for dtype, width in (("bf16", 1536), ("bf16", 14336), ("fp16", 14336))]
+    return [*silu, case("bf16", 14336, gelu=True)]

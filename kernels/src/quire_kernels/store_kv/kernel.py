@@ -1,0 +1,263 @@
+"""store_kv in Triton: a program per token and group of heads, those of the queries before those of keys and values.
+
+Rotation is that of ``rotary`` (RoFormer, arXiv 2104.09864), the norm of a head that of ``rms_norm``; both in float32,
+the norm's result rounded to its dtype as it is where it stands alone. A float8 cache holds x / scale, rounded to
+nearest even and no farther out than 448; what is not a number stays so (Micikevicius et al., arXiv 2209.05433).
+
+Legend: T tokens, HQ/HK query/KV heads, D head dim, P positions in the table, R rotated components, N blocks of S.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.kv_cache import KVCache
+from quire_kernels.rotary.kernel import load_angles
+from quire_kernels.store_kv import HeadNorm
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import config_for
+from quire_kernels.triton_runtime.debug import kernel
+from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.target import Target
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def _prepare_heads(
+    x,  # the first component of every head, [HEADS, 1] pointers
+    inside,  # [HEADS, 1]
+    cos,  # [1, HALF_BLOCK]
+    sin,
+    weight,  # [D], not read unless NORM
+    eps,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    TAIL_BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Normed and rotated heads in float32: the two halves of the rotated part, and the tail that is only normed."""
+    dtype = x.dtype.element_ty
+    component = tl.arange(0, HALF_BLOCK)[None, :]
+    rotated = component < HALF
+    rest = 2 * HALF + tl.arange(0, TAIL_BLOCK)[None, :]
+    first = tl.load(x + component, mask=inside & rotated, other=0.0).to(tl.float32)
+    second = tl.load(x + HALF + component, mask=inside & rotated, other=0.0).to(tl.float32)
+    tail = tl.load(x + rest, mask=inside & (rest < D), other=0.0).to(tl.float32)
+    if NORM:
+        total = tl.sum(first * first + second * second, axis=1) + tl.sum(tail * tail, axis=1)  # [HEADS]
+        scale = tl.rsqrt(total / D + eps)[:, None]
+        first_weight = tl.load(weight + component, mask=rotated, other=0.0).to(tl.float32)
+        second_weight = tl.load(weight + HALF + component, mask=rotated, other=0.0).to(tl.float32)
+        tail_weight = tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32)
+        first = (first * scale * first_weight).to(dtype).to(tl.float32)
+        second = (second * scale * second_weight).to(dtype).to(tl.float32)
+        tail = (tail * scale * tail_weight).to(dtype).to(tl.float32)
+    return first * cos - second * sin, second * cos + first * sin, tail
+
+
+@triton.jit
+def _quantised(x, scale):
+    """[HEADS, components] float32 as float8, with a [HEADS, 1] scale."""
+    x = tl.div_rn(x, tl.broadcast_to(scale, x.shape))
+    x = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.minimum(x, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    if _INTERPRETED:
+        # The interpreter's own conversion loses carries, small numbers and NaN: the bits are put together here.
+        magnitude = tl.abs(x)
+        bits = magnitude.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+        small = (magnitude * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 0xF
+        code = tl.where(magnitude < 0.015625, small, normal)
+        code = tl.where(x == x, code, 0x7F) | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)
+        return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return x.to(tl.float8e4nv)
+
+
+@kernel
+def _store_kv_kernel(
+    q,  # [T, HQ, D]
+    k,  # [T, HK, D]
+    v,  # [T, HK, D]
+    q_weight,  # [D], not read unless Q_NORM
+    k_weight,  # [D], not read unless K_NORM
+    cos_sin,  # [P, R]
+    positions,  # [T]
+    slots,  # [T]
+    keys,  # [N, HK, S, D]
+    values,  # [N, HK, S, D]
+    key_scale,  # [HK], not read unless FP8
+    value_scale,  # [HK]
+    q_stride,
+    k_stride,
+    v_stride,
+    q_eps,
+    k_eps,
+    num_positions,
+    num_blocks,
+    HQ: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    TAIL_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    Q_NORM: tl.constexpr,
+    K_NORM: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    position = tl.load(positions + token)
+    tl.device_assert((position >= 0) & (position < num_positions), "store_kv: positions leave the table")
+    cos, sin = load_angles(cos_sin, position, HALF, HALF_BLOCK)
+    component = tl.arange(0, HALF_BLOCK)[None, :]
+    rest = 2 * HALF + tl.arange(0, TAIL_BLOCK)[None, :]
+    q_groups: tl.constexpr = (HQ + Q_HEADS - 1) // Q_HEADS
+    # Names of its own for each branch: Triton wants what both assign to be of one shape.
+    if group < q_groups:
+        q_head = group * Q_HEADS + tl.arange(0, Q_HEADS)[:, None]  # [Q_HEADS, 1]
+        q_inside = q_head < HQ
+        place = q + token * q_stride + q_head * D
+        q_first, q_second, q_tail = _prepare_heads(
+            place, q_inside, cos, sin, q_weight, q_eps, D, HALF, HALF_BLOCK, TAIL_BLOCK, Q_NORM
+        )
+        tl.store(place + component, q_first.to(q.dtype.element_ty), mask=q_inside & (component < HALF))
+        tl.store(place + HALF + component, q_second.to(q.dtype.element_ty), mask=q_inside & (component < HALF))
+        if Q_NORM:
+            tl.store(place + rest, q_tail.to(q.dtype.element_ty), mask=q_inside & (rest < D))
+    else:
+        slot = tl.load(slots + token)
+        tl.device_assert((slot >= 0) & (slot < num_blocks.to(tl.int64) * S), "store_kv: slots leave the cache")
+        head = (group - q_groups) * KV_HEADS + tl.arange(0, KV_HEADS)[:, None]  # [KV_HEADS, 1]
+        inside = head < HK
+        first, second, tail = _prepare_heads(
+            k + token * k_stride + head * D,
+            inside,
+            cos,
+            sin,
+            k_weight,
+            k_eps,
+            D,
+            HALF,
+            HALF_BLOCK,
+            TAIL_BLOCK,
+            K_NORM,
+        )
+        whole = tl.arange(0, D_BLOCK)[None, :]
+        value = tl.load(v + token * v_stride + head * D + whole, mask=inside & (whole < D), other=0.0)
+        if FP8:
+            # As the heads' dtype first: what an unquantised cache would hold is what is quantised.
+            scale = tl.load(key_scale + head, mask=inside, other=1.0)
+            first = _quantised(first.to(k.dtype.element_ty).to(tl.float32), scale)
+            second = _quantised(second.to(k.dtype.element_ty).to(tl.float32), scale)
+            tail = _quantised(tail, scale)
+            value = _quantised(value.to(tl.float32), tl.load(value_scale + head, mask=inside, other=1.0))
+        stored = keys.dtype.element_ty
+        row = ((slot // S * HK + head) * S + slot % S) * D  # [KV_HEADS, 1] int64
+        tl.store(keys + row + component, first.to(stored), mask=inside & (component < HALF))
+        tl.store(keys + row + HALF + component, second.to(stored), mask=inside & (component < HALF))
+        tl.store(keys + row + rest, tail.to(stored), mask=inside & (rest < D))
+        tl.store(values + row + whole, value.to(stored), mask=inside & (whole < D))
+
+
+def store_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cache: KVCache,
+    q_norm: HeadNorm | None,
+    k_norm: HeadNorm | None,
+) -> None:
+    require_device("store_kv", q.device)
+    quantised = cache.key_scale is not None
+    if quantised:
+        require_fp8("store_kv", q.device)
+    tokens, q_heads, dim = q.shape
+    if not tokens:
+        return
+    launch = _launch(q_heads, cache.kv_heads, dim, cos_sin.shape[1], target_of(q.device))
+    groups = triton.cdiv(q_heads, launch["Q_HEADS"]) + triton.cdiv(cache.kv_heads, launch["KV_HEADS"])
+    # What is not read still needs a pointer.
+    _store_kv_kernel[(tokens, groups)](
+        q,
+        k,
+        v,
+        q if q_norm is None else q_norm.weight,
+        k if k_norm is None else k_norm.weight,
+        cos_sin,
+        positions,
+        slots,
+        cache.keys,
+        cache.values,
+        cache.key_scale if quantised else cos_sin,
+        cache.value_scale if quantised else cos_sin,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        0.0 if q_norm is None else q_norm.eps,
+        0.0 if k_norm is None else k_norm.eps,
+        cos_sin.shape[0],
+        cache.num_blocks,
+        S=cache.block_size,
+        Q_NORM=q_norm is not None,
+        K_NORM=k_norm is not None,
+        FP8=quantised,
+        **launch,
+    )
+
+
+def _launch(q_heads: int, kv_heads: int, dim: int, rotated: int, target: Target) -> dict[str, int]:
+    block, half = triton.next_power_of_2(dim), rotated // 2
+    config = config_for("store_kv.store", target, f"block={block}")
+    group = config.blocks["HEADS"]
+    return {
+        "HQ": q_heads,
+        "HK": kv_heads,
+        "D": dim,
+        "HALF": half,
+        "HALF_BLOCK": triton.next_power_of_2(max(half, 1)),
+        "TAIL_BLOCK": triton.next_power_of_2(max(dim - 2 * half, 1)),
+        "D_BLOCK": block,
+        "Q_HEADS": min(group, triton.next_power_of_2(q_heads)),
+        "KV_HEADS": min(group, triton.next_power_of_2(kv_heads)),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    def case(dtype: str, dim: int, *, rotated: int | None = None, norm: bool = False, fp8: bool = False) -> AotCase:
+        rotated = dim if rotated is None else rotated
+        constexprs = _launch(32, 8, dim, rotated, target)
+        num_warps, num_stages = constexprs.pop("num_warps"), constexprs.pop("num_stages")
+        heads = dict.fromkeys(("q", "k", "v", "q_weight", "k_weight"), f"*{dtype}:16")
+        caches = dict.fromkeys(("keys", "values"), "*fp8e4nv:16" if fp8 else f"*{dtype}:16")
+        scales = dict.fromkeys(("cos_sin", "key_scale", "value_scale"), "*fp32:16")
+        indices = dict.fromkeys(("positions", "slots"), "*i64:16")
+        strides = dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_positions"), "i32:16")
+        rest = {"q_eps": "fp32", "k_eps": "fp32", "num_blocks": "i32"}
+        return AotCase(
+            name=f"{dtype} d{dim}{f' r{rotated}' if rotated != dim else ''}{' norm' * norm}{' fp8' * fp8}",
+            kernel=_store_kv_kernel,
+            signature={**heads, **caches, **scales, **indices, **strides, **rest},
+            constexprs={**constexprs, "S": 16, "Q_NORM": norm, "K_NORM": norm, "FP8": fp8},
+            num_warps=num_warps,
+            num_stages=num_stages,
+            decode_path=True,
+        )
+
+    cases = [case("bf16", dim) for dim in (64, 80, 128)]
+    cases += [case("bf16", 128, norm=True), case("bf16", 256, norm=True), case("bf16", 96, rotated=32)]
+    cases += [case("fp16", 128)]
+    if target.capability >= 89:
+        cases += [case("bf16", 128, norm=True, fp8=True)]
+    return cases

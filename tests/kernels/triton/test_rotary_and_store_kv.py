@@ -1,0 +1,250 @@
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.errors import InterpreterError
+
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.errors import ArgumentError
+from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache, read_tokens
+from quire_kernels.rotary import reference as rotary_reference
+from quire_kernels.rotary import rotary, rotary_table
+from quire_kernels.store_kv import reference, store_kv
+from quire_kernels.triton_runtime.device import OLDEST_WITH_FP8, device_properties
+
+Close = Callable[[Tensor, Tensor], None]
+Strided = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    weight: Tensor
+    eps: float
+
+
+def table(width: int, device: torch.device, positions: int = 100) -> Tensor:
+    frequencies = torch.tensor([10_000.0 ** (-2 * i / width) for i in range(width // 2)])
+    return rotary_table(frequencies, positions).to(device)
+
+
+def cache_of(
+    kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, block_size: int = 16, num_blocks: int = 9
+) -> KVCache:
+    """Every byte that no token is written to is NaN."""
+    cache = allocate_kv_cache(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "head_dim", "rotated"),
+    [
+        (1, 3, 32, 32),
+        (3, 1, 64, 64),
+        (3, 9, 80, 80),
+        (5, 4, 96, 32),
+        (2, 17, 128, 128),
+        (3, 5, 256, 64),
+        (4, 2, 20, 10),
+    ],
+)
+def test_rotary_equals_the_reference(
+    tokens: int,
+    heads: int,
+    head_dim: int,
+    rotated: int,
+    dtype: torch.dtype,
+    strided: Strided,
+    assert_close: Close,
+    device: torch.device,
+) -> None:
+    found = strided(tokens, heads, head_dim, dtype=dtype)
+    expected = found.clone()
+    positions = torch.randint(0, 100, (tokens,), device=device)
+    rotary(found, table(rotated, device), positions)
+    rotary_reference.rotary(expected, table(rotated, device), positions)
+    assert_close(found, expected)
+    assert torch.equal(found[..., rotated:], expected[..., rotated:])
+
+
+def test_no_tokens_and_no_rotated_components_are_nothing_to_do(device: torch.device) -> None:
+    rotary(torch.zeros(0, 2, 8, device=device), table(8, device), torch.zeros(0, dtype=torch.int64, device=device))
+    x = torch.randn(1, 2, 8, device=device)
+    before = x.clone()
+    rotary(x, torch.zeros(100, 0, device=device), torch.zeros(1, dtype=torch.int64, device=device))
+    assert torch.equal(x, before)
+
+
+SHAPES = [
+    pytest.param(3, 1, 32, 32, 16, id="3-heads-over-1-of-32"),
+    pytest.param(8, 2, 64, 64, 32, id="8-over-2-of-64"),
+    pytest.param(9, 3, 80, 80, 16, id="9-over-3-of-80"),
+    pytest.param(4, 4, 96, 32, 16, id="4-over-4-of-96-partly-rotated"),
+    pytest.param(17, 9, 128, 128, 64, id="17-over-9-of-128"),
+    pytest.param(6, 6, 256, 256, 16, id="6-over-6-of-256"),
+    pytest.param(3, 3, 20, 0, 16, id="3-over-3-of-20-not-rotated"),
+]
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotated", "block_size"), SHAPES)
+def test_store_kv_equals_the_reference(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotated: int,
+    block_size: int,
+    normed: bool,
+    dtype: torch.dtype,
+    strided: Strided,
+    assert_close: Close,
+    device: torch.device,
+) -> None:
+    projected = strided(7, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    positions = torch.randint(0, 100, (7,), device=device)
+    slots = torch.randperm(9 * block_size)[:7].to(device)
+    norms = [Norm(weight=torch.randn(head_dim).to(dtype).to(device), eps=1e-6) if normed else None for _ in "qk"]
+    angles = table(rotated, device) if rotated else torch.zeros(100, 0, device=device)
+    caches, queries = [], []
+    for operation in (store_kv, reference.store_kv):
+        cache = cache_of(kv_heads, head_dim, dtype, device, block_size)
+        q, k, v = projected.clone().split((heads, kv_heads, kv_heads), dim=1)
+        operation(q, k, v, angles, positions, slots, cache, *norms)
+        caches.append(cache)
+        queries.append(q)
+    assert_close(queries[0], queries[1])
+    for found, expected in ((caches[0].keys, caches[1].keys), (caches[0].values, caches[1].values)):
+        torch.testing.assert_close(found.isnan(), expected.isnan())
+        assert_close(found.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize(("normed", "head_dim", "rotated"), [(False, 64, 64), (True, 80, 32)])
+def test_a_float8_cache_holds_what_its_scales_make_of_each_head(
+    normed: bool, head_dim: int, rotated: int, dtype: torch.dtype, strided: Strided, device: torch.device
+) -> None:
+    if device_properties(torch.zeros(0, device=device).device).capability < OLDEST_WITH_FP8:
+        pytest.skip("no float8 on this device")
+    projected = strided(7, 3 + 2 * 2, head_dim, dtype=dtype)
+    projected[0, 4, 0] = 60_000.0  # far beyond what float8 holds at its scale
+    projected[1, 6, 3], projected[2, 5, 1] = -60_000.0, torch.nan
+    positions, slots = torch.arange(7, device=device), torch.randperm(100)[:7].to(device)
+    norm = Norm(weight=torch.randn(head_dim).to(dtype).to(device), eps=1e-6) if normed else None
+    caches = []
+    for operation in (store_kv, reference.store_kv):
+        cache = cache_of(2, head_dim, FP8, device)
+        assert cache.key_scale is not None and cache.value_scale is not None
+        cache.key_scale.copy_(torch.tensor([0.01, 2.0]))
+        cache.value_scale.copy_(torch.tensor([0.5, 0.02]))
+        q, k, v = projected.clone().split((3, 2, 2), dim=1)
+        operation(q, k, v, table(rotated, device), positions, slots, cache, norm, norm)
+        caches.append(cache)
+    for found, expected in ((caches[0].keys, caches[1].keys), (caches[0].values, caches[1].values)):
+        torch.testing.assert_close(found.isnan(), expected.isnan())
+        found, expected = found.float().nan_to_num(), expected.float().nan_to_num()
+        # One step of float8 apart, and seldom: float32 results on both sides of a boundary.
+        torch.testing.assert_close(found, expected, rtol=0.126, atol=2e-3)
+        assert int((found != expected).sum()) <= 2
+    assert float(caches[0].values.float().nan_to_num().abs().max()) == 448.0
+    keys, values = read_tokens(caches[0], torch.arange(9, device=device), 144)
+    assert keys.dtype == values.dtype == torch.float32
+    found_values = values[0, slots][3:]  # head 0, scale 0.5
+    torch.testing.assert_close(found_values, projected[3:, 5].float(), rtol=0.07, atol=0.01)
+
+
+def test_a_token_does_not_depend_on_the_tokens_beside_it(strided: Strided, device: torch.device) -> None:
+    projected = strided(9, 6, 64, dtype=torch.float32)
+    norm = Norm(weight=torch.randn(64, device=device), eps=1e-6)
+    positions, slots = torch.arange(9, device=device), torch.arange(9, device=device) * 3
+    caches = [cache_of(1, 64, torch.float32, device) for _ in range(2)]
+    for cache, parts in zip(caches, ([slice(0, 9)], [slice(i, i + 1) for i in range(9)]), strict=True):
+        for part in parts:
+            q, k, v = projected[part].clone().split((4, 1, 1), dim=1)
+            store_kv(q, k, v, table(64, device), positions[part], slots[part], cache, norm, norm)
+    assert torch.equal(caches[0].keys.nan_to_num(), caches[1].keys.nan_to_num())
+
+
+def test_slots_beyond_two_billion_elements_are_reached(device: torch.device) -> None:
+    # Memory is taken only where it is written: on a GPU, all of 8.6 GB.
+    num_blocks = (1 << 31) // (16 * 64) + 2
+    cache = allocate_kv_cache(
+        num_blocks=num_blocks, block_size=16, kv_heads=1, head_dim=64, dtype=torch.float16, device=device
+    )
+    one = torch.randn(2, 1, 64, device=device).half()
+    slots = torch.tensor([num_blocks * 16 - 1, 3], device=device)
+    store_kv(one.clone(), one.clone(), one, table(64, device), torch.tensor([0, 0], device=device), slots, cache)
+    assert cache.keys.numel() > 1 << 31
+    for held in (cache.keys, cache.values):
+        assert torch.equal(held[-1, 0, 15], one[0, 0]) and torch.equal(held[0, 0, 3], one[1, 0])
+        assert not held[-1, 0, 14].any() and not held[0, 0, 2].any()
+
+
+def arguments(device: torch.device) -> dict[str, Any]:
+    return {
+        "q": torch.zeros(2, 4, 32, device=device),
+        "k": torch.zeros(2, 2, 32, device=device),
+        "v": torch.zeros(2, 2, 32, device=device),
+        "cos_sin": table(32, device),
+        "positions": torch.tensor([0, 1], device=device),
+        "slots": torch.tensor([0, 1], device=device),
+        "cache": cache_of(2, 32, torch.float32, device),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": torch.zeros(2, 2, 32).half(), "v": torch.zeros(2, 2, 32)}, "store_kv: k, v are torch.float16"),
+        ({"q": torch.zeros(2, 4, 64)[..., :32]}, "store_kv: q has strides .*; the heads of a token must lie side by"),
+        ({"q_norm": Norm(weight=torch.ones(31), eps=0.0)}, r"store_kv: q_norm is torch.float32 \(31,\)"),
+        ({"k_norm": Norm(weight=torch.ones(32).half(), eps=0.0)}, "store_kv: k_norm is torch.float16"),
+        ({"slots": torch.tensor([0, 1]).int()}, "store_kv: slots is torch.int32"),
+        ({"cos_sin": torch.zeros(10, 64)}, "store_kv: cos_sin is 64 wide; an even number up to the head dim 32"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_the_launch(
+    change: dict[str, Any], message: str, device: torch.device
+) -> None:
+    given = arguments(device)
+    for name, value in change.items():
+        on_device = copy.copy(value)
+        given[name] = on_device.to(device) if isinstance(value, Tensor) else on_device
+    with pytest.raises(ArgumentError, match=message):
+        store_kv(**given)
+    assert bool(given["cache"].keys.isnan().all())
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="ends the use of the GPU")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"positions": torch.tensor([0, 100])}, "store_kv: positions leave the table"),
+        ({"positions": torch.tensor([-1, 0])}, "store_kv: positions leave the table"),
+        ({"slots": torch.tensor([0, 144])}, "store_kv: slots leave the cache"),
+        ({"slots": torch.tensor([-1, 0])}, "store_kv: slots leave the cache"),
+    ],
+)
+def test_what_only_the_device_knows_is_checked_on_it(
+    change: dict[str, Tensor], message: str, device: torch.device
+) -> None:
+    with pytest.raises(InterpreterError, match=message):
+        store_kv(**{**arguments(device), **change})
+    if "positions" in change:
+        with pytest.raises(InterpreterError, match="rotary: positions leave the table"):
+            rotary(torch.zeros(2, 1, 32), table(32, device), change["positions"])
+
+
+def test_float8_is_for_triton_and_other_dtypes_for_nobody(device: torch.device) -> None:
+    with pytest.raises(ArgumentError, match="allocate_kv_cache: dtype is torch.int8; float32, .* or float8_e4m3fn is"):
+        allocate_kv_cache(num_blocks=1, block_size=16, kv_heads=1, head_dim=32, dtype=torch.int8, device=device)
