@@ -26,13 +26,12 @@ from scoring import Score, score_law
 FACTORS = (0.5, 0.8, 1.25, 2.0)
 AS_CHOSEN = "as chosen"
 _WHOLE = ("up_max_step", "down_max_step")
-_SHARES = ("target_load", "growth_share", "first_token_hold")
 _PROMETHEUS_SECONDS = 15.0
 _STARTUP_SECONDS = 120.0
 
 
 def variants(chosen: Parameters) -> dict[str, Parameters]:
-    """By what was changed. A share is at most 1, a number of replicas whole and at least 1."""
+    """By what was changed. A number of replicas is whole and at least 1."""
     found: dict[str, Parameters] = {AS_CHOSEN: chosen}
     for name, value in chosen.items():
         if name == "scrape_seconds":
@@ -48,9 +47,7 @@ def variants(chosen: Parameters) -> dict[str, Parameters]:
 
 
 def _sane(name: str, value: float) -> Value:
-    if name in _WHOLE:
-        return max(1, round(value))
-    return min(1.0, value) if name in _SHARES else value
+    return max(1, round(value)) if name in _WHOLE else value
 
 
 def main() -> None:

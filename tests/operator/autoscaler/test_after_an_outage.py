@@ -42,12 +42,15 @@ def test_a_steady_load_needs_as_much_after_an_outage_as_before(kit, outage_ticks
 
 
 def test_counters_that_come_each_second_tick_are_counted_whole(kit):
-    story, second = kit.story(current=1), 0
+    each, other, second = kit.story(current=1), kit.story(current=1), 0
     for _ in range(20):
         second += 15
-        every = story.tick(busy(kit, second))
+        each.tick(busy(kit, second))
+        other.tick(busy(kit, second))
     for _ in range(10):
         second += 30
-        story.tick(busy(kit, second - 15, age=15.0))
-        half = story.tick(busy(kit, second))
+        each.tick(busy(kit, second - 15))
+        every = each.tick(busy(kit, second))
+        other.tick(busy(kit, second - 15, age=15.0))
+        half = other.tick(busy(kit, second))
     assert need_of_work(half) == pytest.approx(need_of_work(every), rel=0.02)

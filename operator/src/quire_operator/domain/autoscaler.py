@@ -6,13 +6,13 @@ where the figures come from. In order: which samples can be trusted (``supply``)
 (``limits``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quire_operator.domain import demand
 from quire_operator.domain.demand import Load, Term
 from quire_operator.domain.flow import Increment, flow, increment, learnt
-from quire_operator.domain.history import Change, Flow, History, Move, Need, ScalingRecord
+from quire_operator.domain.history import Change, History, Move, Need, ScalingRecord
 from quire_operator.domain.limits import kept_moves, kept_needs
 from quire_operator.domain.margin import Margin
 from quire_operator.domain.observation import Observation, ReplicaSample
@@ -22,8 +22,11 @@ from quire_operator.domain.spec.deployment import Spec
 from quire_operator.domain.spec.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.supply import Supply, known_samples, take_stock
 from quire_operator.domain.tuning import Tuning
+from quire_operator.domain.variation import Variation
 from quire_operator.domain.verdict import Demand, Situation, Verdict, judge
 
+_TOO_FEW = 0.99
+"""What late first tokens count as on the way down, as a share of the replicas there are."""
 _NOT_ENOUGH = 0.01
 
 
@@ -87,6 +90,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     supply = take_stock(observation, known, now)
     history = _remember_flow(history, known, supply, policy, now)
     rates = _rates(history, known)
+    history = replace(history, variation=_variation(history, rates, policy, now))
     enforced = rules.mode is AutoscalingMode.ENFORCE
     demanded = _demand(policy, supply, observation, history, rates, now)
     history = replace(
@@ -170,6 +174,14 @@ def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None
     return history.evidence.rates(kv_tokens=kv_tokens, before=history.rates) or history.rates
 
 
+def _variation(history: History, rates: Rates | None, policy: Policy, now: float) -> Variation:
+    """With the work of this look, where anything was heard."""
+    if rates is None or not history.flows or history.flows[-1].time != now:
+        return history.variation
+    latest = history.flows[-1]
+    return history.variation.seen(demand.busy_replicas((latest,), rates, policy.max_sequences), seconds=latest.seconds)
+
+
 def _margin(
     history: History, demanded: Demand, supply: Supply, policy: Policy, *, seconds: float, now: float
 ) -> Margin:
@@ -222,12 +234,12 @@ def _demand(
     target, tuning = policy.autoscaling.targets.time_to_first_token, policy.tuning
     if supply.is_stale:
         return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
-    terms = _terms(policy, supply, observation, history.flows, rates, history.margin, now)
+    terms = _terms(policy, supply, observation, history, rates, now)
     need = max((term.need for term in terms), default=0.0)
     down = need + supply.starting + supply.missing
     late = demand.first_token_term(history.flows, target=target, replicas=supply.current, tuning=tuning, now=now)
     if late is not None:
-        down = max(down, tuning.first_token_hold * supply.current)
+        down = max(down, _TOO_FEW * supply.current)
         settled = history.settled_since is not None and now - history.settled_since >= tuning.first_token_seconds
         if settled:
             terms.append(late)
@@ -241,9 +253,8 @@ def _terms(
     policy: Policy,
     supply: Supply,
     observation: Observation,
-    flows: Sequence[Flow],
+    history: History,
     rates: Rates | None,
-    margin: Margin,
     now: float,
 ) -> list[Term]:
     """Every term that there are figures for, but the late first tokens."""
@@ -256,26 +267,23 @@ def _terms(
             kv_tokens=sum(s.kv_tokens_capacity for s in samples) / len(samples),
             max_sequences=policy.max_sequences,
             targets=policy.autoscaling.targets,
-            tuning=policy.tuning,
         )
     work = demand.work_term(
-        [flow for flow in flows if flow.time > now - policy.tuning.flow_seconds],
+        [flow for flow in history.flows if flow.time > now - policy.tuning.flow_seconds],
+        history.variation,
         queued_prompt_tokens=sum(sample.queued_prompt_tokens for sample in supply.fresh.values()),
         rates=rates,
         max_sequences=policy.max_sequences,
         percentile=policy.autoscaling.targets.time_to_first_token.percentile,
         tuning=policy.tuning,
-        now=now,
     )
     if work is not None:
-        terms.append(demand.with_margin(work, margin, now=now))
+        terms.append(demand.with_margin(work, history.margin, now=now))
     if observation.held_requests is not None:
-        terms.append(
-            demand.held_term(observation.held_requests, max_sequences=policy.max_sequences, tuning=policy.tuning)
-        )
+        terms.append(demand.held_term(observation.held_requests, max_sequences=policy.max_sequences))
     if supply.current > 0:
         # At zero what is in flight is with a replica that drains, and asks for no other.
-        arrived = flows[-1].requests if flows else 0.0
+        arrived = history.flows[-1].requests if history.flows else 0.0
         active = demand.activity_term(arrived, observation.in_flight_requests or 0)
         terms += [] if active is None else [active]
     return terms

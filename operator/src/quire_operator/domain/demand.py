@@ -15,7 +15,12 @@ from quire_operator.domain.rates import Rates
 from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.spec.scaling import LatencyTarget, ScalingTargets
 from quire_operator.domain.tuning import Tuning
+from quire_operator.domain.variation import Variation
 
+_FULL = 0.8
+"""How full a replica may be by plan: what is left absorbs the next seconds."""
+_STILL_TO_COME = 0.5
+"""Of the mean answer: what a running sequence is still to generate."""
 _ACTIVE = 0.01
 _ENOUGH_SECONDS = 10.0
 """A mean over less than this says nothing about arrivals."""
@@ -53,25 +58,24 @@ class Load:
 
 
 def gauge_terms(
-    load: Load, *, rates: Rates | None, kv_tokens: float, max_sequences: int, targets: ScalingTargets, tuning: Tuning
+    load: Load, *, rates: Rates | None, kv_tokens: float, max_sequences: int, targets: ScalingTargets
 ) -> list[Term]:
     """What is at the replicas now."""
     output = rates.mean_output_tokens if rates else 0.0
-    growth = output * load.running * tuning.growth_share
-    full = tuning.target_load
-    kv = (load.kv_tokens_used + load.queued_prompt_tokens + growth) / (full * kv_tokens)
-    slots = (load.running + load.waiting) / (full * max_sequences)
+    growth = output * load.running * _STILL_TO_COME
+    kv = (load.kv_tokens_used + load.queued_prompt_tokens + growth) / (_FULL * kv_tokens)
+    slots = (load.running + load.waiting) / (_FULL * max_sequences)
     terms = [
         Term(
             reason=Reason.KV_DEMAND,
             need=kv,
             detail=f"{load.kv_tokens_used:,.0f} KV tokens in use + {load.queued_prompt_tokens:,.0f} queued + "
-            f"{growth:,.0f} still to be generated over {full} × {kv_tokens:,.0f} a replica",
+            f"{growth:,.0f} still to be generated over {_FULL} × {kv_tokens:,.0f} a replica",
         ),
         Term(
             reason=Reason.CONCURRENCY,
             need=slots,
-            detail=f"{load.running:.0f} running + {load.waiting:.0f} waiting over {full} × {max_sequences} "
+            detail=f"{load.running:.0f} running + {load.waiting:.0f} waiting over {_FULL} × {max_sequences} "
             "sequences a replica",
         ),
     ]
@@ -97,47 +101,45 @@ def gauge_terms(
 
 def work_term(
     flows: Sequence[Flow],
+    variation: Variation,
     *,
     queued_prompt_tokens: float,
     rates: Rates | None,
     max_sequences: int,
     percentile: int,
     tuning: Tuning,
-    now: float,
 ) -> Term | None:
-    """What arrived of late, in busy replicas: its mean with room, or the last burst with some to spare if that is more;
-    and those that work off what is queued.
+    """What arrived of late, in busy replicas, with some to spare for how much it varies, and those that work off what
+    is queued.
 
     None while too little is known.
     """
     seconds = sum(flow.seconds for flow in flows)
     if rates is None or seconds < _ENOUGH_SECONDS:
         return None
-    mean = _busy(flows, rates, max_sequences)
-    steady = mean / tuning.target_load
-    latest: Sequence[Flow] = [flow for flow in flows if flow.time > now - tuning.burst_seconds]
-    if sum(flow.seconds for flow in latest) < _ENOUGH_SECONDS:
-        latest = flows
-    burst = _busy(latest, rates, max_sequences)
-    staffed = tuning.with_spare(burst, percentile=percentile)
-    if staffed > steady:
-        shown, why = latest, f"{burst:.2f} busy replicas and {staffed - burst:.2f} to spare for p{percentile}"
+    busy = busy_replicas(flows, rates, max_sequences)
+    # Where nothing came there is nothing to expect more of; the window remembers what came before.
+    deviation = variation.deviation(busy) if busy > 0 else 0.0
+    spare = tuning.spare_replicas(deviation, percentile=percentile)
+    if busy + spare > busy / _FULL:
+        need = busy + spare
+        why = f"{busy:.2f} busy replicas and {spare:.2f} to spare for p{percentile}, as work varies by ±{deviation:.2f}"
     else:
-        shown, why = flows, f"{mean:.2f} busy replicas, over {tuning.target_load}"
+        need = busy / _FULL
+        why = f"{busy:.2f} busy replicas, over {_FULL}"
     backlog = queued_prompt_tokens * rates.prefill_seconds_per_token / tuning.drain_seconds
     if backlog > 0:
         why += f", and {backlog:.2f} to work off {queued_prompt_tokens:,.0f} queued in {tuning.drain_seconds:.0f} s"
-    span = sum(flow.seconds for flow in shown)
-    requests, tokens = sum(f.requests for f in shown) / span, sum(f.prompt_tokens for f in shown) / span
+    requests, tokens = sum(f.requests for f in flows) / seconds, sum(f.prompt_tokens for f in flows) / seconds
     return Term(
         reason=Reason.WORK,
-        need=max(steady, staffed) + backlog,
+        need=need + backlog,
         detail=f"{requests:.2f} requests/s of {rates.mean_output_tokens:.0f} output tokens and {tokens:,.0f} "
-        f"prompt tokens/s in the last {span:.0f} s are {why}",
+        f"prompt tokens/s in the last {seconds:.0f} s are {why}",
     )
 
 
-def _busy(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> float:
+def busy_replicas(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> float:
     """Seconds of a busy replica that arrived per second."""
     requests, tokens = sum(flow.requests for flow in flows), sum(flow.prompt_tokens for flow in flows)
     decode = rates.mean_output_tokens * rates.seconds_per_output_token(max_sequences)
@@ -181,10 +183,10 @@ def activity_term(arrived: float, in_flight: int) -> Term | None:
     )
 
 
-def held_term(held: int, *, max_sequences: int, tuning: Tuning) -> Term:
+def held_term(held: int, *, max_sequences: int) -> Term:
     """Requests that wait in the gateway for a first replica."""
     return Term(
         reason=Reason.HELD,
-        need=held / (tuning.target_load * max_sequences),
+        need=held / (_FULL * max_sequences),
         detail=f"{held} requests held by the gateway",
     )

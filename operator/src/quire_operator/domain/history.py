@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from quire_operator.domain.margin import Margin
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.rates import Evidence, Rates
+from quire_operator.domain.variation import Variation
 
 MAX_CHANGES = 10
 MAX_GAP_SECONDS = 120.0
@@ -114,6 +115,8 @@ class History:
     """What the rates are learnt from."""
     rates: Rates | None = None
     """As they were learnt last."""
+    variation: Variation = Variation()
+    """How much arriving work varies."""
     margin: Margin = Margin()
     """What late first tokens taught."""
 

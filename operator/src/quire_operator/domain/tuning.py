@@ -9,27 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    target_load: float = 0.8
-    """How full a replica may be by plan: what is left absorbs the next seconds."""
-    spare: float = 0.7
-    """Spare replicas for a burst, as a share of √(busy replicas) · ln(1 / share of late answers allowed)."""
-    burst_seconds: float = 30.0
-    """Over how long a burst is measured."""
-    drain_seconds: float = 30.0
-    """In how long a queue should be worked off."""
+    spare: float = 0.75
+    """Spare replicas, in deviations of the work times ln(1 / share of late answers allowed)."""
     flow_seconds: float = 60.0
     """Over how long arrivals are averaged."""
-    growth_share: float = 0.5
-    """Of the mean answer: what a running sequence is still to generate."""
+    drain_seconds: float = 30.0
+    """In how long a queue should be worked off."""
     first_token_seconds: float = 30.0
     """Over how long late first tokens are counted."""
-    first_token_hold: float = 0.99
-    """What late first tokens count as on the way down, as a share of the replicas there are."""
 
-    def with_spare(self, busy: float, *, percentile: int) -> float:
-        """Replicas that keep ``percentile`` % of the answers in time while ``busy`` of them are busy on average.
+    def spare_replicas(self, deviation: float, *, percentile: int) -> float:
+        """Those that keep ``percentile`` % of the answers in time while work deviates so much from its mean.
 
-        Bursts vary as the square root of what arrives, and the share that waits falls exponentially with the spare
-        (square-root staffing, Halfin and Whitt, Operations Research 29, 1981).
+        The share that waits falls exponentially with the spare, as in square-root staffing (Halfin and Whitt,
+        Operations Research 29, 1981), whose √ is the deviation of requests that come one by one. Here it is measured.
         """
-        return busy + self.spare * math.log(100 / (100 - percentile)) * math.sqrt(busy)
+        return self.spare * math.log(100 / (100 - percentile)) * deviation
