@@ -287,7 +287,13 @@ def test_windows_never_wait_for_blocks_where_each_got_the_most_it_can_use(
 
 
 def size_of(*num_blocks: int) -> CacheSize:
-    return CacheSize(num_blocks=num_blocks, num_swap_blocks=(0,) * len(num_blocks), max_model_len=1, kv_cache_bytes=1)
+    return CacheSize(
+        num_blocks=num_blocks,
+        num_swap_blocks=(0,) * len(num_blocks),
+        max_model_len=1,
+        kv_cache_bytes=1,
+        sequences=1,
+    )
 
 
 def test_layers_with_the_same_window_share_a_group() -> None:
@@ -327,10 +333,11 @@ def test_a_block_takes_what_the_formula_says_and_the_allocation_has(dtype: torch
     per_token = kv_bytes_per_token(layers=3, kv_heads=2, head_dim=16, dtype_bytes=dtype.itemsize)
     assert group.block_bytes == 32 * per_token
     layout = make_layout(MODEL, 32, replace(size_of(5), num_swap_blocks=(2,)))
-    caches, space = allocate(layout, MODEL, dtype), allocate_swap_space(layout, MODEL, dtype)
+    caches = allocate(layout, MODEL, dtype)
+    space = allocate_swap_space(layout, caches)
     assert (len(caches), len(space)) == (3, 3)
     assert bytes_of(caches) == 5 * group.block_bytes and bytes_of(space) == 2 * group.block_bytes
-    assert allocate_swap_space(make_layout(MODEL, 32, size_of(5)), MODEL, dtype) == ()
+    assert allocate_swap_space(make_layout(MODEL, 32, size_of(5)), caches) == ()
 
 
 def bytes_of(caches: tuple[KVCache, ...]) -> int:

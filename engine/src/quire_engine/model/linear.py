@@ -34,7 +34,7 @@ class LinearBackend(Protocol):
 
 
 class TorchLinearBackend:
-    """Weights as they are, through ``torch.nn.functional.linear``."""
+    """Weights as they are, through ``torch.nn.functional.linear``: cuBLAS on a GPU."""
 
     copies = False
 
@@ -88,9 +88,9 @@ def filled_up(rows: int) -> int:
 _WEIGHT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def choose_linear_backend(dtype: torch.dtype) -> LinearBackend:
-    """oneDNN's packed weights where this torch has them for the dtype, torch's own otherwise."""
-    return OneDnnLinearBackend(dtype) if _packs(dtype) else TorchLinearBackend(dtype)
+def choose_linear_backend(dtype: torch.dtype, device_type: str = "cpu") -> LinearBackend:
+    """On a CPU oneDNN's packed weights, where this torch has them for the dtype; torch's own otherwise."""
+    return OneDnnLinearBackend(dtype) if device_type == "cpu" and _packs(dtype) else TorchLinearBackend(dtype)
 
 
 @functools.cache

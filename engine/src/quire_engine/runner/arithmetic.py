@@ -1,4 +1,8 @@
-"""In which floating-point type a CPU computes: known from its features, because a wrong guess costs a factor of 400."""
+"""In which floating-point type a model is computed.
+
+On a CPU that is known from its features, because a wrong guess costs a factor of 400. Every GPU that is served from
+multiplies both 16-bit types fast, and there the checkpoint decides.
+"""
 
 import logging
 from pathlib import Path
@@ -19,6 +23,13 @@ def resolve_dtype(option: DType, features: frozenset[str]) -> torch.dtype:
         return torch.bfloat16 if fast_bfloat16 else torch.float32
     if option == "float16" or (option == "bfloat16" and not fast_bfloat16):
         _log.warning("this CPU has no fast %s arithmetic; expect --dtype float32 to be many times faster", option)
+    return _BY_NAME[option]
+
+
+def resolve_gpu_dtype(option: DType, stored: str | None) -> torch.dtype:
+    """``auto`` is the 16-bit type that the checkpoint is stored in; bfloat16 where that is another, or not known."""
+    if option == "auto":
+        return torch.float16 if stored == "float16" else torch.bfloat16
     return _BY_NAME[option]
 
 

@@ -1,8 +1,10 @@
 """How many blocks of KV cache and of swap space fit: arithmetic on numbers, which touches no memory.
 
+``size_cache`` is for a CPU, whose one memory is for everything; what a GPU leaves, ``device_budget`` works out.
 ``startup`` measures what is available and asks; ``kv_cache`` allocates what comes out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quire_engine.config import CacheOptions
@@ -73,6 +75,8 @@ class CacheSize:
     num_swap_blocks: tuple[int, ...]
     max_model_len: int
     kv_cache_bytes: int
+    sequences: int
+    """Of that length at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +84,21 @@ class CacheTooSmall:
     message: str
 
 
+def _by_its_own_flag(needed: int) -> list[str]:
+    return [f"--kv-cache-memory-bytes {needed}"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Budget:
+class Budget:
+    """Bytes for the KV cache."""
+
     size: int
     source: str
     """Where the number comes from, for people."""
     is_given: bool
+    """Whether a person named it: then it is used up."""
+    remedies: Callable[[int], list[str]] = _by_its_own_flag
+    """What makes so many bytes of it, as flags."""
 
 
 def size_cache(
@@ -95,24 +108,30 @@ def size_cache(
     problem = _over_commitment(options, available)
     if problem is not None:
         return problem
-    budget = _budget(options, available)
+    return divide_budget(demand, _budget(options, available), options.swap_space_bytes)
+
+
+def divide_budget(demand: CacheDemand, budget: Budget, swap_space_bytes: int) -> CacheSize | CacheTooSmall:
+    """Blocks for every group, and swap blocks in the same proportion."""
     num_blocks = share_blocks(budget.size, _shares(demand, is_given=budget.is_given))
     fewest = demand.blocks_for_limit if demand.must_hold_limit else demand.fewest_blocks
     if any(blocks < fewest(group) for group, blocks in zip(demand.groups, num_blocks, strict=True)):
         return CacheTooSmall(message=_too_small(demand, budget, num_blocks))
     kv_cache_bytes = _bytes_of(demand, num_blocks)
-    num_swap_blocks = tuple(blocks * options.swap_space_bytes // kv_cache_bytes for blocks in num_blocks)
-    if options.swap_space_bytes and not all(num_swap_blocks):
+    num_swap_blocks = tuple(blocks * swap_space_bytes // kv_cache_bytes for blocks in num_blocks)
+    if swap_space_bytes and not all(num_swap_blocks):
         fewest_bytes = max(-(-kv_cache_bytes // blocks) for blocks in num_blocks)
         return CacheTooSmall(
-            message=f"--swap-space-bytes {options.swap_space_bytes} is not one block of each layer:"
+            message=f"--swap-space-bytes {swap_space_bytes} is not one block of each layer:"
             f" {fewest_bytes} is the least, 0 is none"
         )
+    longest = _longest(demand, num_blocks)
     return CacheSize(
         num_blocks=num_blocks,
         num_swap_blocks=num_swap_blocks,
-        max_model_len=_longest(demand, num_blocks),
+        max_model_len=longest,
         kv_cache_bytes=kv_cache_bytes,
+        sequences=_sequences(replace(demand, model_limit=longest), num_blocks),
     )
 
 
@@ -144,13 +163,13 @@ def _over_commitment(options: CacheOptions, available: AvailableMemory | None) -
     return CacheTooSmall(message=f"{asked} must fit into the {available.size:,} bytes that are available: {advice}")
 
 
-def _budget(options: CacheOptions, available: AvailableMemory | None) -> _Budget:
+def _budget(options: CacheOptions, available: AvailableMemory | None) -> Budget:
     if options.kv_cache_memory_bytes is not None:
-        return _Budget(size=options.kv_cache_memory_bytes, source="--kv-cache-memory-bytes", is_given=True)
+        return Budget(size=options.kv_cache_memory_bytes, source="--kv-cache-memory-bytes", is_given=True)
     source = "what was free to take"
     if options.swap_space_bytes:
         source += f" beside --swap-space-bytes {options.swap_space_bytes}"
-    return _Budget(size=_share(options, available), source=source, is_given=False)
+    return Budget(size=_share(options, available), source=source, is_given=False)
 
 
 def _share(options: CacheOptions, available: AvailableMemory | None) -> int:
@@ -172,14 +191,19 @@ def _longest(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
     return min([demand.model_limit, *(blocks * demand.block_size for blocks in full)])
 
 
-def _too_small(demand: CacheDemand, budget: _Budget, num_blocks: tuple[int, ...]) -> str:
-    needed = _bytes_for_limit(demand)
-    message = (
+def _sequences(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
+    held = [blocks // demand.blocks_for_limit(group) for blocks, group in zip(num_blocks, demand.groups, strict=True)]
+    return min(demand.max_num_seqs, *held)
+
+
+def _too_small(demand: CacheDemand, budget: Budget, num_blocks: tuple[int, ...]) -> str:
+    advice = budget.remedies(_bytes_for_limit(demand))
+    if all(blocks >= demand.fewest_blocks(group) for blocks, group in zip(num_blocks, demand.groups, strict=True)):
+        advice.append(f"--max-model-len {_longest(demand, num_blocks)}")
+    return (
         f"a KV cache of {budget.size:,} bytes ({budget.source}) is too small for one sequence of"
-        f" {demand.model_limit:,} tokens: use --kv-cache-memory-bytes {needed}"
+        f" {demand.model_limit:,} tokens: use {', or '.join(advice)}"
     )
-    runs = all(blocks >= demand.fewest_blocks(group) for blocks, group in zip(num_blocks, demand.groups, strict=True))
-    return f"{message}, or --max-model-len {_longest(demand, num_blocks)}" if runs else message
 
 
 def _bytes_for_limit(demand: CacheDemand) -> int:

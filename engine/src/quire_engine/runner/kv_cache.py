@@ -9,26 +9,32 @@ from quire_engine.config import CacheOptions
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout, kv_bytes_per_token
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.cache_size import CacheGroup, CacheSize
+from quire_kernels import kv_cache as memory
+from quire_kernels.dispatch import runs_triton
 from quire_kernels.kv_cache import VECTOR, KVCache, allocate_kv_cache
+
+CPU = torch.device("cpu")
 
 
 def option_problems(options: CacheOptions) -> list[str]:
     if options.block_size % VECTOR:
-        return [f"--block-size {options.block_size}: a multiple of {VECTOR} is needed on a CPU"]
+        return [f"--block-size {options.block_size}: a multiple of {VECTOR} is needed"]
     return []
 
 
-def cache_groups(shape: ModelShape, dtype: torch.dtype, block_size: int) -> tuple[CacheGroup, ...]:
+def cache_groups(
+    shape: ModelShape, dtype: torch.dtype, block_size: int, device: torch.device = CPU
+) -> tuple[CacheGroup, ...]:
     """A group for each window that occurs, and one for full attention."""
-    layer_bytes = _layer_block_bytes(shape, dtype, block_size)
+    layer_bytes = _layer_block_bytes(shape, dtype, block_size, device)
     return tuple(
         CacheGroup(block_bytes=shape.windows.count(window) * layer_bytes, window=window) for window in shape.kv_groups
     )
 
 
-def _layer_block_bytes(shape: ModelShape, dtype: torch.dtype, block_size: int) -> int:
-    # Values are held in whole vectors.
-    value_dim = -(-shape.head_dim // VECTOR) * VECTOR
+def _layer_block_bytes(shape: ModelShape, dtype: torch.dtype, block_size: int, device: torch.device) -> int:
+    # A CPU's attention holds values in whole vectors.
+    value_dim = shape.head_dim if runs_triton(device.type) else -(-shape.head_dim // VECTOR) * VECTOR
     pair = kv_bytes_per_token(layers=1, kv_heads=shape.num_kv_heads, head_dim=1, dtype_bytes=dtype.itemsize)
     return block_size * pair // 2 * (shape.head_dim + value_dim)
 
@@ -49,29 +55,33 @@ def make_layout(shape: ModelShape, block_size: int, size: CacheSize) -> KVCacheL
     return KVCacheLayout(block_size=block_size, groups=groups)
 
 
-def allocate(layout: KVCacheLayout, shape: ModelShape, dtype: torch.dtype) -> tuple[KVCache, ...]:
-    """A cache per layer, of its group's number of blocks."""
-    blocks = {layer: group.num_blocks for group in layout.groups for layer in group.layers}
-    return _allocate(blocks, layout, shape, dtype)
-
-
-def allocate_swap_space(layout: KVCacheLayout, shape: ModelShape, dtype: torch.dtype) -> tuple[KVCache, ...]:
-    """The same in host memory, of the swap blocks; nothing where there are none."""
-    blocks = {layer: group.num_swap_blocks for group in layout.groups for layer in group.layers}
-    return _allocate(blocks, layout, shape, dtype) if any(blocks.values()) else ()
-
-
-def _allocate(
-    blocks: dict[int, int], layout: KVCacheLayout, shape: ModelShape, dtype: torch.dtype
+def allocate(
+    layout: KVCacheLayout, shape: ModelShape, dtype: torch.dtype, device: torch.device = CPU
 ) -> tuple[KVCache, ...]:
+    """A cache per layer, of its group's number of blocks; for Triton one more, which no sequence is ever given: steps
+    that are filled up to a captured graph's size write there."""
+    blocks = {layer: group.num_blocks for group in layout.groups for layer in group.layers}
     return tuple(
         allocate_kv_cache(
-            num_blocks=blocks[layer],
+            num_blocks=blocks[layer] + spare_blocks(device),
             block_size=layout.block_size,
             kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             dtype=dtype,
-            device=torch.device("cpu"),
+            device=device,
         )
         for layer in range(shape.num_layers)
     )
+
+
+def spare_blocks(device: torch.device) -> int:
+    """Of each group, beside those of the layout."""
+    return 1 if runs_triton(device.type) else 0
+
+
+def allocate_swap_space(layout: KVCacheLayout, caches: tuple[KVCache, ...]) -> tuple[KVCache, ...]:
+    """The same in host memory, of the swap blocks; nothing where there are none."""
+    blocks = {layer: group.num_swap_blocks for group in layout.groups for layer in group.layers}
+    if not any(blocks.values()):
+        return ()
+    return tuple(memory.allocate_swap_space(cache, blocks[layer]) for layer, cache in enumerate(caches))

@@ -5,22 +5,30 @@ Imported only where a model is loaded: this is where torch comes in.
 
 import logging
 import time
+from dataclasses import dataclass
 
 import torch
 
-from quire_engine.config import CacheOptions, EngineConfig, ModelOptions
+from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.core.ports import LoadedModel
 from quire_engine.errors import FlagsError
-from quire_engine.model.candidate import BuildOptions, find_candidate
-from quire_engine.model.linear import choose_linear_backend
+from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, find_candidate
+from quire_engine.model.config import stored_dtype
+from quire_engine.model.linear import LinearBackend, choose_linear_backend
 from quire_engine.model.shape import ModelShape
-from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
-from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, CacheTooSmall, size_cache
-from quire_engine.runner.kv_cache import allocate, allocate_swap_space, cache_groups, make_layout, option_problems
-from quire_engine.runner.memory import available_memory
-from quire_engine.runner.model_runner import ModelRunner
-from quire_engine.runner.threads import ThreadChooser, sharing_begins, use_threads
-from quire_engine.runner.warm_up import warm_up
+from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype, resolve_gpu_dtype
+from quire_engine.runner.cache_size import CacheDemand
+from quire_engine.runner.cpu_start import start_on_cpu
+from quire_engine.runner.device.faults import device_faults
+from quire_engine.runner.device_choice import Gpu, NoDevice, OnCpu, OnGpu, choose_device, kv_dtype_problem
+from quire_engine.runner.device_search import find_devices
+from quire_engine.runner.kv_cache import cache_groups, option_problems
+from quire_engine.runner.profiling import device_memory
+from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
+from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines
+from quire_engine.runner.threads import use_threads
+from quire_kernels.dispatch import runs_triton
+from quire_kernels.kv_cache import FP8
 
 _log = logging.getLogger(__name__)
 
@@ -30,73 +38,80 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     options = config.model
     threads = use_threads(config.threads)
     started = time.perf_counter()
+    place = _find_place(config.device)
     candidate = find_candidate(options.path, impl=options.model_impl, trust_remote_code=options.trust_remote_code)
-    if problems := _option_problems(config, candidate.shape):
+    if problems := _option_problems(config, candidate, place):
         raise FlagsError(problems)
-    candidate = candidate.limited_to(_model_limit(options, candidate.shape))
-    shape = candidate.shape
-    _log.info("%s is served by %s", options.path.name, candidate.served_by)
-    dtype = resolve_dtype(options.dtype, cpu_features())
-    backend = choose_linear_backend(dtype)
+    candidate = candidate.limited_to(_model_limit(config, candidate.shape))
+    _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
+    dtype = _resolve_dtype(config, place)
+    backend = choose_linear_backend(dtype, place.device.type)
     found = time.perf_counter()
-    with torch.inference_mode():
-        built = candidate.build(
-            BuildOptions(load_format=options.load_format, seed=options.seed, dtype=dtype, backend=backend)
-        )
-    began = time.perf_counter()
-    groups = cache_groups(shape, dtype, config.cache.block_size)
-    size = _size_cache(config, shape, groups)
-    layout = make_layout(shape, config.cache.block_size, size)
-    linears = 4 * shape.num_layers + 1
-    linear_bytes = (built.weight_bytes - built.looked_up_bytes) / linears
-    shared_from = sharing_begins(mean_linear_bytes=linear_bytes, mean_linear_weights=linear_bytes / dtype.itemsize)
-    runner = ModelRunner(
-        model=built.model,
-        caches=allocate(layout, shape, dtype),
-        swap_space=allocate_swap_space(layout, shape, dtype),
-        layout=layout,
-        vocab_size=shape.vocab_size,
-        max_rows=config.scheduler.max_num_seqs,
-        max_model_len=size.max_model_len,
-        threads=ThreadChooser(threads, shared_from_tokens=shared_from),
-    )
-    cached = time.perf_counter()
-    block_bytes = tuple(group.block_bytes for group in groups)
-    measured = warm_up(
-        runner,
-        layout,
-        max_model_len=size.max_model_len,
-        max_tokens=config.scheduler.max_num_batched_tokens,
-        block_bytes=block_bytes,
-    )
+    memory = None if place.gpu is None else device_memory(place.device)
+    built = _build(config, candidate, place, dtype, backend)
+    model = _in_memory(config, candidate.shape, place, dtype, built)
+    if runs_triton(place.device.type):
+        from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
+
+        sizes = graph_sizes(config, is_native=candidate.is_native)
+        warm = start_on_device(config, model, sizes=sizes, memory=memory)
+    else:
+        warm = start_on_cpu(config, model, threads=threads)
     phases = {
         "import": import_seconds + found - started,
         "weights": built.seconds,
-        "kv_cache": cached - began,
-        "warm_up": time.perf_counter() - cached,
+        "kv_cache": warm.cache_seconds,
+        "warm_up": warm.warm_up_seconds,
     }
+    for line in report_lines(_report(config, place, model, warm, backend)):
+        _log.info("%s", line)
     _log.info("ready: %s", ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items()))
     return LoadedModel(
-        runner=runner,
-        layout=layout,
-        max_model_len=size.max_model_len,
-        vocab_size=shape.vocab_size,
-        eos_token_ids=shape.eos_token_ids,
+        runner=warm.runner,
+        layout=warm.layout,
+        max_model_len=warm.size.max_model_len,
+        vocab_size=model.shape.vocab_size,
+        eos_token_ids=model.shape.eos_token_ids,
         model_bytes=built.weight_bytes,
-        kv_cache_bytes=size.kv_cache_bytes,
+        kv_cache_bytes=warm.size.kv_cache_bytes,
         dtype=dtype_name(dtype),
         weights=backend.weights,
         phase_seconds=phases,
-        prefill_tokens_per_second=1.0 / measured.step_costs.per_token,
-        step_costs=measured.step_costs,
-        swap_bytes_per_second=measured.swap_bytes_per_second,
-        block_bytes=block_bytes,
+        asynchronous=warm.asynchronous,
+        prefill_tokens_per_second=1.0 / warm.measured.step_costs.per_token,
+        step_costs=warm.measured.step_costs,
+        swap_bytes_per_second=warm.measured.swap_bytes_per_second,
+        block_bytes=tuple(group.block_bytes for group in model.demand.groups),
     )
 
 
-def _option_problems(config: EngineConfig, model: ModelShape) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    device: torch.device
+    gpu: Gpu | None
+
+    @property
+    def name(self) -> str:
+        return "the CPU" if self.gpu is None else self.gpu.name
+
+
+def _find_place(options: DeviceOptions) -> _Place:
+    match choose_device(options.device, find_devices):
+        case NoDevice(message=message):
+            raise FlagsError([message])
+        case OnGpu(gpu=gpu):
+            # Our kernels are launched on the current device.
+            torch.cuda.set_device(gpu.index)
+            return _Place(device=torch.device("cuda", gpu.index), gpu=gpu)
+        case OnCpu(reason=reason):
+            if options.device == "auto":
+                _log.info("runs on the CPU: %s", reason)
+            return _Place(device=torch.device("cpu"), gpu=None)
+
+
+def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) -> list[str]:
     problems = option_problems(config.cache)
-    asked = config.model.max_model_len
+    model, asked = candidate.shape, config.model.max_model_len
     if asked is not None and asked > model.max_position_embeddings:
         problems.append(
             f"--max-model-len {asked} is more than the model's {model.max_position_embeddings} positions"
@@ -108,25 +123,92 @@ def _option_problems(config: EngineConfig, model: ModelShape) -> list[str]:
     ):
         if size != 1:
             problems.append(f"{flag} {size}: this version runs a model on one device; use 1")
+    if config.device.deterministic and not candidate.is_native:
+        problems.append(
+            f"--deterministic is for quire's own model families, and this is {candidate.served_by}, whose layers may"
+            " compute a row otherwise in another batch"
+        )
+    if config.cache.kv_cache_dtype == "fp8" and not _is_interpreted(place):
+        problems += [problem] if (problem := kv_dtype_problem(place.gpu)) is not None else []
     return problems
 
 
-def _model_limit(options: ModelOptions, model: ModelShape) -> int:
-    return model.max_position_embeddings if options.max_model_len is None else options.max_model_len
+def _is_interpreted(place: _Place) -> bool:
+    """Whether Triton's kernels run without a GPU."""
+    return place.gpu is None and runs_triton(place.device.type)
 
 
-def _size_cache(config: EngineConfig, model: ModelShape, groups: tuple[CacheGroup, ...]) -> CacheSize:
-    options: CacheOptions = config.cache
-    demand = CacheDemand(
-        groups=groups,
-        block_size=options.block_size,
-        model_limit=_model_limit(config.model, model),
-        must_hold_limit=config.model.max_model_len is not None,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+def _model_limit(config: EngineConfig, model: ModelShape) -> int:
+    asked = config.model.max_model_len
+    return model.max_position_embeddings if asked is None else asked
+
+
+def _resolve_dtype(config: EngineConfig, place: _Place) -> torch.dtype:
+    if place.gpu is None:
+        return resolve_dtype(config.model.dtype, cpu_features())
+    return resolve_gpu_dtype(config.model.dtype, stored_dtype(config.model.path))
+
+
+@torch.inference_mode()
+def _build(
+    config: EngineConfig, candidate: Candidate, place: _Place, dtype: torch.dtype, backend: LinearBackend
+) -> BuiltModel:
+    options = BuildOptions(
+        load_format=config.model.load_format,
+        seed=config.model.seed,
+        dtype=dtype,
+        backend=backend,
+        device=place.device,
     )
-    match size_cache(demand, options, available_memory()):
-        case CacheTooSmall(message=message):
-            raise FlagsError([message])
-        case CacheSize() as size:
-            return size
+    if place.gpu is None:
+        return candidate.build(options)
+    full = "the model needs a larger GPU, one that nobody else uses, or --dtype of 16 bits"
+    with device_faults(f"reading the weights onto {place.name}", when_full=full):
+        return candidate.build(options)
+
+
+def _in_memory(
+    config: EngineConfig, shape: ModelShape, place: _Place, dtype: torch.dtype, built: BuiltModel
+) -> ModelInMemory:
+    cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
+    return ModelInMemory(
+        built=built,
+        shape=shape,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        device=place.device,
+        demand=CacheDemand(
+            groups=cache_groups(shape, cache_dtype, config.cache.block_size, place.device),
+            block_size=config.cache.block_size,
+            model_limit=_model_limit(config, shape),
+            must_hold_limit=config.model.max_model_len is not None,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        ),
+    )
+
+
+def _report(
+    config: EngineConfig, place: _Place, model: ModelInMemory, warm: WarmRunner, backend: LinearBackend
+) -> StartReport:
+    size, memory = warm.size, warm.memory
+    return StartReport(
+        device=place.name,
+        weights=model.built.weight_bytes,
+        weights_held_as=backend.weights,
+        kv_cache=KVCacheReport(
+            size=size.kv_cache_bytes,
+            dtype=dtype_name(model.cache_dtype),
+            num_blocks=size.num_blocks,
+            block_size=config.cache.block_size,
+            sequences=size.sequences,
+            max_model_len=size.max_model_len,
+        ),
+        swap_space=config.cache.swap_space_bytes,
+        activations=memory.activations,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        graphs=memory.graphs,
+        graph_sizes=memory.graph_sizes,
+        before=memory.before,
+        free=memory.free,
+    )

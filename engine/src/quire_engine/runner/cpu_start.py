@@ -1,0 +1,59 @@
+"""From a model in memory to a warm runner on a CPU."""
+
+import time
+
+from quire_engine.config import EngineConfig
+from quire_engine.errors import FlagsError
+from quire_engine.runner.cache_size import CacheTooSmall, size_cache
+from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
+from quire_engine.runner.memory import available_memory
+from quire_engine.runner.model_runner import ModelRunner
+from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
+from quire_engine.runner.threads import ThreadChooser, sharing_begins
+from quire_engine.runner.warm_up import warm_up
+
+
+def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) -> WarmRunner:
+    """Raises FlagsError where the KV cache would be too small."""
+    began = time.perf_counter()
+    shape, demand = model.shape, model.demand
+    size = size_cache(demand, config.cache, available_memory())
+    if isinstance(size, CacheTooSmall):
+        raise FlagsError([size.message])
+    layout = make_layout(shape, config.cache.block_size, size)
+    caches = allocate(layout, shape, model.cache_dtype)
+    runner = ModelRunner(
+        model=model.built.model,
+        caches=caches,
+        swap_space=allocate_swap_space(layout, caches),
+        layout=layout,
+        vocab_size=shape.vocab_size,
+        max_rows=demand.max_num_seqs,
+        max_model_len=size.max_model_len,
+        threads=ThreadChooser(threads, shared_from_tokens=_sharing_begins(model)),
+    )
+    made = time.perf_counter()
+    measured = warm_up(
+        runner,
+        layout,
+        max_model_len=size.max_model_len,
+        max_tokens=demand.max_num_batched_tokens,
+        block_bytes=tuple(group.block_bytes for group in demand.groups),
+    )
+    available = available_memory()
+    return WarmRunner(
+        runner=runner,
+        asynchronous=False,
+        layout=layout,
+        size=size,
+        measured=measured,
+        memory=MemoryUse(free=None if available is None else available.size),
+        cache_seconds=made - began,
+        warm_up_seconds=time.perf_counter() - made,
+    )
+
+
+def _sharing_begins(model: ModelInMemory) -> int:
+    linears = 4 * model.shape.num_layers + 1
+    linear_bytes = (model.built.weight_bytes - model.built.looked_up_bytes) / linears
+    return sharing_begins(mean_linear_bytes=linear_bytes, mean_linear_weights=linear_bytes / model.dtype.itemsize)

@@ -1,0 +1,95 @@
+"""How much of a GPU's memory is left for the KV cache: arithmetic on what ``profiling`` has measured.
+
+``--gpu-memory-utilization`` is the share of the GPU's memory that this process may take, as in vLLM: another process
+beside it has a share of its own. What others have taken already is not there for the taking all the same, so the KV
+cache gets the lesser of what the share leaves and what is free.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from quire_engine.config import CacheOptions
+from quire_engine.runner.cache_size import Budget, CacheDemand, CacheSize, CacheTooSmall, divide_budget
+from quire_engine.runner.memory import AvailableMemory
+
+_KEPT_FREE = 128 << 20
+"""Where all that is free may be taken: for what the driver and libraries ask for later."""
+# Each captured graph besides the first: its launches' parameters. The first one's working memory serves all.
+_BYTES_PER_FURTHER_GRAPH = 12 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """Bytes of a GPU's memory, when all but the KV cache and the graphs is there."""
+
+    total: int
+    free: int
+    before: int
+    """Taken before this process loaded anything: CUDA's own part, and other processes'."""
+    weights: int
+    activations: int
+    """What the largest step took beside the weights, and what the runner keeps for it."""
+    graphs: int
+    """What CUDA graphs will take."""
+
+    @property
+    def own(self) -> int:
+        return self.weights + self.activations + self.graphs
+
+
+def graphs_bytes(first: int, count: int) -> int:
+    """Of so many, where capturing the largest took ``first``."""
+    return first + (count - 1) * _BYTES_PER_FURTHER_GRAPH if count else 0
+
+
+def size_device_cache(
+    demand: CacheDemand, options: CacheOptions, use: DeviceUse, host: AvailableMemory | None
+) -> CacheSize | CacheTooSmall:
+    """The number of blocks on the device and in host memory, and the longest sequence that they and the model allow."""
+    if host is not None and options.swap_space_bytes > host.size:
+        return CacheTooSmall(
+            message=f"--swap-space-bytes {options.swap_space_bytes} must fit into the {host.size:,} bytes of host"
+            f" memory that are available: at most {host.size} would fit"
+        )
+    budget = _budget(demand, options, use)
+    if isinstance(budget, CacheTooSmall):
+        return budget
+    return divide_budget(demand, budget, options.swap_space_bytes)
+
+
+def _budget(demand: CacheDemand, options: CacheOptions, use: DeviceUse) -> Budget | CacheTooSmall:
+    # A block of each group that no sequence gets, see ``kv_cache.allocate``.
+    spare = sum(group.block_bytes for group in demand.groups)
+    takeable = use.free - use.graphs - spare - _KEPT_FREE
+    if options.kv_cache_memory_bytes is not None:
+        if options.kv_cache_memory_bytes > takeable:
+            return CacheTooSmall(message=_does_not_fit(options.kv_cache_memory_bytes, takeable, use))
+        return Budget(size=options.kv_cache_memory_bytes, source="--kv-cache-memory-bytes", is_given=True)
+    share = int(use.total * options.gpu_memory_utilization) - use.own - spare
+    source = f"--gpu-memory-utilization {options.gpu_memory_utilization:g} of {_parts(use)}"
+    if takeable < share:
+        source = f"what is free of {_parts(use)}"
+    budget = Budget(size=max(0, min(share, takeable)), source=source, is_given=False)
+    more = ["--max-num-batched-tokens of less", "a GPU with more memory"]
+    if options.kv_cache_dtype == "auto":
+        more.insert(0, "--kv-cache-dtype fp8")
+
+    def remedies(needed: int) -> list[str]:
+        """A larger share, where it is there to be taken; and what makes more of any memory."""
+        percent = ceil(100 * (use.own + spare + needed) / use.total)
+        larger = [f"--gpu-memory-utilization {percent / 100:g}"] if needed <= takeable and percent <= 100 else []
+        return larger + more
+
+    return replace(budget, remedies=remedies)
+
+
+def _does_not_fit(asked: int, takeable: int, use: DeviceUse) -> str:
+    advice = f"at most {takeable} would fit" if takeable > 0 else "use a GPU with more memory, or one that is free"
+    return f"--kv-cache-memory-bytes {asked} does not fit into what is free of {_parts(use)}: {advice}"
+
+
+def _parts(use: DeviceUse) -> str:
+    return (
+        f"{use.total:,} bytes, of which weights take {use.weights:,}, the largest step {use.activations:,}, CUDA graphs"
+        f" {use.graphs:,}, and CUDA itself and other processes took {use.before:,} before"
+    )

@@ -1,0 +1,162 @@
+"""From a model in a GPU's memory to a warm runner over it: profile, size the KV cache, warm up, capture.
+
+Where Triton interprets its kernels on CPU tensors the same runner is made, over memory that is sized as a CPU's.
+"""
+
+import logging
+import time
+
+from quire_engine.config import EngineConfig
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.errors import FlagsError
+from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
+from quire_engine.runner.device.faults import device_faults
+from quire_engine.runner.device.graphs import default_graph_sizes
+from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
+from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
+from quire_engine.runner.memory import available_memory
+from quire_engine.runner.profiling import CudaMeter, DeviceMemory, largest_step, profile
+from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
+from quire_engine.runner.warm_up import Measured, warm_up
+
+_log = logging.getLogger(__name__)
+_PROFILED_BLOCKS = 4
+_MOST_CAPTURED_SEQUENCES = 512
+"""A step of more keeps the GPU busy for longer than its launches take."""
+
+
+def graph_sizes(config: EngineConfig, *, is_native: bool) -> tuple[int, ...]:
+    """Batch sizes to capture, rising; none where steps run launch by launch."""
+    options = config.device
+    if options.enforce_eager:
+        return ()
+    if not is_native:
+        _log.info("no CUDA graphs: transformers' layers may wait for the device, which a graph cannot hold")
+        return ()
+    if options.cudagraph_capture_sizes is not None:
+        return tuple(sorted(set(options.cudagraph_capture_sizes)))
+    return default_graph_sizes(min(config.scheduler.max_num_seqs, _MOST_CAPTURED_SEQUENCES))
+
+
+def start_on_device(
+    config: EngineConfig, model: ModelInMemory, *, sizes: tuple[int, ...], memory: DeviceMemory | None
+) -> WarmRunner:
+    """``memory`` is the GPU's before anything was loaded; None where there is Triton's interpreter instead.
+
+    Raises FlagsError where the KV cache would be too small, DeviceError where the GPU fails.
+    """
+    began = time.perf_counter()
+    use = None if memory is None else _profile(config, model, sizes, memory)
+    size = _size_cache(config, model, use)
+    layout = make_layout(model.shape, config.cache.block_size, size)
+    runner = _make_runner(config, model, layout, size.max_model_len, sizes)
+    made = time.perf_counter()
+    measured = _warm_up(runner, model, layout, size)
+    _capture(runner, sizes)
+    free = None
+    if memory is not None:
+        # What was timed at first were kernels that were yet to be compiled, and decoding launch by launch.
+        measured = _warm_up(runner, model, layout, size)
+        free = CudaMeter(model.device).free()
+    return WarmRunner(
+        runner=runner,
+        asynchronous=True,
+        layout=layout,
+        size=size,
+        measured=measured,
+        memory=_memory_use(use, sizes, free),
+        cache_seconds=made - began,
+        warm_up_seconds=time.perf_counter() - made,
+    )
+
+
+def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...], memory: DeviceMemory) -> DeviceUse:
+    demand, meter = model.demand, CudaMeter(model.device)
+    few = CacheSize(
+        num_blocks=(_PROFILED_BLOCKS,) * len(demand.groups),
+        num_swap_blocks=(_PROFILED_BLOCKS if config.cache.swap_space_bytes else 0,) * len(demand.groups),
+        max_model_len=demand.model_limit,
+        kv_cache_bytes=0,
+        sequences=0,
+    )
+    layout = make_layout(model.shape, config.cache.block_size, few)
+    meter.settle()
+    loaded = meter.free()
+    found = profile(
+        lambda: _make_runner(config, model, layout, demand.model_limit, sizes[-1:]),
+        largest_step(
+            layout,
+            sequences=demand.max_num_seqs,
+            tokens=demand.max_num_batched_tokens,
+            max_model_len=demand.model_limit,
+            vocab_size=model.shape.vocab_size,
+            logprobs=config.server.max_logprobs,
+        ),
+        meter,
+        captures=bool(sizes),
+    )
+    return DeviceUse(
+        total=memory.total,
+        free=found.free,
+        before=memory.total - memory.free,
+        weights=memory.free - loaded,
+        activations=found.activations,
+        graphs=graphs_bytes(found.graph, len(sizes)),
+    )
+
+
+def _size_cache(config: EngineConfig, model: ModelInMemory, use: DeviceUse | None) -> CacheSize:
+    host = available_memory()
+    if use is None:
+        size = size_cache(model.demand, config.cache, host)
+    else:
+        size = size_device_cache(model.demand, config.cache, use, host)
+    if isinstance(size, CacheTooSmall):
+        raise FlagsError([size.message])
+    return size
+
+
+def _make_runner(
+    config: EngineConfig, model: ModelInMemory, layout: KVCacheLayout, max_model_len: int, sizes: tuple[int, ...]
+) -> DeviceRunner:
+    full = "lower --gpu-memory-utilization, or --kv-cache-memory-bytes where it is given"
+    with device_faults("making the KV cache", when_full=full):
+        caches = allocate(layout, model.shape, model.cache_dtype, model.device)
+        return DeviceRunner(
+            model=model.built.model,
+            caches=caches,
+            swap_space=allocate_swap_space(layout, caches),
+            layout=layout,
+            vocab_size=model.shape.vocab_size,
+            num_heads=model.shape.num_heads,
+            max_rows=config.scheduler.max_num_seqs,
+            max_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            device=model.device,
+            graph_sizes=sizes,
+            deterministic=config.device.deterministic,
+        )
+
+
+def _warm_up(runner: DeviceRunner, model: ModelInMemory, layout: KVCacheLayout, size: CacheSize) -> Measured:
+    return warm_up(
+        runner,
+        layout,
+        max_model_len=size.max_model_len,
+        max_tokens=model.demand.max_num_batched_tokens,
+        block_bytes=tuple(group.block_bytes for group in model.demand.groups),
+    )
+
+
+def _capture(runner: DeviceRunner, sizes: tuple[int, ...]) -> None:
+    if sizes:
+        began = time.perf_counter()
+        runner.capture_graphs()
+        _log.info("captured %d CUDA graphs in %.2f s", len(sizes), time.perf_counter() - began)
+
+
+def _memory_use(use: DeviceUse | None, sizes: tuple[int, ...], free: int | None) -> MemoryUse:
+    if use is None:
+        return MemoryUse()
+    return MemoryUse(activations=use.activations, graphs=use.graphs, graph_sizes=sizes, before=use.before, free=free)

@@ -1,0 +1,153 @@
+"""What the largest step and the largest CUDA graph take of a GPU, found by running them before the KV cache is made.
+
+The step is as large as any that the scheduler may make: all sequences, all tokens, every token of every prompt reported
+and every sampling parameter set. It runs over a cache of a few blocks, into which all its tokens are written over one
+another: what comes of it is nonsense, and thrown away.
+"""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from quire_engine.core.batch import Admission, Batch, BlockUpdates, PromptPositions
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.ports import Runner
+from quire_engine.core.sampling_params import SamplingParams
+
+
+class CapturingRunner(Runner, Protocol):
+    def capture_graphs(self) -> None: ...
+
+
+class Meter(Protocol):
+    """Of the device's memory."""
+
+    def free(self) -> int:
+        """Bytes, when all that was issued is done."""
+        ...
+
+    def settle(self) -> None:
+        """Give back what is kept for reuse."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMeter:
+    device: torch.device
+
+    def free(self) -> int:
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def settle(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Bytes."""
+
+    total: int
+    free: int
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """As it is now, with what CUDA takes for itself."""
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total=total, free=free)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Bytes."""
+
+    free: int
+    """While all that the step took is held."""
+    activations: int
+    graph: int
+    """0 where there is none."""
+
+
+def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Meter, *, captures: bool) -> Profile:
+    """``make_runner`` makes one of the size that will serve, with the largest graph alone, if any."""
+    meter.settle()
+    before = meter.free()
+    runner = make_runner()
+    try:
+        runner.execute(batch).wait()
+        after = meter.free()
+        graph = 0
+        if captures:
+            runner.capture_graphs()
+            graph = max(0, after - meter.free())
+    finally:
+        runner.close()
+    return Profile(free=after, activations=max(0, before - after), graph=graph)
+
+
+def largest_step(
+    layout: KVCacheLayout, *, sequences: int, tokens: int, max_model_len: int, vocab_size: int, logprobs: int
+) -> Batch:
+    """``tokens`` spread over ``sequences``; ``layout`` may have fewer blocks than they would take."""
+    assert 0 < sequences <= tokens
+    even, more = divmod(min(tokens, sequences * max_model_len), sequences)
+    lengths = [even + (row < more) for row in range(sequences)]
+    rows = list(range(sequences))
+    reported = min(logprobs, vocab_size)
+    params = _everything(vocab_size, reported)
+    return Batch(
+        step=0,
+        rows=rows,
+        num_computed=[0] * sequences,
+        num_scheduled=lengths,
+        num_draft=[0] * sequences,
+        token_ids=[0] * sum(lengths),
+        samples=[True] * sequences,
+        feedback_tokens=[],
+        admitted=[
+            Admission(
+                row=row, prompt_token_ids=[0] * length, output_token_ids=[], params=params, seed=row, eos_token_ids=(0,)
+            )
+            for row, length in zip(rows, lengths, strict=True)
+        ],
+        block_updates=tuple(_wrapped_blocks(lengths, group.num_blocks, layout.block_size) for group in layout.groups),
+        released_rows=rows,
+        prompt_logprobs=[
+            PromptPositions(index=row, first=0, next_token_ids=[0] * (length - 1), num_logprobs=reported)
+            for row, length in zip(rows, lengths, strict=True)
+            if length > 1
+        ],
+    )
+
+
+def _everything(vocab_size: int, logprobs: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=2,
+        temperature=1.0,
+        top_p=0.9,
+        top_k=max(1, vocab_size // 2),
+        min_p=0.01,
+        typical_p=0.9,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+        logit_bias=((0, 0.5),),
+        min_tokens=1,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs,
+    )
+
+
+def _wrapped_blocks(lengths: list[int], num_blocks: int, block_size: int) -> BlockUpdates:
+    """All of the few blocks in turn."""
+    counts = [-(-length // block_size) for length in lengths]
+    return BlockUpdates(
+        rows=[row for row, count in enumerate(counts) for _ in range(count)],
+        positions=[position for count in counts for position in range(count)],
+        blocks=[place % num_blocks for place in range(sum(counts))],
+    )

@@ -1,0 +1,80 @@
+"""What a start-up made of memory, as a few lines of the log that form a table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheReport:
+    size: int
+    """Bytes."""
+    dtype: str
+    num_blocks: tuple[int, ...]
+    """By group."""
+    block_size: int
+    sequences: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReport:
+    """Bytes. None is not known there, or does not apply: then there is no line of it."""
+
+    device: str
+    weights: int
+    weights_held_as: str
+    kv_cache: KVCacheReport
+    swap_space: int
+    activations: int | None = None
+    max_num_batched_tokens: int
+    graphs: int | None = None
+    graph_sizes: tuple[int, ...] = ()
+    before: int | None = None
+    """Taken on the device before this process loaded anything."""
+    free: int | None = None
+
+
+def report_lines(report: StartReport) -> list[str]:
+    rows = list(_rows(report))
+    names, sizes = max(len(row.name) for row in rows), max(len(row.size) for row in rows)
+    return [
+        f"memory of {report.device}:",
+        *(f"  {row.name:{names}}  {row.size:>{sizes}}  {row.remark}".rstrip() for row in rows),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    size: str
+    remark: str = ""
+
+
+def _rows(report: StartReport) -> Iterator[_Row]:
+    cache = report.kv_cache
+    blocks = " + ".join(f"{count:,}" for count in cache.num_blocks)
+    yield _Row("weights", shown(report.weights), report.weights_held_as)
+    yield _Row(
+        "KV cache",
+        shown(cache.size),
+        f"{cache.dtype}: {blocks} blocks of {cache.block_size} tokens, for {cache.sequences:,} sequences of"
+        f" {cache.max_model_len:,} tokens at once",
+    )
+    if report.swap_space:
+        yield _Row("swap space", shown(report.swap_space), "host memory")
+    if report.activations is not None:
+        tokens = f"{report.max_num_batched_tokens:,}"
+        yield _Row("activations", shown(report.activations), f"measured in a step of {tokens} tokens")
+    if report.graphs is not None:
+        few = f"{len(report.graph_sizes)}, up to {report.graph_sizes[-1]} sequences" if report.graph_sizes else "none"
+        yield _Row("CUDA graphs", shown(report.graphs), few)
+    if report.before is not None:
+        yield _Row("taken before", shown(report.before), "CUDA itself, and other processes")
+    if report.free is not None:
+        yield _Row("free", shown(report.free))
+
+
+def shown(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / _MIB:.1f} MiB"

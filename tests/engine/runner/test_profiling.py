@@ -1,0 +1,121 @@
+"""The step and the graph that are tried before a GPU's memory is divided: with fakes in the place of both."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from quire_engine.core.batch import Batch, RunnerOutput
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.runner.profiling import Profile, largest_step, profile
+
+LAYOUT = KVCacheLayout(
+    block_size=16,
+    groups=(KVCacheGroup(layers=(0,), num_blocks=4), KVCacheGroup(layers=(1,), num_blocks=4, window=32)),
+)
+
+
+def step(sequences: int, tokens: int, max_model_len: int = 4096, logprobs: int = 20) -> Batch:
+    return largest_step(
+        LAYOUT,
+        sequences=sequences,
+        tokens=tokens,
+        max_model_len=max_model_len,
+        vocab_size=1000,
+        logprobs=logprobs,
+    )
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(1, 1), (1, 100), (7, 100), (256, 2048), (64, 64), (3, 50)])
+def test_the_step_has_all_sequences_and_all_tokens(sequences: int, tokens: int) -> None:
+    batch = step(sequences, tokens)
+    assert len(batch.rows) == len(batch.admitted) == sequences and all(batch.samples)
+    assert sum(batch.num_scheduled) == batch.num_tokens == tokens and min(batch.num_scheduled) >= 1
+    reported = sum(len(asked.next_token_ids) for asked in batch.prompt_logprobs)
+    assert reported + sequences == tokens, "every token has logits"
+
+
+def test_the_step_is_no_longer_than_sequences_may_be() -> None:
+    assert step(2, 100, max_model_len=30).num_scheduled == [30, 30]
+
+
+def test_every_token_has_a_place_in_the_few_blocks() -> None:
+    batch = step(5, 203)
+    for updates in batch.block_updates:
+        tables: dict[int, dict[int, int]] = {}
+        for row, position, block in zip(updates.rows, updates.positions, updates.blocks, strict=True):
+            tables.setdefault(row, {})[position] = block
+        assert all(set(tables[row]) == set(range(-(-batch.num_scheduled[row] // 16))) for row in batch.rows)
+        assert {block for table in tables.values() for block in table.values()} <= set(range(4))
+
+
+def test_more_logprobs_than_tokens_are_not_asked_for() -> None:
+    assert {asked.num_logprobs for asked in step(2, 9, logprobs=5000).prompt_logprobs} == {1000}
+
+
+@dataclass
+class FakeDevice:
+    """Bytes that are free; a runner takes of them, and what it took stays with the allocator until it is settled."""
+
+    free_bytes: int = 1000
+    kept: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def free(self) -> int:
+        return self.free_bytes
+
+    def settle(self) -> None:
+        self.free_bytes += self.kept
+        self.kept = 0
+        self.log.append("settle")
+
+    def take(self, size: int) -> None:
+        self.free_bytes -= size
+
+
+@dataclass
+class FakePending:
+    device: FakeDevice
+
+    def wait(self) -> RunnerOutput:
+        self.device.log.append("wait")
+        return RunnerOutput(token_ids=[0])
+
+
+@dataclass
+class FakeRunner:
+    device: FakeDevice
+    fails: bool = False
+
+    def execute(self, batch: Batch) -> FakePending:
+        if self.fails:
+            raise MemoryError
+        self.device.take(300)
+        return FakePending(self.device)
+
+    def capture_graphs(self) -> None:
+        self.device.take(50)
+        self.device.log.append("capture")
+
+    def close(self) -> None:
+        self.device.log.append("close")
+
+
+def made(device: FakeDevice, *, fails: bool = False) -> FakeRunner:
+    device.take(100)
+    return FakeRunner(device, fails)
+
+
+@pytest.mark.parametrize(("captures", "graph"), [(True, 50), (False, 0)])
+def test_what_the_step_and_a_graph_take_is_told_apart(captures: bool, graph: int) -> None:
+    device = FakeDevice(kept=200)
+    found = profile(lambda: made(device), step(2, 9), device, captures=captures)
+    # The loading's leftovers are given back before; what the runner keeps for its steps counts with the step.
+    assert found == Profile(free=800, activations=400, graph=graph)
+    assert device.log == ["settle", "wait", *(["capture"] if captures else []), "close"]
+
+
+def test_a_runner_that_fails_is_closed() -> None:
+    device = FakeDevice()
+    with pytest.raises(MemoryError):
+        profile(lambda: made(device, fails=True), step(2, 9), device, captures=True)
+    assert device.log == ["settle", "close"]

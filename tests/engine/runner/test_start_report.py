@@ -1,0 +1,68 @@
+"""The table of memory that a start-up logs."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines, shown
+
+GIB, MIB = 1 << 30, 1 << 20
+ON_CPU = StartReport(
+    device="the CPU",
+    weights=300 * MIB,
+    weights_held_as="bf16",
+    kv_cache=KVCacheReport(
+        size=4 * GIB,
+        dtype="bfloat16",
+        num_blocks=(2048, 100),
+        block_size=16,
+        sequences=4,
+        max_model_len=8192,
+    ),
+    swap_space=0,
+    max_num_batched_tokens=2048,
+)
+
+
+def test_what_is_not_known_on_a_cpu_is_not_told() -> None:
+    assert report_lines(ON_CPU) == [
+        "memory of the CPU:",
+        "  weights   300.0 MiB  bf16",
+        "  KV cache   4.00 GiB  bfloat16: 2,048 + 100 blocks of 16 tokens, for 4 sequences of 8,192 tokens at once",
+    ]
+
+
+def test_a_gpus_memory_is_told_to_the_last_part() -> None:
+    lines = report_lines(
+        replace(
+            ON_CPU,
+            device="NVIDIA H100",
+            swap_space=8 * GIB,
+            activations=GIB,
+            graphs=200 * MIB,
+            graph_sizes=(1, 2, 256),
+            before=GIB // 2,
+            free=3 * GIB,
+        )
+    )
+    assert lines[0] == "memory of NVIDIA H100:"
+    assert [line[2:14].strip() for line in lines[1:]] == [
+        "weights",
+        "KV cache",
+        "swap space",
+        "activations",
+        "CUDA graphs",
+        "taken before",
+        "free",
+    ]
+    assert len({line.index("iB") for line in lines[1:]}) == 1, "sizes stand in one column"
+    assert "3, up to 256 sequences" in lines[5]
+
+
+def test_no_graphs_are_said_to_be_none() -> None:
+    assert any(line.endswith("0.0 MiB  none") for line in report_lines(replace(ON_CPU, graphs=0)))
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0.0 MiB"), (GIB - 1, "1024.0 MiB"), (GIB, "1.00 GiB")])
+def test_sizes(size: int, text: str) -> None:
+    assert shown(size) == text
