@@ -8,6 +8,7 @@ from quire_engine.config import CacheOptions
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.exposition import Exposition
 from quire_engine.server.metrics import Metrics, RequestTimes
+from quire_gateway import scrape
 from quire_gateway.scrape import parse_page
 from quire_operator.adapters.scrape import points
 from quire_operator.domain import load
@@ -30,9 +31,11 @@ def page() -> str:
             dtype="float32",
             weights="float32",
             phase_seconds={"weights": 1.0},
+            max_num_seqs=64,
         )
     )
     metrics.arrived(prompt_tokens=40)
+    metrics.engine_sent(prompt_tokens=40)
     metrics.engine_stats(
         Stats(
             time=1.0,
@@ -54,6 +57,7 @@ def page() -> str:
             prefix_cache_hits=100,
             preemptions={},
             step_seconds={"run": 9.5, "sample": 0.5},
+            prefilling_tokens=30,
         )
     )
     times = RequestTimes(arrived=0.0, first_scheduled=0.7)
@@ -86,6 +90,15 @@ def test_sample_is_what_the_engine_meant(page):
     assert sample.first_token_waits.total == 1
 
 
+def test_engine_serves_every_series_that_the_gateway_reads(page):
+    assert scrape.NAMES - {point.name for point in points(page, scrape.NAMES)} == set()
+
+
 def test_gateway_reads_the_same_figures(page):
     told = parse_page(page)
     assert (told.running, told.waiting, told.kv_usage, told.finished) == (3, 2, 0.25, 1)
+    assert (told.max_running, told.kv_tokens) == (64, 1600)
+    # 30 of a prompt under way, 77 that wait, 40 that the engine has not seen: of the latter a tenth is cached.
+    assert told.pending_tokens == pytest.approx(30 + (77 + 40) * 0.9)
+    assert (told.computed_tokens, told.step_seconds) == (1400 - 500, 10.0)
+    assert (told.arrived_requests, told.arrived_tokens) == (1, 40)

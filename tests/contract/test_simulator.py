@@ -1,5 +1,6 @@
 """The simulator's engine and gateway against the real ones, which it may not import: same scheduling, same choices."""
 
+from dataclasses import asdict, replace
 from math import inf, pi
 
 import pytest
@@ -15,6 +16,7 @@ from quire_engine.core.sequence import Request as EngineRequest
 from quire_engine.server import serve
 from quire_engine.server.metrics import TIME_TO_FIRST_TOKEN
 from quire_gateway import balance as real_balance
+from quire_gateway import learning
 from quire_gateway import prefixes as real_prefixes
 from quire_gateway import scrape as real_scrape
 from quire_operator.simulation import balance, gateway
@@ -132,51 +134,126 @@ def test_first_token_waits_have_the_engines_buckets():
 
 LOADS = st.builds(
     balance.Load,
-    st.integers(0, 20),
-    st.integers(0, 20),
-    st.floats(0, 1),
-    st.none() | st.floats(0, 10),
-    st.integers(0, 30),
+    running=st.integers(0, 20),
+    waiting=st.integers(0, 20),
+    max_running=st.integers(1, 20),
+    kv_usage=st.floats(0, 1),
+    finished_per_second=st.none() | st.floats(0, 10),
+    in_flight=st.integers(0, 30),
+    pending_tokens=st.floats(0, 1e5),
+    prefill_tokens_per_second=st.none() | st.floats(1, 1e5),
 )
 CANDIDATES = st.builds(
-    balance.Candidate, st.just(""), st.integers(0, 40), st.none() | LOADS, st.sampled_from([0.0, 0.2, 0.3, 0.9, 1.0])
+    balance.Candidate,
+    st.just(""),
+    LOADS,
+    st.integers(0, 40),
+    st.floats(0, 1e5),
+    st.sampled_from([0.0, 0.2, 0.3, 0.9, 1.0]),
 )
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.lists(CANDIDATES, min_size=1, max_size=5), st.floats(0, 1, exclude_max=True))
-def test_the_simulated_gateway_picks_as_the_real_one(candidates, draw):
-    named = [balance.Candidate(f"r{place}", c.in_flight, c.load, c.prefix_share) for place, c in enumerate(candidates)]
+@given(st.lists(CANDIDATES, min_size=1, max_size=5), st.floats(0, 1e5), st.floats(0, 1, exclude_max=True))
+def test_the_simulated_gateway_picks_as_the_real_one(candidates, prompt_tokens, draw):
+    named = [replace(candidate, name=f"r{place}") for place, candidate in enumerate(candidates)]
     real = [
         real_balance.Candidate(
             id=c.name,
             ready=True,
             suspect=False,
             in_flight=c.in_flight,
-            load=None
-            if c.load is None
-            else real_balance.Load(
-                running=c.load.running,
-                waiting=c.load.waiting,
-                kv_usage=c.load.kv_usage,
-                finished_per_second=c.load.finished_per_second,
-                in_flight=c.load.in_flight,
-            ),
+            load=real_balance.Load(**asdict(c.load)),
+            sent_tokens=c.sent_tokens,
             prefix_share=c.prefix_share,
         )
         for c in named
     ]
-    assert real_balance.Picked(balance.pick(named, draw).name) == real_balance.pick(real, draw=draw)
+    picked = real_balance.pick(real, prompt_tokens=prompt_tokens, draw=draw)
+    assert real_balance.Picked(balance.pick(named, prompt_tokens, draw).name) == picked
 
 
 def test_the_simulated_gateway_asks_and_remembers_as_the_real_one():
     assert gateway.SCRAPE_SECONDS == real_scrape.PERIOD_SECONDS
     simulated, real = gateway.PrefixIndex(), real_prefixes.PrefixIndex()
+    capacities = dict.fromkeys("abcde", 30.0)
     for blocks, name in [((1, 2, 3), "a"), ((1, 2), "b"), ((4,), "c"), ((1, 9), "d"), ((1,), "e"), ((1,), "f")]:
-        simulated.sent(blocks, name)
-        real.served(blocks, name)
-    for blocks in [(1, 2, 3, 5), (1,), (4, 1), (), (7,)]:
-        assert simulated.shares(blocks) == real.shares(blocks)
-    rates = (gateway.FinishRate(), real_scrape.Rate())
+        simulated.sent(blocks, name, 20.0)
+        real.served(blocks, name, 20.0)
+    for name, tokens in [("d", 30.0), ("b", 30.5)]:
+        simulated.sent((5,), name, tokens)
+        real.served((5,), name, tokens)
+    for blocks in [(1, 2, 3, 5), (1, 9), (1,), (4, 1), (), (7,)]:
+        assert simulated.shares(blocks, capacities) == real.shares(blocks, capacities)
+
+
+def test_the_simulated_gateway_learns_as_the_real_one():
+    rates = (gateway.FinishRate(), learning.Rate())
     for time, finished in [(0.0, 0), (1.0, 0), (2.0, 3), (9.0, 3), (11.5, 8), (13.0, 8), (30.0, 9)]:
         assert rates[0].add(finished, time) == rates[1].add(finished, time)
+    speeds = (gateway.PrefillRate(), learning.PrefillRate())
+    for computed, seconds in [(0, 0.0), (900, 1.0), (900, 2.0), (1000, 2.5), (6000, 6.5), (9000, 7.0), (9300, 9.0)]:
+        assert speeds[0].add(computed, seconds) == speeds[1].add(computed, seconds)
+
+
+TOKENS_TOLD = [(0.05, 300), (0.31, 700), (0.32, 20), (0.9, 1), (2.5, 5000), (2.6, 40)]
+
+
+def test_the_simulated_engine_tells_its_pending_prompt_tokens_as_the_real_one():
+    """At any time, by what the real one's process has reported at the end of its last step, and was sent since."""
+    model = EngineModel(
+        prefill_tokens_per_second=RATE,
+        step_seconds=STEP,
+        decode_seconds_per_sequence=1 / RATE,
+        kv_tokens=10**6,
+        max_sequences=8,
+        max_batched_tokens=250,
+        max_generation_stall_seconds=None,
+    )
+    told = [Request(time, tokens, 3) for time, tokens in TOKENS_TOLD]
+    real = pending_as_scheduled(model, told)
+    engine = Engine(model, name="r", prefix_block_tokens=BLOCK)
+    coming = [Sequence(request, order=key, prefix_block_tokens=BLOCK) for key, request in enumerate(told)]
+    seen = []
+    for time, _ in real:
+        while coming and coming[0].arrival <= time:
+            engine.advance(coming[0].arrival)
+            engine.add(coming[0], coming.pop(0).arrival)
+        engine.advance(time)
+        seen.append((time, engine.pending_prefill_tokens()))
+    assert seen == [(time, pytest.approx(tokens)) for time, tokens in real]
+    assert max(tokens for _, tokens in real) > 4000
+
+
+def pending_as_scheduled(model: EngineModel, told: list[Request]) -> list[tuple[float, float]]:
+    """Each 0.13 s: the real scheduler's gauges, put together as the API process does."""
+    config = SchedulerConfig(
+        max_num_seqs=model.max_sequences,
+        max_num_batched_tokens=model.max_batched_tokens,
+        max_model_len=10**6,
+    )
+    groups = (KVCacheGroup(layers=(0,), num_blocks=model.kv_tokens // BLOCK),)
+    scheduler = Scheduler(config, KVCacheLayout(block_size=BLOCK, groups=groups))
+    reports = [(0.0, 0, 0)]
+    """When a step ended; what it left to compute; what the engine process had received when it began."""
+    now, received, coming = 0.0, 0, list(enumerate(told))
+    while coming or scheduler.has_unfinished:
+        if not scheduler.has_unfinished:
+            now = max(now, coming[0][1].time)
+        while coming and coming[0][1].time <= now:
+            key, request = coming.pop(0)
+            params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
+            scheduler.add(EngineRequest(key=key, prompt_token_ids=token_ids(key, request), params=params, seed=0))
+            received += request.prompt_tokens
+        batch = scheduler.schedule()
+        assert batch is not None
+        now += STEP + batch.num_tokens / RATE
+        scheduler.commit(batch, RunnerOutput(token_ids=[7] * sum(batch.samples)))
+        gauges = scheduler.gauges()
+        reports.append((now, gauges.prefilling_tokens + gauges.queued_tokens - gauges.parked_tokens, received))
+    found = []
+    for time in [0.13 * n for n in range(120)]:
+        _, left, received = max(report for report in reports if report[0] <= time)
+        sent = sum(request.prompt_tokens for request in told if request.time <= time)
+        found.append((time, left + sent - received))
+    return found

@@ -36,6 +36,8 @@ class Replica:
         self.left = asyncio.Event()
         """Set when a client goes away before its answer ended."""
         self.load = {"running": 0, "waiting": 0, "kv_usage": 0, "finished": 0}
+        self.told: dict[str, float] = {}
+        """What else its page says, by the names of series."""
         self.scraped = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -77,7 +79,7 @@ class Replica:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.scraped.set()
-        return web.Response(text=LOAD.format(**self.load))
+        return web.Response(text=LOAD.format(**self.load) + "".join(f"{n} {v}\n" for n, v in self.told.items()))
 
 
 class PushedDiscovery:

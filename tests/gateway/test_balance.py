@@ -1,22 +1,64 @@
 """Which replica a request goes to, as values."""
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quire_gateway.balance import Candidate, Hold, Load, Picked, expected_wait_seconds, pick
+from quire_gateway.balance import (
+    Candidate,
+    Hold,
+    Load,
+    Picked,
+    expected_wait_seconds,
+    first_token_seconds,
+    pick,
+)
 
 
 def load(
-    *, running: float = 0, waiting: float = 0, kv: float = 0, rate: float | None = None, in_flight: int = 0
+    *,
+    running: float = 0,
+    waiting: float = 0,
+    kv: float = 0,
+    rate: float | None = None,
+    in_flight: int = 0,
+    slots: float | None = None,
+    pending: float | None = None,
+    speed: float | None = None,
 ) -> Load:
-    return Load(running=running, waiting=waiting, kv_usage=kv, finished_per_second=rate, in_flight=in_flight)
+    return Load(
+        running=running,
+        waiting=waiting,
+        kv_usage=kv,
+        finished_per_second=rate,
+        in_flight=in_flight,
+        max_running=slots,
+        pending_tokens=pending,
+        prefill_tokens_per_second=speed,
+    )
 
 
 def replica(
-    id_: str, told: Load | None = None, *, in_flight: int = 0, ready: bool = True, suspect: bool = False
+    id_: str,
+    told: Load | None = None,
+    *,
+    in_flight: int = 0,
+    ready: bool = True,
+    suspect: bool = False,
+    sent: float = 0.0,
+    share: float = 0.0,
 ) -> Candidate:
-    return Candidate(id=id_, ready=ready, suspect=suspect, in_flight=in_flight, load=told)
+    return Candidate(
+        id=id_,
+        ready=ready,
+        suspect=suspect,
+        in_flight=in_flight,
+        load=told,
+        sent_tokens=sent,
+        prefix_share=share,
+    )
 
 
 CASES = {
@@ -52,6 +94,89 @@ def test_picks_the_least_expected_wait(candidates, expected):
     assert pick(list(reversed(candidates)), draw=0.99) == Picked(expected)
 
 
+TOKEN_CASES = {
+    "fewer prompt tokens before fewer requests": (
+        [
+            replica("a", load(running=1, pending=8000, speed=2000)),
+            replica("b", load(running=9, pending=500, speed=2000)),
+        ],
+        "b",
+    ),
+    "a queue of short prompts before one long prompt": (
+        [
+            replica("a", load(running=1, pending=9000, speed=2000)),
+            replica("b", load(waiting=8, pending=800, speed=2000)),
+        ],
+        "b",
+    ),
+    "more tokens where they are computed faster": (
+        [replica("a", load(pending=3000, speed=1000)), replica("b", load(pending=5000, speed=4000))],
+        "b",
+    ),
+    "a slow replica, though it has nothing to do": (
+        [replica("a", load(speed=100, pending=0)), replica("b", load(pending=1000, speed=2000))],
+        "b",
+    ),
+    "one whose speed is not known is as fast as the others": (
+        [replica("a", load(pending=3000, speed=1000)), replica("b", load(pending=2000))],
+        "b",
+    ),
+    "what was sent since the scrape": (
+        [replica("a", load(pending=0, speed=2000), sent=4000), replica("b", load(pending=2000, speed=2000))],
+        "b",
+    ),
+    "one that was not scraped has what was sent to it": (
+        [replica("a", sent=4000), replica("b", load(pending=2000, speed=2000))],
+        "b",
+    ),
+    "fewest requests among equals": (
+        [replica("a", load(pending=0, running=9, speed=2000)), replica("b", load(pending=40, running=4, speed=2000))],
+        "b",
+    ),
+    "a full KV cache means waiting for an end": (
+        [replica("a", load(kv=0.97, pending=0, rate=0.5, speed=2000)), replica("b", load(pending=1500, speed=2000))],
+        "b",
+    ),
+    "so does a full batch": (
+        [
+            replica("a", load(running=64, slots=64, waiting=2, pending=0, rate=1.0, speed=2000)),
+            replica("b", load(running=60, slots=64, pending=1500, speed=2000)),
+        ],
+        "b",
+    ),
+    "a cached prefix, as long as the way to it is no longer than what it saves": (
+        [replica("a", load(pending=0, speed=1000)), replica("b", load(pending=500, speed=1000), share=0.6)],
+        "b",
+    ),
+    "no cached prefix behind a longer queue": (
+        [replica("a", load(pending=700, speed=1000), share=0.6), replica("b", load(pending=0, speed=1000))],
+        "b",
+    ),
+    "no cached prefix at a replica that has much more than its share": (
+        [
+            replica("a", load(running=8, pending=0, speed=1000), share=0.9),
+            replica("b", load(running=1, pending=0, speed=1000)),
+        ],
+        "b",
+    ),
+    "requests alone where one does not tell its tokens": (
+        [replica("a", load(waiting=3, pending=0, speed=1000)), replica("b", load(waiting=1))],
+        "b",
+    ),
+}
+
+
+@pytest.mark.parametrize(("candidates", "expected"), TOKEN_CASES.values(), ids=TOKEN_CASES.keys())
+def test_picks_the_least_time_to_the_first_token(candidates, expected):
+    assert pick(candidates, prompt_tokens=1000) == Picked(expected)
+    assert pick(list(reversed(candidates)), prompt_tokens=1000, draw=0.99) == Picked(expected)
+
+
+def test_engines_that_tell_no_tokens_are_balanced_as_if_the_prompt_had_no_length():
+    fleet = [replica("a", load(running=9), sent=0), replica("b", load(running=4), sent=50_000)]
+    assert pick(fleet, prompt_tokens=10) == pick(fleet, prompt_tokens=100_000) == Picked("b")
+
+
 def test_nobody_ready_means_hold():
     assert pick([]) == Hold()
     assert pick([replica("a", ready=False)]) == Hold()
@@ -70,21 +195,32 @@ loads = st.none() | st.builds(
     kv=st.floats(0, 1),
     rate=st.none() | st.floats(0, 100),
     in_flight=st.integers(0, 300),
+    slots=st.none() | st.integers(1, 300),
+    pending=st.none() | st.floats(0, 1e7),
+    speed=st.none() | st.floats(0.1, 1e6),
 )
+tokens = st.floats(0, 1e6)
 fleets = st.lists(
     st.builds(
-        replica, st.uuids().map(str), loads, in_flight=st.integers(0, 300), ready=st.booleans(), suspect=st.booleans()
+        replica,
+        st.uuids().map(str),
+        loads,
+        in_flight=st.integers(0, 300),
+        ready=st.booleans(),
+        suspect=st.booleans(),
+        sent=tokens,
+        share=st.floats(0, 1),
     ),
     max_size=8,
     unique_by=lambda candidate: candidate.id,
 )
 
 
-@given(fleets, st.floats(0, 1, exclude_max=True), st.data())
-def test_picked_replica_is_ready_and_not_excluded_and_there_is_one_whenever_there_can_be(fleet, draw, data):
+@given(fleets, tokens, st.floats(0, 1, exclude_max=True), st.data())
+def test_picked_replica_is_ready_and_not_excluded_and_there_is_one_whenever_there_can_be(fleet, prompt, draw, data):
     exclude = set(data.draw(st.lists(st.sampled_from([c.id for c in fleet])))) if fleet else set()
     able = {c.id for c in fleet if c.ready and c.id not in exclude}
-    choice = pick(fleet, exclude=exclude, draw=draw)
+    choice = pick(fleet, prompt_tokens=prompt, exclude=exclude, draw=draw)
     assert (choice == Hold()) if not able else (isinstance(choice, Picked) and choice.id in able)
 
 
@@ -98,3 +234,51 @@ def test_more_waiting_never_means_less_wait(told, more):
         in_flight=told.in_flight,
     )
     assert expected_wait_seconds(replica("a", longer)) >= expected_wait_seconds(replica("a", told))
+
+
+telling = st.builds(
+    load,
+    running=st.integers(0, 30),
+    waiting=st.integers(0, 30),
+    kv=st.floats(0, 1),
+    rate=st.none() | st.floats(0, 100),
+    in_flight=st.integers(0, 30),
+    slots=st.none() | st.integers(1, 30),
+    pending=st.floats(0, 1e6),
+    speed=st.none() | st.floats(100, 1e5),
+)
+telling_fleets = st.lists(
+    st.builds(
+        replica,
+        st.uuids().map(str),
+        st.none() | telling,
+        in_flight=st.integers(0, 60),
+        sent=tokens,
+        share=st.floats(0, 1),
+    ),
+    min_size=2,
+    max_size=6,
+    unique_by=lambda candidate: candidate.id,
+)
+
+
+@given(telling_fleets, tokens, st.integers(0, 5), st.floats(1, 1e6), st.sampled_from(["pending", "sent", "running"]))
+def test_a_replica_with_more_to_do_draws_no_request_from_the_others(fleet, prompt, place, more, of):
+    """Whoever was passed over before is so still when it has more prompt tokens, or more requests."""
+    busier = fleet[place % len(fleet)]
+    chosen = pick(fleet, prompt_tokens=prompt)
+    assume(chosen != Picked(busier.id))
+    if of == "sent":
+        changed = replace(busier, sent_tokens=busier.sent_tokens + more)
+    else:
+        assume(busier.load is not None)
+        name = "pending_tokens" if of == "pending" else "running"
+        changed = replace(busier, load=replace(busier.load, **{name: getattr(busier.load, name) + more}))
+    assert pick([changed if c is busier else c for c in fleet], prompt_tokens=prompt) != Picked(busier.id)
+
+
+@given(telling, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1, 1e5))
+def test_more_of_its_prompt_to_compute_never_means_a_sooner_first_token(told, fewer, more, typical):
+    here = replica("a", told)
+    sooner, later = (first_token_seconds(here, own_tokens=own, typical_rate=typical) for own in (fewer, fewer + more))
+    assert 0 <= sooner <= later

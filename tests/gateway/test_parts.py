@@ -1,5 +1,6 @@
 """The small pure parts: events, headers, scraped pages, rates, the command line."""
 
+import math
 import socket
 
 import pytest
@@ -11,7 +12,8 @@ from quire_gateway import headers
 from quire_gateway.__main__ import main
 from quire_gateway.config import FileSource, KubernetesSource, parse_config
 from quire_gateway.errors import ConfigProblem
-from quire_gateway.scrape import Rate, parse_page
+from quire_gateway.learning import PrefillRate, Rate, TokensPerByte
+from quire_gateway.scrape import parse_page
 from quire_gateway.sse import EventSplitter
 
 # --- events ---
@@ -84,6 +86,7 @@ def test_page_is_summed_over_engines_and_reasons():
         "<html>",
         PAGE.replace("num_requests_waiting", "other"),
         PAGE.replace("0.25", "NaN"),
+        PAGE.replace("0.25", "Inf"),
         PAGE.replace("0.25", "-1"),
         PAGE.replace("0.25", "x"),
         PAGE.replace('{engine="0"} 2', '{engine="0'),
@@ -91,6 +94,69 @@ def test_page_is_summed_over_engines_and_reasons():
 )
 def test_page_without_the_figures_is_none(text):
     assert parse_page(text) is None
+
+
+QUIRE_PAGE = (
+    PAGE
+    + """\
+quire_pending_prefill_tokens{engine="0"} 700
+quire_pending_prefill_tokens{engine="1"} 50
+quire_max_running_requests{engine="0"} 64
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
+vllm:generation_tokens_total{engine="0"} 300
+quire_scheduled_tokens_total{engine="0"} 5300
+quire_step_seconds_total{engine="0",part="run"} 9.5
+quire_step_seconds_total{engine="0",part="sample"} 0.5
+quire_arrived_requests_total{engine="0"} 4
+quire_arrived_prompt_tokens_total{engine="0"} 4000
+"""
+)
+
+
+def test_page_of_an_engine_that_tells_its_prompt_tokens():
+    page = parse_page(QUIRE_PAGE)
+    assert (page.pending_tokens, page.max_running, page.kv_tokens) == (750, 64, 1600)
+    assert (page.computed_tokens, page.step_seconds) == (5000, 10.0)
+    assert (page.arrived_requests, page.arrived_tokens) == (4, 4000)
+
+
+def test_what_other_engines_do_not_tell_is_not_known():
+    page = parse_page(PAGE + 'vllm:cache_config_info{block_size="None"} 1\n')
+    assert (page.pending_tokens, page.max_running, page.kv_tokens) == (None, None, math.inf)
+
+
+def test_speed_of_prompts_is_that_of_the_seconds_that_compute_some():
+    rate = PrefillRate()
+    assert rate.add(0, 0.0) is None
+    assert rate.add(3000, 1.0) == 3000
+    assert rate.add(3000, 9.0) == 3000, "decoding alone says nothing"
+    assert rate.add(3100, 9.9) == 3000, "nor does what may be a part of a step"
+    assert 1000 < rate.add(4000, 10.8) < 3000
+    assert rate.add(0, 0.0) == rate.add(0, 0.0), "a new engine of the same name is taken for as fast"
+    for reading in range(1, 60):
+        learnt = rate.add(1000 * reading, 1.0 * reading)
+    assert learnt == pytest.approx(1000, rel=0.05)
+
+
+def test_tokens_per_byte_are_the_engines_tokens_over_our_bytes():
+    ratio = TokensPerByte()
+    assert ratio.value == 0.25
+    for _ in range(20):
+        ratio.sent(3000)
+    assert ratio.value == 0.25
+    ratio.arrived(90_000, 90)
+    assert ratio.value == pytest.approx(1 / 3), "other gateways sent the rest"
+    ratio.arrived(-5, -1)
+    assert ratio.value == pytest.approx(1 / 3), "a counter that fell"
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(-(10**6), 10**9), st.integers(-5, 500)), max_size=30))
+def test_tokens_per_byte_stay_within_reason(told):
+    ratio = TokensPerByte()
+    for num_bytes, tokens, requests in told:
+        ratio.sent(num_bytes)
+        ratio.arrived(tokens, requests)
+        assert 0.02 <= ratio.value <= 2.0
 
 
 def test_rate_spans_ten_seconds_and_starts_anew_with_the_engine():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ def chat(*texts: str) -> list[dict[str, str]]:
 
 
 LONG = "once upon a time " * 60
+ALL = dict.fromkeys("abcdefg", math.inf)
 
 
 def test_next_turn_of_a_conversation_has_the_blocks_of_the_turn_before():
@@ -51,28 +53,50 @@ def test_endless_prompts_are_hashed_only_so_far():
 
 def test_share_counts_from_the_first_block_without_a_gap():
     index = PrefixIndex()
-    index.served((1, 2, 3, 4), "a")
-    index.served((1, 2), "b")
-    index.served((9, 4), "c")
-    assert index.shares((1, 2, 3, 4)) == {"a": 1.0, "b": 0.5}
-    assert index.shares((1, 7, 3, 4)) == {"a": 0.25, "b": 0.25}
-    assert index.shares((7,)) == index.shares(()) == {}
+    index.served((1, 2, 3, 4), "a", 10.0)
+    index.served((1, 2), "b", 10.0)
+    index.served((9, 4), "c", 10.0)
+    assert index.shares((1, 2, 3, 4), ALL) == {"a": 1.0, "b": 0.5}
+    assert index.shares((1, 7, 3, 4), ALL) == {"a": 0.25, "b": 0.25}
+    assert index.shares((7,), ALL) == index.shares((), ALL) == {}
 
 
 def test_beginning_that_others_share_is_forgotten_last():
     index = PrefixIndex(max_entries=3)
-    index.served((1, 2, 3, 4, 5), "a")
+    index.served((1, 2, 3, 4, 5), "a", 10.0)
     assert len(index) == 3
-    assert index.shares((1, 2, 3, 4)) == {"a": 0.75}
+    assert index.shares((1, 2, 3, 4), ALL) == {"a": 0.75}
+
+
+def test_what_a_replica_cannot_hold_any_more_is_forgotten():
+    index = PrefixIndex()
+    index.served((1, 2), "a", 600.0)
+    index.served((1,), "b", 600.0)
+    index.served((7,), "a", 400.0)
+    assert index.shares((1, 2), {"a": 400.0, "b": 400.0}) == {"a": 1.0, "b": 0.5}
+    index.served((8,), "a", 1.0)
+    assert index.shares((1, 2), {"a": 400.0, "b": 400.0}) == {"b": 0.5}
+    assert index.shares((1, 2), {"a": 401.0}) == {"a": 1.0}
+    index.served((1,), "a", 0.0)
+    assert index.shares((1, 2), {"a": 400.0}) == {"a": 0.5}, "its beginning was used again"
+
+
+def test_replica_that_is_gone_holds_nothing_when_one_of_its_name_comes():
+    index = PrefixIndex()
+    index.served((1, 2), "a", 10.0)
+    index.served((1, 2), "b", 10.0)
+    index.forget({"a", "z"})
+    index.served((9,), "a", 10.0)
+    assert index.shares((1, 2), ALL) == {"b": 1.0}
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=6), st.sampled_from("abcdefg")), max_size=40))
 def test_index_is_bounded_and_shares_are_shares(served):
     index = PrefixIndex(max_entries=5)
     for blocks, id_ in served:
-        index.served(blocks, id_)
+        index.served(blocks, id_, 10.0)
         assert len(index) <= 5
-        assert all(0 < share <= 1 for share in index.shares(blocks).values())
+        assert all(0 < share <= 1 for share in index.shares(blocks, ALL).values())
 
 
 # --- what a hit is worth ---

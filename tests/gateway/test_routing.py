@@ -194,3 +194,19 @@ async def test_scraped_queue_turns_requests_to_the_idle_replica(gateway, replica
     answers = [await gateway.complete() for _ in range(5)]
 
     assert {body["served_by"] for _, body in answers} == {"idle"}
+
+
+async def test_prompts_go_where_the_fewest_tokens_are_left_and_those_just_sent_count(gateway, replicas):
+    fleet = [await replicas(name) for name in "ab"]
+    for replica, tokens in zip(fleet, (6000, 4000), strict=True):
+        replica.told = {"quire_pending_prefill_tokens": tokens}
+    fleet[1].load |= {"running": 5, "waiting": 2}
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+
+    prompt = "x" * 1000 * 4
+    answers = [await gateway.complete(prompt=f"{turn}{prompt}") for turn in range(4)]
+
+    # A thousand tokens each, by the usual ratio: the third finds both with 6,000 and goes where fewer requests are.
+    assert [body["served_by"] for _, body in answers] == ["b", "b", "a", "b"]

@@ -5,6 +5,7 @@ themselves; touched from the event loop alone.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from time import monotonic
 
 from quire_gateway.balance import Candidate, Hold, Load, pick
 from quire_gateway.endpoints import Endpoint, Snapshot
+from quire_gateway.learning import TokensPerByte
 from quire_gateway.prefixes import PrefixIndex
 
 _LOAD_SECONDS = 5.0
@@ -28,8 +30,16 @@ class Backend:
     endpoint: Endpoint
     model: str
     in_flight: int = 0
+    in_flight_tokens: float = 0.0
+    """In the prompts of those requests."""
+    sent_tokens: float = 0.0
+    """In all prompts so far, but for what it probably had cached."""
     load: Load | None = None
     load_time: float = 0.0
+    load_sent_tokens: float = 0.0
+    """``sent_tokens`` when it was scraped."""
+    kv_tokens: float = math.inf
+    """That its KV cache holds; infinite where it does not say."""
     failures: int = 0
     unreachable: bool = False
     suspect_until: float = 0.0
@@ -42,13 +52,15 @@ class Backend:
         return now < self.suspect_until
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self, prompt_tokens: float) -> Iterator[None]:
         """While one of our requests is there."""
         self.in_flight += 1
+        self.in_flight_tokens += prompt_tokens
         try:
             yield
         finally:
             self.in_flight -= 1
+            self.in_flight_tokens = self.in_flight_tokens - prompt_tokens if self.in_flight else 0.0
 
     def failed(self, now: float, *, unreachable: bool) -> None:
         """It could not be reached, or took no requests: ask others first for a while, longer each time."""
@@ -61,6 +73,10 @@ class Backend:
         """It took a request: whatever was held against it is forgotten."""
         self.failures, self.unreachable, self.suspect_until = 0, False, 0.0
 
+    def scraped(self, load: Load, now: float, *, sent_tokens: float, kv_tokens: float) -> None:
+        """What it said of itself, having been sent so many tokens when it was asked."""
+        self.load, self.load_time, self.load_sent_tokens, self.kv_tokens = load, now, sent_tokens, kv_tokens
+
     def candidate(self, now: float, *, prefix_share: float) -> Candidate:
         fresh = self.load is not None and now - self.load_time <= _LOAD_SECONDS
         return Candidate(
@@ -69,6 +85,7 @@ class Backend:
             suspect=self.is_suspect(now),
             in_flight=self.in_flight,
             load=self.load if fresh else None,
+            sent_tokens=self.sent_tokens - self.load_sent_tokens if fresh else self.in_flight_tokens,
             prefix_share=prefix_share,
         )
 
@@ -82,16 +99,31 @@ class Pool:
         """Unix seconds when the gateway first heard of it."""
         self.backends: dict[str, Backend] = {}
         self.prefixes = PrefixIndex()
+        self.tokens_per_byte = TokensPerByte()
         self.changed = asyncio.Event()
         """Set, and replaced, whenever a held request may find a replica now."""
 
-    def pick(self, *, blocks: Sequence[int] = (), exclude: Collection[str] = ()) -> Backend | Hold:
-        """For a prompt of these blocks."""
+    def pick(
+        self, *, prompt_tokens: float, blocks: Sequence[int] = (), exclude: Collection[str] = ()
+    ) -> Backend | Hold:
+        """For a prompt of these blocks, which goes there now."""
         now = monotonic()
-        shares = self.prefixes.shares(blocks) if len(self.backends) > 1 else {}
+        capacities = {id_: backend.kv_tokens for id_, backend in self.backends.items()} if blocks else {}
+        shares = self.prefixes.shares(blocks, capacities) if len(capacities) > 1 else {}
         candidates = [b.candidate(now, prefix_share=shares.get(id_, 0.0)) for id_, b in self.backends.items()]
-        choice = pick(candidates, exclude=exclude, draw=random.random())
-        return choice if isinstance(choice, Hold) else self.backends[choice.id]
+        choice = pick(candidates, prompt_tokens=prompt_tokens, exclude=exclude, draw=random.random())
+        if isinstance(choice, Hold):
+            return choice
+        backend = self.backends[choice.id]
+        backend.sent_tokens += prompt_tokens * (1.0 - shares.get(choice.id, 0.0))
+        # At once: of several that begin alike and come together, the later ones hit what the first computes.
+        self.prefixes.served(blocks, choice.id, prompt_tokens)
+        return backend
+
+    def prompt_tokens(self, num_bytes: int) -> float:
+        """How many tokens a prompt of so many bytes probably has; it counts among those the guess is learnt from."""
+        self.tokens_per_byte.sent(num_bytes)
+        return num_bytes * self.tokens_per_byte.value
 
     def update(self, endpoints: tuple[Endpoint, ...]) -> list[Backend]:
         """Take discovery's word; returns the backends that are gone."""
@@ -105,6 +137,7 @@ class Pool:
                 fresh[endpoint.id] = Backend(endpoint=endpoint, model=self.model)
         gone = [backend for id_, backend in self.backends.items() if fresh.get(id_) is not backend]
         self.backends = fresh
+        self.prefixes.forget({backend.endpoint.id for backend in gone})
         self.wake()
         return gone
 
@@ -143,6 +176,12 @@ class Fleet:
             pool = self.pools.get(backend.model)
             if pool is not None:
                 pool.wake()
+
+    def learn(self, backend: Backend, *, tokens: float, requests: float) -> None:
+        """So many requests came to it since its last scrape, and had so many prompt tokens."""
+        pool = self.pools.get(backend.model)
+        if pool is not None:
+            pool.tokens_per_byte.arrived(tokens, requests)
 
     def _forget(self, gone: list[Backend]) -> None:
         for backend in gone:

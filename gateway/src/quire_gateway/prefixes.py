@@ -5,7 +5,7 @@ blocks of tokens, each with its parent; the gateway, which has no tokenizer, doe
 of the prompt or the messages. A guess: a replica may have evicted what it is thought to hold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -24,6 +24,11 @@ class Prompt(msgspec.Struct):
     cache_salt: msgspec.Raw = msgspec.Raw()
 
 
+def prompt_bytes(prompt: Prompt) -> int:
+    """How long its text is."""
+    return memoryview(prompt.messages).nbytes or memoryview(prompt.prompt).nbytes
+
+
 def prompt_blocks(prompt: Prompt) -> tuple[int, ...]:
     """A hash for each whole block of the prompt's text, each one over all that came before it."""
     text = bytes(prompt.messages) or bytes(prompt.prompt)
@@ -36,34 +41,49 @@ def prompt_blocks(prompt: Prompt) -> tuple[int, ...]:
 
 
 class PrefixIndex:
-    """Who served which blocks last, of one model; the least recently used are forgotten."""
+    """Who served which blocks last, of one model. What a replica can't hold any more is forgotten, for it was sent more
+    tokens since than its KV cache has; and the least recently used, lest the index grow."""
 
     def __init__(self, *, max_entries: int = _MAX_ENTRIES) -> None:
-        self._holders: dict[int, tuple[str, ...]] = {}
+        self._holders: dict[int, tuple[tuple[str, float], ...]] = {}
+        """Each with the tokens that it had been sent in all by then."""
+        self._sent: dict[str, float] = {}
         self._max_entries = max_entries
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def shares(self, blocks: Sequence[int]) -> Mapping[str, float]:
-        """By replica: the share of these blocks, from the first one on without a gap, that it has served."""
-        if not blocks:
-            return {}
+    def shares(self, blocks: Sequence[int], capacities: Mapping[str, float]) -> Mapping[str, float]:
+        """By replica: the share of these blocks, from the first one on without a gap, that it probably holds.
+
+        ``capacities``: the tokens in the KV cache of each replica there is; infinite where it is not known.
+        """
         found: dict[str, float] = {}
-        leading = set(self._holders.get(blocks[0], ()))
+        leading = set(capacities)
         for count, block in enumerate(blocks, start=1):
-            leading.intersection_update(self._holders.get(block, ()))
+            holders = self._holders.get(block, ())
+            leading = {id_ for id_, at in holders if id_ in leading and self._sent[id_] - at <= capacities[id_]}
             if not leading:
                 break
             for id_ in leading:
                 found[id_] = count / len(blocks)
         return found
 
-    def served(self, blocks: Sequence[int], id_: str) -> None:
-        """That replica works on this prompt now."""
+    def served(self, blocks: Sequence[int], id_: str, tokens: float) -> None:
+        """That replica works on this prompt, of so many tokens, now."""
+        at = self._sent[id_] = self._sent.get(id_, 0.0) + tokens
         # From the end, so that of one prompt the beginning, which others may share, is forgotten last.
         for block in reversed(blocks):
-            others = (other for other in self._holders.pop(block, ()) if other != id_)
-            self._holders[block] = (id_, *others)[:_MAX_HOLDERS]
+            others = (other for other in self._holders.pop(block, ()) if other[0] != id_)
+            self._holders[block] = ((id_, at), *others)[:_MAX_HOLDERS]
         while len(self._holders) > self._max_entries:
             del self._holders[next(iter(self._holders))]
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Replicas that are gone: one of the same name would begin with an empty cache."""
+        gone = self._sent.keys() & set(ids)
+        for id_ in gone:
+            del self._sent[id_]
+        if gone:
+            for block, holders in self._holders.items():
+                self._holders[block] = tuple(holder for holder in holders if holder[0] not in gone)

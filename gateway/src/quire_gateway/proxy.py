@@ -31,7 +31,7 @@ from quire_gateway.errors import (
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.holding import Holding, Place
 from quire_gateway.metrics import Metrics
-from quire_gateway.prefixes import Prompt, prompt_blocks
+from quire_gateway.prefixes import Prompt, prompt_blocks, prompt_bytes
 from quire_gateway.scrape import read_capped
 
 MODEL = web.RequestKey("model", str)
@@ -85,6 +85,8 @@ class _Call:
     place: Place
     """Where it waits while no replica can take it."""
     body: bytes
+    prompt_tokens: float
+    """As many as such a prompt probably has."""
     blocks: tuple[int, ...]
     """Of its prompt."""
     id: str
@@ -130,6 +132,7 @@ class Proxy:
                     pool=pool,
                     place=place,
                     body=body,
+                    prompt_tokens=pool.prompt_tokens(prompt_bytes(peek)),
                     blocks=prompt_blocks(peek),
                     id=id_,
                     started=started,
@@ -193,15 +196,11 @@ class Proxy:
     def _pick(self, call: _Call, tried: set[str]) -> Backend | Hold:
         if len(tried) >= self._options.max_attempts:
             return Hold()
-        choice = call.pool.pick(blocks=call.blocks, exclude=tried)
-        if isinstance(choice, Backend):
-            # At once: of several that begin alike and come together, the later ones hit what the first computes.
-            call.pool.prefixes.served(call.blocks, choice.endpoint.id)
-        return choice
+        return call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
 
     async def _attempt(self, call: _Call, backend: Backend) -> web.StreamResponse | _Refusal:
         """Ask one replica."""
-        with backend.request():
+        with backend.request(call.prompt_tokens):
             sent, connection = monotonic(), Connection()
             try:
                 upstream = await self._session.post(

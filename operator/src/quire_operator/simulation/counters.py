@@ -22,6 +22,7 @@ class Counters:
         "arrived_uncached_tokens",
         "busy_seconds",
         "cached_prompt_tokens",
+        "computed_prompt_tokens",
         "finished",
         "generation_tokens",
         "prompt_tokens",
@@ -33,6 +34,7 @@ class Counters:
         self.arrived_uncached_tokens = 0.0
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
+        self.computed_prompt_tokens = 0
         self.generation_tokens = 0
         self.finished = 0
         self.steps = 0
@@ -42,8 +44,12 @@ class Counters:
     def arrived(self, sequence: Sequence) -> None:
         """Of a prompt that just came, the cached share is guessed by what was found so far."""
         self.arrived_requests += 1
-        share = self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-        self.arrived_uncached_tokens += sequence.prompt_tokens * (1.0 - share)
+        self.arrived_uncached_tokens += sequence.prompt_tokens * (1.0 - self.hit_share)
+
+    @property
+    def hit_share(self) -> float:
+        """Of prompt tokens so far."""
+        return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def admitted(self, sequence: Sequence) -> None:
         """For the first time."""

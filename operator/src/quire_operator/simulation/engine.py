@@ -35,6 +35,8 @@ class Gauges:
     running: int = 0
     queued_tokens: int = 0
     kv_blocks: int = 0
+    prefilling_tokens: int = 0
+    """What running sequences lack of their prompts."""
 
 
 class Engine:
@@ -62,6 +64,8 @@ class Engine:
         self._told = Gauges()
         self._queue = (0, 0)
         """Sequences and tokens that waited when the step under way began."""
+        self._received = self._received_at_begin = self._received_told = 0
+        """Prompt tokens that came: so far, when the step under way began, and of which the last report knew."""
         self._decoding = Decoding(model.block_size)
         self._prefilling: list[Sequence] = []
         """Those that lack a part of their prompt, in order."""
@@ -100,6 +104,7 @@ class Engine:
         """A request arrives; the engine has been advanced to ``now``."""
         sequence.replica = self.name
         self._counters.arrived(sequence)
+        self._received += sequence.prompt_tokens
         if not self._can_serve(sequence):
             sequence.outcome = Outcome.FAILED
             self._counters.finished += 1
@@ -159,7 +164,26 @@ class Engine:
 
     def _gauges(self, grown: int) -> Gauges:
         waiting, tokens = self._queue
-        return Gauges(waiting, len(self.running), tokens, self.kv.used + grown)
+        lacking = sum([sequence.known - sequence.computed for sequence in self._prefilling])
+        return Gauges(waiting, len(self.running), tokens, self.kv.used + grown, lacking)
+
+    @property
+    def max_sequences(self) -> int:
+        return self._model.max_sequences
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        return self._counters.computed_prompt_tokens
+
+    def busy_seconds(self, now: float) -> float:
+        """In steps, the engine having been advanced to ``now``."""
+        return self._counters.busy_seconds + self._stretch.seconds(self._steps_done(now))
+
+    def pending_prefill_tokens(self) -> float:
+        """Prompt tokens still to be computed, as the last report had them, and those that came after it; of what waits
+        the prefix cache is expected to hold its share."""
+        waiting = self._told.queued_tokens + self._received - self._received_told
+        return self._told.prefilling_tokens + waiting * (1.0 - self._counters.hit_share)
 
     def sample(self, now: float) -> ReplicaSample:
         """As a scrape of the real engine reads; the engine has been advanced to ``now``."""
@@ -179,7 +203,7 @@ class Engine:
             generation_tokens=counters.generation_tokens + done * len(self._decoding),
             finished_requests=counters.finished,
             steps=counters.steps + done,
-            busy_seconds=counters.busy_seconds + self._stretch.seconds(done),
+            busy_seconds=self.busy_seconds(now),
             first_token_waits=counters.first_token_waits(),
         )
 
@@ -202,6 +226,7 @@ class Engine:
         if self.waiting and not preempted:
             self._admit(budget, now)
         self._queue = (len(self.waiting), self._queued_tokens)
+        self._received_at_begin = self._received
         steps, growth = 1, 0.0
         if self._chunks:
             seconds = self._model.step_seconds + self._decode_seconds() + self._chunk_seconds()
@@ -329,8 +354,10 @@ class Engine:
             sequence.computed += count
             if sequence.computed == sequence.known:
                 self._draw(sequence, end)
+        counters.computed_prompt_tokens += sum([count for _, count in self._chunks])
         self._chunks = []
         self._told = self._gauges(0)
+        self._received_told = self._received_at_begin
 
     def _draw(self, sequence: Sequence, end: float) -> None:
         """The token that follows a prompt, or what was computed anew."""

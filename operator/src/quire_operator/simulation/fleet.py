@@ -71,6 +71,7 @@ class Fleet:
             running=sum(gauges.running for gauges in each),
             queued_tokens=sum(gauges.queued_tokens for gauges in each),
             kv_blocks=sum(gauges.kv_blocks for gauges in each),
+            prefilling_tokens=sum(gauges.prefilling_tokens for gauges in each),
         )
 
     @property

@@ -5,7 +5,7 @@ Under ``simulate``. Where no replica is ready, it holds requests until one is or
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Row
 
 from quire_operator.simulation.balance import Candidate, Load, pick
@@ -15,6 +15,8 @@ from quire_operator.simulation.sequence import Sequence
 
 SCRAPE_SECONDS = 1.0
 _RATE_SECONDS = 10.0
+_LEAST_TOKENS = 256
+_HALF_LIFE_SECONDS = 10.0
 _MAX_ENTRIES = 32_768
 _MAX_HOLDERS = 4
 
@@ -26,6 +28,8 @@ class Gateway:
         self._rng = random.Random(f"gateway {seed}")
         self._prefixes = PrefixIndex()
         self._backends: dict[str, Backend] = {}
+        self._capacities: dict[str, int] = {}
+        """Tokens in a replica's KV cache."""
         self._next_scrape = 0.0
 
     def next_scrape(self, now: float) -> float | None:
@@ -41,9 +45,11 @@ class Gateway:
     def discover(self, ready: Iterable[Engine], now: float) -> None:
         """These take requests now, and no others; who was held for one goes there."""
         known = self._backends
-        self._backends = {engine.name: known.get(engine.name) or Backend(engine) for engine in ready}
-        for name in self._backends.keys() - known.keys():
-            self._backends[name].scrape(now)
+        self._backends = {engine.name: known.get(engine.name) or Backend(engine, now) for engine in ready}
+        self._capacities = {
+            name: backend.engine.kv.num_blocks * backend.engine.kv.block_size
+            for name, backend in self._backends.items()
+        }
         while self.held and self._backends:
             self.send(self.held.popleft(), now)
 
@@ -52,14 +58,17 @@ class Gateway:
         if not self._backends:
             self.held.append(sequence)
             return
+        shares = self._prefixes.shares(sequence.prefix, self._capacities) if len(self._backends) > 1 else {}
         names = list(self._backends)
         while names:
-            backend = self._backends[self._choose(names, sequence.prefix)]
+            name = self._choose(names, sequence.prompt_tokens, shares)
+            backend = self._backends[name]
             if not backend.engine.is_full_for(sequence):
-                self._prefixes.sent(sequence.prefix, backend.engine.name)
+                self._prefixes.sent(sequence.prefix, name, sequence.prompt_tokens)
+                backend.sent_tokens += sequence.prompt_tokens * (1.0 - shares.get(name, 0.0))
                 backend.engine.add(sequence, now)
                 return
-            names.remove(backend.engine.name)
+            names.remove(name)
         sequence.outcome = Outcome.FAILED
 
     def give_up(self, now: float) -> None:
@@ -68,39 +77,40 @@ class Gateway:
             sequence = self.held.popleft()
             sequence.outcome = Outcome.FAILED
 
-    def _choose(self, names: Row[str], prefix: Row[int]) -> str:
+    def _choose(self, names: Row[str], prompt_tokens: int, shares: Mapping[str, float]) -> str:
         if len(names) == 1:
             return names[0]
-        shares = self._prefixes.shares(prefix)
-        candidates = [
-            Candidate(
-                name=name,
-                in_flight=self._backends[name].engine.num_unfinished,
-                load=self._backends[name].load,
-                prefix_share=shares.get(name, 0.0),
-            )
-            for name in names
-        ]
-        return pick(candidates, self._rng.random()).name
+        candidates = [self._backends[name].candidate(shares.get(name, 0.0)) for name in names]
+        return pick(candidates, prompt_tokens, self._rng.random()).name
 
 
 class Backend:
     """What the gateway knows of one replica."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, now: float) -> None:
         self.engine = engine
-        self.load: Load | None = None
-        self._rate = FinishRate()
+        self.sent_tokens = 0.0
+        """Since the last scrape."""
+        self._finishes = FinishRate()
+        self._prefills = PrefillRate()
+        self.scrape(now)
 
     def scrape(self, now: float) -> None:
         engine, gauges = self.engine, self.engine.gauges(now)
-        self.load = Load(
+        self.sent_tokens = 0.0
+        self._load = Load(
             running=gauges.running,
             waiting=gauges.waiting,
+            max_running=engine.max_sequences,
             kv_usage=gauges.kv_blocks / engine.kv.num_blocks,
-            finished_per_second=self._rate.add(engine.num_finished, now),
+            finished_per_second=self._finishes.add(engine.num_finished, now),
             in_flight=engine.num_unfinished,
+            pending_tokens=engine.pending_prefill_tokens(),
+            prefill_tokens_per_second=self._prefills.add(engine.computed_prompt_tokens, engine.busy_seconds(now)),
         )
+
+    def candidate(self, prefix_share: float) -> Candidate:
+        return Candidate(self.engine.name, self._load, self.engine.num_unfinished, self.sent_tokens, prefix_share)
 
 
 class FinishRate:
@@ -119,27 +129,50 @@ class FinishRate:
         return (finished - first) / (now - start) if now > start and finished > first else None
 
 
-class PrefixIndex:
-    """Which replicas were sent a prefix block last; the least recently used are forgotten."""
+class PrefillRate:
+    """Prompt tokens that one replica computes per second of steps, where it computes any to speak of."""
 
     def __init__(self) -> None:
-        self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        self._last: tuple[float, float] | None = None
+        self._tokens = self._weighted = 0.0
 
-    def shares(self, blocks: Row[int]) -> dict[str, float]:
+    def add(self, computed: float, busy_seconds: float) -> float | None:
+        """With one more reading of both counters; None while nothing was learnt."""
+        tokens, took = (0.0, 0.0) if self._last is None else (computed - self._last[0], busy_seconds - self._last[1])
+        self._last = computed, busy_seconds
+        if tokens >= _LEAST_TOKENS and took > 0:
+            fade = 0.5 ** (took / _HALF_LIFE_SECONDS)
+            self._tokens = self._tokens * fade + tokens
+            self._weighted = self._weighted * fade + tokens * (tokens / took)
+        return self._weighted / self._tokens if self._tokens else None
+
+
+class PrefixIndex:
+    """Which replicas were sent a prefix block last; forgotten is what they can't hold any more, or was used least."""
+
+    def __init__(self) -> None:
+        self._holders: OrderedDict[int, tuple[tuple[str, float], ...]] = OrderedDict()
+        """Each with the tokens that it had been sent in all by then."""
+        self._sent: dict[str, float] = {}
+
+    def shares(self, blocks: Row[int], capacities: Mapping[str, float]) -> dict[str, float]:
         """By replica: the share of these blocks, from the first one on without a gap."""
         found: dict[str, float] = {}
-        leading = set(self._holders.get(blocks[0], ())) if blocks else set()
+        leading = set(capacities)
         for count, block in enumerate(blocks, start=1):
-            leading.intersection_update(self._holders.get(block, ()))
+            holders = self._holders.get(block, ())
+            leading = {name for name, at in holders if name in leading and self._sent[name] - at <= capacities[name]}
             if not leading:
                 break
             for name in leading:
                 found[name] = count / len(blocks)
         return found
 
-    def sent(self, blocks: Row[int], name: str) -> None:
+    def sent(self, blocks: Row[int], name: str, tokens: float) -> None:
+        """That replica works on this prompt now."""
+        at = self._sent[name] = self._sent.get(name, 0.0) + tokens
         for block in reversed(blocks):
-            others = tuple(other for other in self._holders.pop(block, ()) if other != name)
-            self._holders[block] = (name, *others)[:_MAX_HOLDERS]
+            others = (other for other in self._holders.pop(block, ()) if other[0] != name)
+            self._holders[block] = ((name, at), *others)[:_MAX_HOLDERS]
         while len(self._holders) > _MAX_ENTRIES:
             self._holders.popitem(last=False)
