@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.checks import check_dense, check_device, check_storage, refuse
 from quire_kernels.dispatch import implementation
 
 
@@ -39,4 +39,5 @@ def token_logprobs(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int) 
         refuse("token_logprobs", "most", f"is {most}; 0 to {logits.shape[1]} is needed")
     check_dense("token_logprobs", "lines", lines, torch.int64, (token_ids.shape[0],))
     check_dense("token_logprobs", "token_ids", token_ids, torch.int64, (lines.shape[0],))
+    check_device("token_logprobs", logits, lines=lines, token_ids=token_ids)
     return implementation("logprobs", logits.device.type).token_logprobs(logits, lines, token_ids, most)

@@ -47,7 +47,9 @@ def sample(
 
     A row's token depends on its own arguments only. The same seed draws the same token on every device, but where
     rounding decides: a CPU adds float64 in the order of tokens, a GPU whole numbers of 2^-44 in any order, and their
-    exp differ in the last bits; so two devices part where the draw falls within some 1e-6 of a token's edge. Raises ArgumentError on other shapes, strides or dtypes.
+    exp differ in the last bits; so two devices part where the draw falls within some 1e-6 of a token's edge.
+
+    Raises ArgumentError on other shapes, strides or dtypes.
     """
     _check_logits("sample", logits)
     if logits.dtype != torch.float32:
