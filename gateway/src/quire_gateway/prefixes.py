@@ -60,22 +60,30 @@ class PrefixIndex:
         """
         found: dict[str, float] = {}
         leading = set(capacities)
-        for count, block in enumerate(blocks, start=1):
+        last: tuple[tuple[str, float], ...] | None = None
+        for count, block in enumerate(blocks):
             holders = self._holders.get(block, ())
-            leading = {id_ for id_, at in holders if id_ in leading and self._sent[id_] - at <= capacities[id_]}
-            if not leading:
-                break
-            for id_ in leading:
-                found[id_] = count / len(blocks)
+            # Most blocks were sent along with the one before, and have the same holders.
+            if holders != last:
+                last = holders
+                holding = {id_ for id_, at in holders if id_ in leading and self._sent[id_] - at <= capacities[id_]}
+                if count:
+                    found.update(dict.fromkeys(leading - holding, count / len(blocks)))
+                leading = holding
+                if not leading:
+                    break
+        if blocks:
+            found.update(dict.fromkeys(leading, 1.0))
         return found
 
     def served(self, blocks: Sequence[int], id_: str, tokens: float) -> None:
         """That replica works on this prompt, of so many tokens, now."""
-        at = self._sent[id_] = self._sent.get(id_, 0.0) + tokens
+        holder = id_, self._sent.get(id_, 0.0) + tokens
+        self._sent[id_] = holder[1]
         # From the end, so that of one prompt the beginning, which others may share, is forgotten last.
         for block in reversed(blocks):
-            others = (other for other in self._holders.pop(block, ()) if other[0] != id_)
-            self._holders[block] = ((id_, at), *others)[:_MAX_HOLDERS]
+            others = [other for other in self._holders.pop(block, ()) if other[0] != id_]
+            self._holders[block] = (holder, *others)[:_MAX_HOLDERS]
         while len(self._holders) > self._max_entries:
             del self._holders[next(iter(self._holders))]
 

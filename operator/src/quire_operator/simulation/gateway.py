@@ -159,20 +159,30 @@ class PrefixIndex:
         """By replica: the share of these blocks, from the first one on without a gap."""
         found: dict[str, float] = {}
         leading = set(capacities)
-        for count, block in enumerate(blocks, start=1):
+        last: tuple[tuple[str, float], ...] | None = None
+        for count, block in enumerate(blocks):
             holders = self._holders.get(block, ())
-            leading = {name for name, at in holders if name in leading and self._sent[name] - at <= capacities[name]}
-            if not leading:
-                break
-            for name in leading:
-                found[name] = count / len(blocks)
+            # Most blocks were sent along with the one before, and have the same holders.
+            if holders != last:
+                last = holders
+                holding = {
+                    name for name, at in holders if name in leading and self._sent[name] - at <= capacities[name]
+                }
+                if count:
+                    found.update(dict.fromkeys(leading - holding, count / len(blocks)))
+                leading = holding
+                if not leading:
+                    break
+        if blocks:
+            found.update(dict.fromkeys(leading, 1.0))
         return found
 
     def sent(self, blocks: Row[int], name: str, tokens: float) -> None:
         """That replica works on this prompt now."""
-        at = self._sent[name] = self._sent.get(name, 0.0) + tokens
+        holder = name, self._sent.get(name, 0.0) + tokens
+        self._sent[name] = holder[1]
         for block in reversed(blocks):
-            others = (other for other in self._holders.pop(block, ()) if other[0] != name)
-            self._holders[block] = ((name, at), *others)[:_MAX_HOLDERS]
+            others = [other for other in self._holders.pop(block, ()) if other[0] != name]
+            self._holders[block] = (holder, *others)[:_MAX_HOLDERS]
         while len(self._holders) > _MAX_ENTRIES:
             self._holders.popitem(last=False)
