@@ -63,8 +63,7 @@ class Attention:
         group = inputs.groups[self.group]
         projected = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [T, HQ + 2 HK, D]
         q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k = _normalise_heads(q, self.q_norm), _normalise_heads(k, self.k_norm)
-        store_kv(q, k, v, self.cos_sin, inputs.positions, group.slots, cache)
+        store_kv(q, k, v, self.cos_sin, inputs.positions, group.slots, cache, self.q_norm, self.k_norm)
         attended = paged_attention(q, cache, group.plan, self.scale, self.soft_cap)  # [T, HQ, D]
         return self.out(attended.view(x.shape[0], -1))
 
@@ -138,11 +137,6 @@ class DecoderStack:
             addend, residual = addend.index_select(0, rows), residual.index_select(0, rows)
         logits = self.lm_head(_normalise(addend, residual, self.norm))
         return logits if self.logit_soft_cap is None else _cap(logits, self.logit_soft_cap)
-
-
-def _normalise_heads(x: Tensor, norm: Norm | None) -> Tensor:
-    """[T, heads, D], each head by itself."""
-    return x if norm is None else rms_norm(x.reshape(-1, x.shape[2]), norm.weight, norm.eps).view(x.shape)
 
 
 def _normalise_output(x: Tensor, norm: Norm | None) -> Tensor:
