@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.checks import check_dense, check_device, check_storage, refuse
 from quire_kernels.dispatch import implementation
 
 NUM_BOUNDS = 7
@@ -58,23 +58,28 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
         refuse("shape_logits", "logits", f"are {logits.dtype} {tuple(logits.shape)}; float32 [rows, vocabulary] needed")
     check_dense("shape_logits", "rows", rows, torch.int64, (lines.shape[0],))
     check_dense("shape_logits", "lines", lines, torch.int64, (rows.shape[0],))
-    _check_edits("shape_logits", edits)
+    check_device("shape_logits", logits, lines=lines, rows=rows)
+    _check_edits("shape_logits", edits, logits)
     implementation("logit_shaping", logits.device.type).shape_logits(logits, lines, rows, edits)
 
 
 def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> None:
     """Notes, in place, that each of ``token_ids`` [S] int64 was drawn for its row [S] int64, each row at most once.
 
-    Raises ArgumentError on other shapes or dtypes, and where a row has no room for another id.
+    Raises ArgumentError on other shapes or dtypes, and on a CPU where a row has no room for another id: on a GPU that
+    is the caller's to know.
     """
     check_dense("count_tokens", "rows", rows, torch.int64, (token_ids.shape[0],))
     check_dense("count_tokens", "token_ids", token_ids, torch.int64, (rows.shape[0],))
-    _check_edits("count_tokens", edits)
+    check_device("count_tokens", token_ids, rows=rows)
+    _check_edits("count_tokens", edits, token_ids)
     if not implementation("logit_shaping", token_ids.device.type).count_tokens(token_ids, rows, edits):
         refuse("count_tokens", "edits", "have a row without room for another id")
 
 
-def _check_edits(op: str, edits: LogitEdits) -> None:
+def _check_edits(op: str, edits: LogitEdits, like: Tensor) -> None:
+    check_device(op, like, ids=edits.ids, values=edits.values, bounds=edits.bounds, penalties=edits.penalties)
+    check_device(op, like, min_tokens=edits.min_tokens, num_drawn=edits.num_drawn, tails=edits.tails)
     places, rows = edits.ids.shape, (edits.bounds.shape[0],)
     check_dense(op, "ids", edits.ids, torch.int32, tuple(places))
     check_dense(op, "values", edits.values, torch.float32, tuple(places))

@@ -1,0 +1,267 @@
+"""Shaping of logits in Triton, over the ids a row names rather than over the vocabulary.
+
+A program per row takes the steps that follow one another, as they may change the same logit; only what a row's list of
+allowed ids forbids is the length of the vocabulary, and is written before that by a launch of many programs. Nothing
+is added by atomics: no two programs touch the same row.
+
+Legend: S rows to shape, V vocabulary.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.logit_shaping import NUM_BOUNDS, TAIL, LogitEdits
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import config_for
+from quire_kernels.triton_runtime.debug import kernel
+from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.target import Target
+
+_BOUNDS: tl.constexpr = tl.constexpr(NUM_BOUNDS)
+_TAIL: tl.constexpr = tl.constexpr(TAIL)
+_FORBIDDEN: tl.constexpr = tl.constexpr(float("-inf"))
+_SHARE = 8192
+"""Logits that one program goes through for what is allowed."""
+assert TAIL & (TAIL - 1) == 0, "the tail is a ring indexed by masking"
+
+
+@kernel(varying=["num_lines", "num_rows"])
+def _allow_kernel(
+    logits,
+    row_stride,
+    lines,
+    rows,
+    ids,
+    bounds,
+    vocabulary,
+    num_lines,
+    num_rows,
+    SHARE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Forbids what is not among a row's allowed ids, where it has any: each token is looked up in the rising list.
+
+    Grid: S, shares of the vocabulary.
+    """
+    item = tl.program_id(0).to(tl.int64)
+    row, line = tl.load(rows + item), tl.load(lines + item)
+    tl.device_assert((row >= 0) & (row < num_rows), "shape_logits: rows leave the edits")
+    tl.device_assert((line >= 0) & (line < num_lines), "shape_logits: lines leave the logits")
+    begin = tl.load(bounds + row * _BOUNDS)
+    count = (tl.load(bounds + row * _BOUNDS + 1) - begin).to(tl.int32)
+    if count == 0:
+        return
+    first = tl.program_id(1) * SHARE
+    lanes = tl.arange(0, TILE)
+    for start in range(first, tl.minimum(first + SHARE, vocabulary), TILE):
+        tokens = start + lanes
+        low = tl.zeros((TILE,), tl.int32)
+        high = low + count
+        span = count
+        while span > 0:
+            middle = (low + high) >> 1
+            unsettled = low < high
+            earlier = unsettled & (tl.load(ids + begin + middle, mask=unsettled, other=0) < tokens)
+            low = tl.where(earlier, middle + 1, low)
+            high = tl.where(unsettled & ~earlier, middle, high)
+            span >>= 1
+        there = low < count
+        allowed = there & (tl.load(ids + begin + low, mask=there, other=-1) == tokens)
+        tl.store(logits + line * row_stride + tokens, _FORBIDDEN, mask=(tokens < vocabulary) & ~allowed)
+
+
+@kernel
+def _shape_kernel(
+    logits,
+    row_stride,
+    lines,
+    rows,
+    ids,
+    values,
+    bounds,
+    penalties,
+    min_tokens,
+    num_drawn,
+    tails,
+    vocabulary,
+    TILE: tl.constexpr,
+):
+    """Forbidden words, least length, biases, penalties (Keskar et al., CTRL, 2019), in this order. Grid: S.
+
+    Threads of a program write the same logits in different steps, so they wait for one another in between.
+    """
+    item = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + item)
+    target = logits + tl.load(lines + item) * row_stride
+    own = bounds + row * _BOUNDS
+    drawn = tl.load(num_drawn + row)
+    lanes = tl.arange(0, TILE)
+
+    place, end = tl.load(own + 1), tl.load(own + 2)
+    back = tl.arange(0, _TAIL) + 1
+    while place < end:
+        count = tl.load(ids + place)
+        last = place + count
+        compared = (back < count) & (back <= drawn)
+        seen = tl.load(tails + row * _TAIL + ((drawn - back) & (_TAIL - 1)), mask=compared, other=0)
+        wanted = tl.load(ids + last - back, mask=compared, other=0)
+        differing = tl.sum((compared & (seen != wanted)).to(tl.int32), axis=0)
+        if (drawn >= count - 1) & (differing == 0):
+            token = tl.load(ids + last)
+            tl.device_assert(
+                (token >= 0) & (token < vocabulary), "shape_logits: words of the edits leave the vocabulary"
+            )
+            tl.store(target + token, _FORBIDDEN)
+        place = last + 1
+
+    if drawn < tl.load(min_tokens + row):
+        end = tl.load(own + 3)
+        for start in range(tl.load(own + 2), end, TILE):
+            inside = start + lanes < end
+            tokens = tl.load(ids + start + lanes, mask=inside, other=0)
+            tl.device_assert(
+                (tokens >= 0) & (tokens < vocabulary), "shape_logits: stops of the edits leave the vocabulary"
+            )
+            tl.store(target + tokens, _FORBIDDEN, mask=inside)
+    tl.debug_barrier()
+
+    end = tl.load(own + 4)
+    for start in range(tl.load(own + 3), end, TILE):
+        inside = start + lanes < end
+        tokens = tl.load(ids + start + lanes, mask=inside, other=0)
+        tl.device_assert(
+            (tokens >= 0) & (tokens < vocabulary), "shape_logits: biases of the edits leave the vocabulary"
+        )
+        added = tl.load(values + start + lanes, mask=inside, other=0.0)
+        tl.store(target + tokens, tl.load(target + tokens, mask=inside, other=0.0) + added, mask=inside)
+    tl.debug_barrier()
+
+    repetition = tl.load(penalties + row * 3)
+    frequency, presence = tl.load(penalties + row * 3 + 1), tl.load(penalties + row * 3 + 2)
+    end = tl.load(own + 5)
+    for start in range(tl.load(own + 4), end, TILE):
+        inside = start + lanes < end
+        tokens = tl.load(ids + start + lanes, mask=inside, other=0)
+        tl.device_assert((tokens >= 0) & (tokens < vocabulary), "shape_logits: counted ids leave the vocabulary")
+        counts = tl.load(values + start + lanes, mask=inside, other=0.0)
+        value = tl.load(target + tokens, mask=inside, other=0.0)
+        value = tl.where(value > 0.0, tl.div_rn(value, tl.zeros((TILE,), tl.float32) + repetition), value * repetition)
+        value -= frequency * counts
+        value -= tl.where(counts > 0.0, presence, 0.0)
+        tl.store(target + tokens, value, mask=inside)
+
+
+@kernel(varying=["num_rows"])
+def _count_kernel(token_ids, rows, ids, values, bounds, num_drawn, tails, num_rows, TILE: tl.constexpr):
+    """One more of its token for each row: found in the row's list of counted ids, or appended to it. Grid: S."""
+    item = tl.program_id(0).to(tl.int64)
+    row, token = tl.load(rows + item), tl.load(token_ids + item).to(tl.int32)
+    tl.device_assert((row >= 0) & (row < num_rows), "count_tokens: rows leave the edits")
+    own = bounds + row * _BOUNDS
+    begin, end, room = tl.load(own + 4), tl.load(own + 5), tl.load(own + 6)
+    drawn = tl.load(num_drawn + row)
+    if room > begin:
+        lanes = tl.arange(0, TILE)
+        start, place = begin, end
+        while (start < end) & (place == end):
+            places = start + lanes
+            known = tl.load(ids + places, mask=places < end, other=-1)
+            place = tl.min(tl.where((known == token) & (places < end), places, end), axis=0)
+            start += TILE
+        if place < end:
+            tl.store(values + place, tl.load(values + place) + 1.0)
+        else:
+            tl.device_assert(end < room, "count_tokens: edits have a row without room for another id")
+            if end < room:
+                tl.store(ids + end, token)
+                tl.store(values + end, 1.0)
+                tl.store(own + 5, end + 1)
+    tl.store(tails + row * _TAIL + (drawn & (_TAIL - 1)), token)
+    tl.store(num_drawn + row, drawn + 1)
+
+
+def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits) -> None:
+    require_device("shape_logits", logits.device)
+    count, vocabulary = rows.shape[0], logits.shape[1]
+    if count == 0:
+        return
+    target = target_of(logits.device)
+    shares = triton.cdiv(vocabulary, _SHARE)
+    _allow_kernel[(count, shares)](
+        logits,
+        logits.stride(0),
+        lines,
+        rows,
+        edits.ids,
+        edits.bounds,
+        vocabulary,
+        logits.shape[0],
+        edits.bounds.shape[0],
+        SHARE=_SHARE,
+        **config_for("logit_shaping.allow", target).options,
+    )
+    _shape_kernel[(count,)](
+        logits,
+        logits.stride(0),
+        lines,
+        rows,
+        edits.ids,
+        edits.values,
+        edits.bounds,
+        edits.penalties,
+        edits.min_tokens,
+        edits.num_drawn,
+        edits.tails,
+        vocabulary,
+        **config_for("logit_shaping.shape", target).options,
+    )
+
+
+def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> bool:
+    """True without looking, which the host would have to wait for: whoever keeps the pool knows each row's room. A row
+    without room counts nothing; the debug build stops there."""
+    require_device("count_tokens", token_ids.device)
+    if rows.shape[0]:
+        _count_kernel[(rows.shape[0],)](
+            token_ids,
+            rows,
+            edits.ids,
+            edits.values,
+            edits.bounds,
+            edits.num_drawn,
+            edits.tails,
+            edits.bounds.shape[0],
+            **config_for("logit_shaping.count", target_of(token_ids.device)).options,
+        )
+    return True
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    columns = {
+        **dict.fromkeys(("lines", "rows", "bounds", "min_tokens", "num_drawn", "token_ids"), "*i64:16"),
+        **dict.fromkeys(("ids", "tails"), "*i32:16"),
+        **dict.fromkeys(("logits", "values", "penalties"), "*fp32:16"),
+        "row_stride": "i64:16",
+        "vocabulary": "i32:16",
+        **dict.fromkeys(("num_lines", "num_rows"), "i32"),
+    }
+    cases = []
+    for name, function, constants in (
+        ("allow", _allow_kernel, {"SHARE": _SHARE}),
+        ("shape", _shape_kernel, {}),
+        ("count", _count_kernel, {}),
+    ):
+        config = config_for(f"logit_shaping.{name}", target)
+        cases.append(
+            AotCase(
+                name=name,
+                kernel=function,
+                signature={key: kind for key, kind in columns.items() if key in function.arg_names},
+                constexprs={**constants, **config.blocks},
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                decode_path=True,
+            )
+        )
+    return cases
