@@ -21,6 +21,7 @@ from quire_operator.domain.observation import ReplicaSample
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent
 PORT = 18790
+_STARTING = ("Pending", "Loading")
 Event = dict[str, Any]
 
 
@@ -138,6 +139,25 @@ def startup_seconds(events: list[Event]) -> float:
     first = phases[0]["process"]
     ready = next(e for e in phases if e["process"] == first and e["phase"] == "Ready")
     return moment(ready) - moment(phases[0])
+
+
+def later_startup_seconds(events: list[Event]) -> float | None:
+    """The mean of those that were started beside others that served; None where none was."""
+    begun: dict[str, float] = {}
+    took: list[float] = []
+    for event in events:
+        if event["event"] != "phase" or event["process"] == "gateway":
+            continue
+        name, at = event["process"], moment(event)
+        if event["phase"] == "Ready":
+            if name in begun:
+                took.append(at - begun.pop(name))
+        elif event["phase"] in _STARTING:
+            begun.setdefault(name, at)
+        else:
+            begun.pop(name, None)
+    later = took[1:]
+    return sum(later) / len(later) if later else None
 
 
 def bench(out: Path, *arguments: str) -> Event:

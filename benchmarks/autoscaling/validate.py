@@ -1,8 +1,9 @@
 """Is the simulator right? One part of a trace on real local processes, and the same arrivals simulated; side by side.
 
-Starts ``quire up`` (engines, gateway, autoscaler) on the demo model and calibrates an engine model on it by a short run
-of its own, whose shapes are not the trace's. Then replays the trace, scraping each replica once a second, simulates
-what was sent, and compares waiting requests, KV use and time to first token over time.
+Starts ``quire up`` (engines, gateway, autoscaler) on the demo model and calibrates an engine model on it by runs of its
+own, whose shapes are not the trace's. Then replays the trace, its clock as fast as keeps ``--load`` of the fleet busy,
+scraping each replica once a second, simulates what was sent, and compares waiting requests, KV use and time to first
+token over time.
 
     python benchmarks/autoscaling/validate.py --trace azure_llm_2023_code.csv --out out/validation
     python benchmarks/autoscaling/validate.py … --fleet 1      one replica (or 2), whatever the autoscaler recommends
@@ -14,23 +15,27 @@ The error of a curve is the mean distance between the two over 10-second bins, d
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from calibration import Calibration, calibrate
 from curves import Curves, curves, error, plot
-from quire_operator.bench.traces import Replay, read_trace
+from loads import busy_seconds
+from quire_operator.bench.traces import Replay, TraceError, TraceRow, read_trace
 from quire_operator.domain.autoscaler import Policy
-from quire_operator.domain.observation import Observation, ReplicaSample
+from quire_operator.domain.observation import Observation
 from quire_operator.domain.quantities import parse_duration_seconds
-from quire_operator.domain.rates import Evidence, Work
 from quire_operator.local.documents import read_deployments
 from quire_operator.simulation.run import Outcome, Run
 from quire_operator.simulation.scaler import QuireScaler, Scaling
-from quire_operator.simulation.scenario import EngineModel, Scenario
+from quire_operator.simulation.scenario import Request, Scenario
 from quire_operator.simulation.simulate import simulate
 from quire_operator.simulation.workload import requests_of
-from real_fleet import Event, Look, RealFleet, bench, moment, real_fleet, startup_seconds
+from real_fleet import Event, Look, RealFleet, bench, later_startup_seconds, moment, real_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_REPLICAS = 3
@@ -41,8 +46,6 @@ PACE = {
     "num_blocks": 200,
     "load_seconds": 20.0,
 }
-WINDOW_SECONDS = 3.0
-
 SPEC = """apiVersion: quire.dev/v1alpha1
 kind: LLMDeployment
 metadata: {{name: chat}}
@@ -58,14 +61,11 @@ spec:
   drain: {{timeout: 60s}}
 """
 
-# Loads of the calibration: few and many at a time, long and short prompts, long and short answers.
-CALIBRATION = (
-    ("--concurrency", "1", "--input-tokens", "16", "--output-tokens", "200", "--requests", "3"),
-    ("--concurrency", "5", "--input-tokens", "16", "--output-tokens", "200", "--requests", "15"),
-    ("--concurrency", "40", "--input-tokens", "24", "--output-tokens", "100", "--requests", "70"),
-    ("--concurrency", "40", "--input-tokens", "300", "--output-tokens", "4", "--requests", "90"),
-    ("--concurrency", "40", "--input-tokens", "150", "--output-tokens", "30", "--requests", "100"),
-)
+COMPUTED = Replay(scale_input=0.4, max_input_tokens=900, scale_output=0.5, max_output_tokens=50)
+"""Long prompts and short answers: a small model writes quicker than a client and a gateway on the same cores read."""
+PACED = Replay(scale_input=0.1, max_input_tokens=900, scale_output=2.0, max_output_tokens=100)
+_LAW_REPLICAS = 2
+"""What the autoscaler is to come to on average."""
 
 
 class Fixed:
@@ -78,141 +78,36 @@ class Fixed:
         return Scaling(replicas=observation.target)
 
 
-def spec_file(out: Path, name: str, *, mode: str, replicas: int) -> Path:
-    file = out / f"{name}.yaml"
+def spec_file(out: Path, name: str, mode: str, replicas: int) -> Path:
+    file = out / f"{name}-{replicas}.yaml"
     model = ROOT / "examples/models/quire-demo"
     file.write_text(SPEC.format(model=model, mode=mode, replicas=replicas, most=MAX_REPLICAS))
     return file
 
 
-# --- calibration ---
-
-
-def calibrate(out: Path, paced: str | None, replicas: int) -> tuple[EngineModel, tuple[float, ...], float]:
-    """An engine's speed, by how much it slows down with 1, 2 … busy replicas beside it, and its start-up delay."""
-    model, startup, paces = None, 0.0, []
-    for count in range(1, replicas + 1):
-        file = spec_file(out, f"calibration-{count}", mode="Recommend", replicas=count)
-        with real_fleet(file, count, paced=paced, scrape_seconds=0.5) as fleet:
-            for number, load in enumerate(CALIBRATION):
-                if count == 1 or number == len(CALIBRATION) - 1:
-                    bench(out / "calibration.json", *scaled(load, count), "--jitter", "0.5", "--seed", str(number))
-        work = list(busy_work(fleet))
-        if model is None:
-            model, startup = fitted(work, fleet), startup_seconds(fleet.events)
-        paces.append(sum(w.busy_seconds for w in work) / sum(expected_seconds(model, w) for w in work))
-    assert model is not None
-    return model, tuple(pace / paces[0] for pace in paces), startup
-
-
-def scaled(load: tuple[str, ...], count: int) -> list[str]:
-    """As many times the requests, and at once."""
-    words = list(load)
-    for flag in ("--concurrency", "--requests"):
-        place = words.index(flag) + 1
-        words[place] = str(int(words[place]) * count)
-    return words
-
-
-def busy_work(fleet: RealFleet) -> list[Work]:
-    """What each replica did in stretches of some seconds in which all of them were busy at each look; by the clock on
-    the wall. Shorter ones would say little: counters move a step, or a whole prompt, at a time."""
-    found: list[Work] = []
-    first: Look | None = None
-    for before, after in zip(fleet.looks, fleet.looks[1:], strict=False):
-        first = first or before
-        if not _is_busy(before, after):
-            first = None
-        elif after.time - first.time >= WINDOW_SECONDS:
-            found += [_work(first.samples[name], sample) for name, sample in after.samples.items()]
-            first = None
-    return found
-
-
-def _is_busy(before: Look, after: Look) -> bool:
-    names = before.samples.keys()
-    pairs = [(before.samples[name], after.samples[name]) for name in names & after.samples.keys()]
-    steady = bool(names) and names == after.samples.keys()
-    return steady and all(a.running > 0 and b.running > 0 and _steps(a, b) > 0 for a, b in pairs)
-
-
-def _steps(before: ReplicaSample, after: ReplicaSample) -> float:
-    return (after.steps or 0.0) - (before.steps or 0.0)
-
-
-def _work(before: ReplicaSample, after: ReplicaSample) -> Work:
-    cached = after.cached_prompt_tokens - before.cached_prompt_tokens
-    return Work(
-        steps=_steps(before, after),
-        prefill_tokens=after.prompt_tokens - before.prompt_tokens - cached,
-        generation_tokens=after.generation_tokens - before.generation_tokens,
-        busy_seconds=after.time - before.time,
-    )
-
-
-def fitted(work: list[Work], fleet: RealFleet) -> EngineModel:
-    """By the fit that the autoscaler learns by, over the time that passed rather than the time in steps."""
-    last = next(iter(fleet.looks[-1].samples.values()), None) or next(
-        sample for look in reversed(fleet.looks) for sample in look.samples.values()
-    )
-    evidence = Evidence().with_requests(requests=100.0, prompt_tokens=1.0, output_tokens=1.0)
-    for each in work:
-        evidence = evidence.with_work(each)
-    rates = evidence.rates(kv_tokens=last.kv_tokens_capacity)
-    if rates is None:
-        raise SystemExit(f"the calibration saw too little: {len(work)} busy intervals")
-    return EngineModel(
-        prefill_tokens_per_second=rates.prefill_tokens_per_second,
-        step_seconds=rates.step_seconds,
-        decode_seconds_per_sequence=rates.decode_seconds_per_token,
-        kv_tokens=round(last.kv_tokens_capacity),
-        max_sequences=16,
-        max_batched_tokens=512,
-        max_model_length=1024,
-    )
-
-
-def calibration_of(model: EngineModel) -> dict[str, float]:
-    """As ``quire simulate --engine`` reads it."""
-    return {
-        "prefill_tokens_per_second": model.prefill_tokens_per_second,
-        "step_seconds": model.step_seconds,
-        "decode_seconds_per_sequence": model.decode_seconds_per_sequence,
-        "kv_tokens": model.kv_tokens,
-    }
-
-
-def expected_seconds(model: EngineModel, work: Work) -> float:
-    return (
-        work.steps * model.step_seconds
-        + work.prefill_tokens / model.prefill_tokens_per_second
-        + work.generation_tokens * model.decode_seconds_per_sequence
-    )
-
-
 # --- the replay, and its simulation ---
 
 
-def part_of(arguments: argparse.Namespace) -> Replay:
-    """The part of the trace, cut to the demo model's size."""
-    start, duration = parse_duration_seconds(arguments.start), parse_duration_seconds(arguments.duration)
-    if start is None or duration is None:
-        raise SystemExit("--start and --duration are durations such as 30s or 5m")
-    return Replay(
-        start_seconds=start,
-        duration_seconds=duration,
-        speed=arguments.speed,
-        scale_input=0.1,
-        max_input_tokens=900,
-        scale_output=2.0,
-        max_output_tokens=100,
-    )
+def part_of(arguments: argparse.Namespace, rows: Sequence[TraceRow], calibration: Calibration) -> Replay:
+    """The part of the trace, cut to the demo model's size, its clock set by what the fleet can do."""
+    bent, speed = PACED if arguments.paced else COMPUTED, arguments.speed
+    if speed is None:
+        replicas = _LAW_REPLICAS if arguments.fleet == "law" else int(arguments.fleet)
+        speed = speed_for(arguments.load, requests_of(rows, bent), calibration, replicas)
+    return replace(bent, start_seconds=arguments.start, duration_seconds=arguments.duration * speed, speed=speed)
 
 
-def replay(out: Path, arguments: argparse.Namespace, part: Replay, paced: str | None) -> tuple[RealFleet, Event]:
+def speed_for(load: float, requests: Sequence[Request], calibration: Calibration, replicas: int) -> float:
+    """How much faster the trace's clock has to run to keep that share of the replicas busy."""
+    seconds = max(1.0, requests[-1].time - requests[0].time)
+    busy = busy_seconds(requests, calibration.model) * calibration.slowed(replicas) / seconds
+    return round(load * replicas / busy, 2)
+
+
+def replay(out: Path, arguments: argparse.Namespace, part: Replay, paced: str | None) -> tuple[RealFleet, Event, Path]:
     replicas = 1 if arguments.fleet == "law" else int(arguments.fleet)
     mode = "Enforce" if arguments.fleet == "law" else "Recommend"
-    file = spec_file(out, "replay", mode=mode, replicas=replicas)
+    file = spec_file(out, "replay", mode, replicas)
     with real_fleet(file, replicas, paced=paced) as fleet:
         done = bench(
             out / "bench.json", "--trace", str(arguments.trace),
@@ -221,7 +116,7 @@ def replay(out: Path, arguments: argparse.Namespace, part: Replay, paced: str | 
             "--max-input-tokens", str(part.max_input_tokens), "--scale-output", str(part.scale_output),
             "--max-output-tokens", str(part.max_output_tokens),
         )  # fmt: skip
-    return fleet, done
+    return fleet, done, file
 
 
 def zero_of(fleet: RealFleet, done: Event) -> float:
@@ -231,17 +126,14 @@ def zero_of(fleet: RealFleet, done: Event) -> float:
     return max((tick for tick in ticks if tick <= started), default=started)
 
 
-def simulated(
-    out: Path, arguments: argparse.Namespace, part: Replay, done: Event, scenario: Scenario, zero: float
-) -> Run:
+def simulated(file: Path, told: Sequence[Request], done: Event, scenario: Scenario, zero: float, *, law: bool) -> Run:
     """The same requests when they were really sent."""
     first = moment({"time": done["started_at"]}) - zero
-    rows = requests_of(read_trace(arguments.trace), part)
     sent = sorted(first + request["sent_seconds"] for request in done["requests"])
-    requests = [replace(row, time=time) for row, time in zip(rows, sent, strict=True)]
+    requests = [replace(request, time=time) for request, time in zip(told, sent, strict=True)]
     scaler: QuireScaler | Fixed = Fixed()
-    if arguments.fleet == "law":
-        (spec,) = read_deployments(out / "replay.yaml")
+    if law:
+        (spec,) = read_deployments(file)
         policy = Policy.of(spec)
         assert policy is not None
         scaler = QuireScaler(policy)
@@ -278,39 +170,68 @@ def simulated_curves(run: Run, end: float) -> Curves:
     return curves(points, firsts, end)
 
 
+def _duration(text: str) -> float:
+    seconds = parse_duration_seconds(text)
+    if seconds is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write it like 30s or 5m")
+    return seconds
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number above 0")
+    return value
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, required=True, help="Azure CSV or Mooncake JSON lines")
     parser.add_argument("--fleet", choices=("1", "2", "3", "law"), default="law", help="replicas, or who scales them")
     parser.add_argument("--paced", action="store_true", help="engines whose steps sleep instead of computing")
-    parser.add_argument("--start", default="0s", help="skip this much of the trace")
-    parser.add_argument("--duration", default="5m", help="use this much of it (default 5m)")
-    parser.add_argument("--speed", type=float, default=1.0, help="run its clock this much faster")
+    parser.add_argument("--start", type=_duration, default="0s", help="skip this much of the trace")
+    parser.add_argument("--duration", type=_duration, default="5m", help="how long to replay it (default 5m)")
+    parser.add_argument("--speed", type=_positive, help="run its clock this much faster (default: by --load)")
+    parser.add_argument(
+        "--load", type=_positive, default=0.8, help="share of the fleet kept busy on average (default 0.8)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/validation"), help="folder of the results")
     arguments = parser.parse_args()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
 
-    part = part_of(arguments)
+    try:
+        rows = read_trace(arguments.trace)
+    except OSError as error:
+        parser.error(f"cannot read the trace {arguments.trace}: {error.strerror}")
+    except TraceError as error:
+        parser.error(str(error))
     paced = json.dumps(PACE) if arguments.paced else None
     # Engines that sleep do not slow one another down.
     most = 1 if arguments.paced else MAX_REPLICAS if arguments.fleet == "law" else int(arguments.fleet)
-    model, slowdown, startup = calibrate(out, paced, most)
-    print(f"calibrated: {model}\nslowdown {slowdown}, start-up {startup:.1f} s", flush=True)
-    (out / "engine.json").write_text(json.dumps(calibration_of(model)) + "\n")
-    fleet, done = replay(out, arguments, part, paced)
+    calibration = calibrate(out, partial(spec_file, out, "calibration", "Recommend"), paced, most)
+    print(f"calibrated: {calibration}", flush=True)
+    (out / "engine.json").write_text(json.dumps(calibration.as_file()) + "\n")
+    part = part_of(arguments, rows, calibration)
+    print(f"the trace's clock runs {part.speed:g} times as fast", flush=True)
+    fleet, done, file = replay(out, arguments, part, paced)
+    startup = later_startup_seconds(fleet.events) or calibration.startup_seconds
     scenario = Scenario(
-        engine=model,
+        engine=calibration.model,
+        # As long as they took this time: they are no more the simulator's to foretell than when requests came.
         startup_delay_seconds=startup,
         max_replicas=MAX_REPLICAS,
         initial_replicas=1 if arguments.fleet == "law" else int(arguments.fleet),
         startup_jitter=0.0,
         drain_seconds=60.0,
-        slowdown=slowdown[1:] and slowdown,
+        slowdown=calibration.slowdown[1:] and calibration.slowdown,
         timeline_seconds=1.0,
     )
     zero = zero_of(fleet, done)
-    run = simulated(out, arguments, part, done, scenario, zero)
+    run = simulated(file, requests_of(rows, part), done, scenario, zero, law=arguments.fleet == "law")
     end = max(max(r.arrival for r in run.requests), 1.0)
     real, other = real_curves(fleet, done, zero, end), simulated_curves(run, end)
     errors = {
@@ -318,8 +239,8 @@ def main() -> int:
     }
     document: dict[str, Any] = {
         "arguments": {key: str(value) for key, value in vars(arguments).items()},
-        "engine": asdict(model),
-        "slowdown": slowdown,
+        "calibration": asdict(calibration),
+        "speed": part.speed,
         "startup_seconds": startup,
         "errors": errors,
         "real": asdict(real),
