@@ -205,10 +205,10 @@ def main() -> int:
 
     try:
         rows = read_trace(arguments.trace)
-    except OSError as error:
-        parser.error(f"cannot read the trace {arguments.trace}: {error.strerror}")
-    except TraceError as error:
-        parser.error(str(error))
+    except OSError as problem:
+        parser.error(f"cannot read the trace {arguments.trace}: {problem.strerror}")
+    except TraceError as problem:
+        parser.error(str(problem))
     paced = json.dumps(PACE) if arguments.paced else None
     # Engines that sleep do not slow one another down.
     most = 1 if arguments.paced else MAX_REPLICAS if arguments.fleet == "law" else int(arguments.fleet)
