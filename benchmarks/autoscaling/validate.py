@@ -14,6 +14,7 @@ The error of a curve is the mean distance between the two over 10-second bins, d
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -200,6 +201,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("out/validation"), help="folder of the results")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever was started is ended
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
 
