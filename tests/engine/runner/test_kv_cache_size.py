@@ -350,6 +350,6 @@ def test_values_of_uneven_heads_are_counted_with_their_padding() -> None:
     assert bytes_of(allocate(make_layout(uneven, 16, size_of(4)), uneven, torch.float32)) == 4 * group.block_bytes
 
 
-def test_block_sizes_the_cpu_cannot_use_are_named() -> None:
-    assert option_problems(CacheOptions(block_size=8)) == ["--block-size 8: a multiple of 16 is needed on a CPU"]
+def test_block_sizes_that_attention_cannot_use_are_named() -> None:
+    assert option_problems(CacheOptions(block_size=8)) == ["--block-size 8: a multiple of 16 is needed"]
     assert not option_problems(CacheOptions(block_size=32))

@@ -31,6 +31,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         max_rows=demand.max_num_seqs,
         max_model_len=size.max_model_len,
         threads=ThreadChooser(threads, shared_from_tokens=_sharing_begins(model)),
+        deterministic=config.device.deterministic,
     )
     made = time.perf_counter()
     measured = warm_up(

@@ -80,7 +80,9 @@ def step_columns(batch: Batch, tables: Sequence[np.ndarray], block_size: int) ->
     )
 
 
-def build(batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.ndarray) -> ModelInputs:
+def build(
+    batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.ndarray, *, deterministic: bool = False
+) -> ModelInputs:
     """The step's inputs; ``state`` has taken in the batch already.
 
     logits_rows  [R] int64, the tokens that have logits: places in ``batch.token_ids``, rising
@@ -92,7 +94,7 @@ def build(batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.
         token_ids=torch.from_numpy(columns.token_ids),
         positions=torch.from_numpy(columns.positions),
         groups=tuple(
-            _group_inputs(table, group, layout.block_size, columns, slots)
+            _group_inputs(table, group, layout.block_size, columns, slots, deterministic)
             for table, group, slots in zip(state.tables, layout.groups, columns.slots, strict=True)
         ),
         logits_rows=torch.from_numpy(logits_rows),
@@ -100,7 +102,12 @@ def build(batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.
 
 
 def _group_inputs(
-    table: np.ndarray, group: KVCacheGroup, block_size: int, columns: StepColumns, slots: np.ndarray
+    table: np.ndarray,
+    group: KVCacheGroup,
+    block_size: int,
+    columns: StepColumns,
+    slots: np.ndarray,
+    deterministic: bool,
 ) -> GroupInputs:
     width = -(-int(columns.contexts.max()) // block_size)
     plan = plan_attention(
@@ -109,5 +116,6 @@ def _group_inputs(
         context_lens=columns.contexts,
         block_size=block_size,
         window=group.window,
+        deterministic=deterministic,
     )
     return GroupInputs(slots=torch.from_numpy(slots), plan=plan)

@@ -43,12 +43,15 @@ class ModelRunner:
         max_rows: int,
         max_model_len: int,
         threads: ThreadChooser,
+        deterministic: bool = False,
     ) -> None:
+        """``deterministic`` attention is the same however a sequence is cut into steps."""
         self._model = model
         self._caches = caches
         self._swapper = Swapper(layout, caches, swap_space)
         self._layout = layout
         self._threads = threads
+        self._deterministic = deterministic
         # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
         max_blocks = -(-max_model_len // layout.block_size) + 1
         self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
@@ -66,7 +69,7 @@ class ModelRunner:
         self._rows.apply(batch)
         self._threads.prepare(batch.num_tokens)
         wanted = logits_rows(batch)
-        inputs = build(batch, self._rows, self._layout, wanted.rows)
+        inputs = build(batch, self._rows, self._layout, wanted.rows, deterministic=self._deterministic)
         prepared = time.perf_counter()
         logits = self._model(inputs, self._caches)  # [R, V]
         ran = time.perf_counter()
