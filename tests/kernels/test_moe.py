@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.errors import ArgumentError
-from quire_kernels.moe import Expert, Routes, apply_experts, reference, route_tokens
+from quire_kernels.moe import Expert, Routes, apply_experts, fused_experts, reference, route_tokens
 
 
 class Linear:
@@ -82,6 +82,17 @@ def test_a_tokens_sum_does_not_depend_on_who_else_is_in_the_batch() -> None:
         own = slice(token, token + 1)
         alone = apply_experts(x[own], Routes(experts=routes.experts[own], weights=routes.weights[own]), [double] * 6)
         assert torch.equal(alone, together[own])
+
+
+@pytest.mark.parametrize("gelu", [True, False])
+def test_stacked_experts_make_what_the_reference_makes(
+    gelu: bool, dtype: torch.dtype, assert_close: Callable[[Tensor, Tensor], None]
+) -> None:
+    x = torch.randn(9, 32).to(dtype)
+    gate_up, down = (torch.randn(5, 48, 32) / 6).to(dtype), (torch.randn(5, 32, 24) / 5).to(dtype)
+    routes = route_tokens(torch.randn(9, 5), 2, normalise=True)
+    found = fused_experts(x, routes, gate_up, down, gelu=gelu)
+    assert_close(found, reference.fused_experts(x, routes, gate_up, down, gelu))
 
 
 def test_no_tokens_are_no_work() -> None:

@@ -1,6 +1,9 @@
 """Mixtures of experts: which experts a token goes to, and the weighted sum of what they make of it.
 
-Legend: T tokens, H hidden size, E experts, K experts a token goes to.
+``apply_experts`` takes experts that are callables, as a CPU's packed weights are; ``fused_experts`` takes their weights
+stacked, and on a GPU never waits to learn which expert got how many tokens.
+
+Legend: T tokens, H hidden size, I intermediate size, E experts, K experts a token goes to.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.checks import check_dense, check_device, check_storage, refuse
 from quire_kernels.dispatch import implementation
 
 Expert = Callable[[Tensor], Tensor]
@@ -47,16 +50,44 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
     x        [T, H], contiguous
     returns  [T, H], new and contiguous, same dtype
 
-    Raises ArgumentError on other shapes, strides or dtypes, or an expert that there is not.
+    Raises ArgumentError on other shapes, strides or dtypes, or an expert that there is not; UnsupportedDeviceError on
+    a GPU.
     """
-    check_storage("apply_experts", "x", x)
-    if x.dim() != 2 or not x.is_contiguous():
-        refuse(
-            "apply_experts", "x", f"is {tuple(x.shape)} with strides {x.stride()}; a contiguous [tokens, H] is needed"
-        )
-    if routes.experts.dim() != 2 or routes.experts.shape[1] == 0:
-        refuse("apply_experts", "experts", f"has shape {tuple(routes.experts.shape)}; [tokens, K >= 1] is needed")
-    shape = (x.shape[0], routes.experts.shape[1])
-    check_dense("apply_experts", "experts", routes.experts, torch.int64, shape)
-    check_dense("apply_experts", "weights", routes.weights, torch.float32, shape)
+    _check_tokens("apply_experts", x, routes)
     return implementation("moe", x.device.type).apply_experts(x, routes, experts)
+
+
+def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, gelu: bool) -> Tensor:
+    """y[t] = sum over k of weights[t, k] * down[e] (activation(gate[e] x[t]) * (up[e] x[t])), e being experts[t, k].
+
+    The activation is silu, or gelu by tanh; products and the sum are in float32, the latter in the order of k, and what
+    an expert makes is rounded to the dtype of ``x`` between them.
+
+    x        [T, H], contiguous
+    gate_up  [E, 2 I, H], contiguous: of each expert I rows of gate, then I of up
+    down     [E, H, I], contiguous
+    returns  [T, H], new and contiguous, same dtype
+
+    A token's result does not depend on the others. Raises ArgumentError on other shapes, strides or dtypes, and on a
+    CPU for an expert that there is not.
+    """
+    _check_tokens("fused_experts", x, routes)
+    check_device("fused_experts", x, gate_up=gate_up, down=down)
+    if gate_up.dim() != 3 or gate_up.shape[1] % 2 or gate_up.shape[0] == 0:
+        refuse("fused_experts", "gate_up", f"has shape {tuple(gate_up.shape)}; [experts, 2 I, H] is needed")
+    experts, double, hidden = gate_up.shape[0], gate_up.shape[1], x.shape[1]
+    check_dense("fused_experts", "gate_up", gate_up, x.dtype, (experts, double, hidden))
+    check_dense("fused_experts", "down", down, x.dtype, (experts, hidden, double // 2))
+    return implementation("moe", x.device.type).fused_experts(x, routes, gate_up, down, gelu)
+
+
+def _check_tokens(op: str, x: Tensor, routes: Routes) -> None:
+    check_storage(op, "x", x)
+    if x.dim() != 2 or not x.is_contiguous():
+        refuse(op, "x", f"is {tuple(x.shape)} with strides {x.stride()}; a contiguous [tokens, H] is needed")
+    if routes.experts.dim() != 2 or routes.experts.shape[1] == 0:
+        refuse(op, "experts", f"has shape {tuple(routes.experts.shape)}; [tokens, K >= 1] is needed")
+    shape = (x.shape[0], routes.experts.shape[1])
+    check_dense(op, "experts", routes.experts, torch.int64, shape)
+    check_dense(op, "weights", routes.weights, torch.float32, shape)
+    check_device(op, x, experts=routes.experts, weights=routes.weights)

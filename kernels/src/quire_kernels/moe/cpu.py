@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numba import carray
 from torch import Tensor
+from torch.nn import functional
 
+from quire_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from quire_kernels.checks import refuse
 from quire_kernels.cpu_runtime import Worker, launch
 from quire_kernels.cpu_runtime.scalars import (
@@ -63,6 +65,15 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
     places = torch.empty_like(order)
     places[order] = torch.arange(order.shape[0])  # where the row of each token and choice lies
     return _sum_up(parts[0] if len(parts) == 1 else torch.cat(parts), places, routes.weights, tokens)
+
+
+def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool) -> Tensor:
+    activate = gelu_tanh_and_mul if gelu else silu_and_mul
+
+    def expert(index: int) -> Expert:
+        return lambda rows: functional.linear(activate(functional.linear(rows, gate_up[index])), down[index])
+
+    return apply_experts(x, routes, [expert(index) for index in range(gate_up.shape[0])])
 
 
 def _sum_worker(block: Any) -> None:

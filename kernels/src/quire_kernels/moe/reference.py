@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from quire_kernels.moe import Expert, Routes
 
@@ -19,4 +20,14 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
     for token, (chosen, weights) in enumerate(zip(routes.experts.tolist(), routes.weights, strict=True)):
         for expert, weight in zip(chosen, weights, strict=True):
             y[token] += weight * experts[expert](x[token : token + 1])[0].float()
+    return y.to(x.dtype)
+
+
+def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool) -> Tensor:
+    y = torch.zeros(x.shape)
+    for token, (chosen, weights) in enumerate(zip(routes.experts.tolist(), routes.weights, strict=True)):
+        for expert, weight in zip(chosen, weights, strict=True):
+            gate, up = (gate_up[expert].float() @ x[token].float()).chunk(2)
+            gate = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
+            y[token] += weight * (down[expert].float() @ (gate * up))
     return y.to(x.dtype)

@@ -1,0 +1,190 @@
+"""The kernels of a mixture of experts: routing, tokens sorted by expert, grouped products, the weighted sum.
+
+A token and one of its experts are an assignment, number t K + k. Assignments are sorted by expert, each expert's in
+their own order, and cut into blocks of at most BLOCK_M rows of one expert: a program of the grouped products has one
+block, and how many there are it reads on the device. Grids are bounded by T K and E alone, so a launch fits any routes.
+
+A row's product adds up over its depth in steps of BLOCK_K whatever else is in its block, so a token's result does not
+depend on the batch as long as the block sizes are the same: they come from tables, by dtype.
+
+Legend: T tokens, H hidden size, I intermediate size, E experts, K experts a token goes to.
+"""
+
+import triton
+import triton.language as tl
+
+from quire_kernels.triton_runtime.debug import kernel
+
+
+@triton.jit
+def route_kernel(
+    logits,  # [T, E]
+    row_stride,
+    experts,  # [T, K]
+    weights,  # [T, K]
+    E: tl.constexpr,
+    K: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    PADDED_K: tl.constexpr,
+):
+    """The K largest of softmax(logits) in falling order, of equals the first. Grid: T."""
+    token = tl.program_id(0).to(tl.int64)
+    lanes, slots = tl.arange(0, PADDED_E), tl.arange(0, PADDED_K)
+    values = tl.load(logits + token * row_stride + lanes, mask=lanes < E, other=float("-inf")).to(tl.float32)
+    powers = tl.exp(values - tl.max(values, axis=0))
+    probabilities = powers / tl.sum(powers, axis=0)
+    # Numbers only, so that even a row of NaN names experts that there are.
+    left = tl.where(lanes < E, tl.where(probabilities == probabilities, probabilities, 0.0), -1.0)
+    chosen = tl.zeros((PADDED_K,), tl.int64)
+    shares = tl.zeros((PADDED_K,), tl.float32)
+    for k in range(K):
+        top = tl.max(left, axis=0)
+        best = tl.min(tl.where(left == top, lanes, PADDED_E), axis=0)
+        chosen = tl.where(slots == k, best.to(tl.int64), chosen)
+        shares = tl.where(slots == k, top, shares)
+        left = tl.where(lanes == best, -1.0, left)
+    if NORMALISE:
+        shares = shares / tl.sum(shares, axis=0)
+    tl.store(experts + token * K + slots, chosen, mask=slots < K)
+    tl.store(weights + token * K + slots, shares, mask=slots < K)
+
+
+@kernel(varying=["assignments"])
+def count_kernel(
+    experts,  # [T K] int64
+    counts,  # [E] int32
+    assignments,
+    E: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """How many assignments each expert has. Grid: E."""
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, TILE)
+    count = tl.zeros((TILE,), tl.int32)
+    for start in range(0, assignments, TILE):
+        inside = start + lanes < assignments
+        named = tl.load(experts + start + lanes, mask=inside, other=0)
+        tl.device_assert((named >= 0) & (named < E), "fused_experts: routes name an expert that there is not")
+        count += (inside & (named == expert)).to(tl.int32)
+    tl.store(counts + expert, tl.sum(count, axis=0))
+
+
+@kernel(varying=["assignments"])
+def sort_kernel(
+    experts,  # [T K] int64
+    counts,  # [E] int32
+    order,  # [T K] int32: the assignments by expert
+    blocks,  # [most blocks, 3] int32: expert, and where in the order its rows begin and end
+    num_blocks,  # [1] int32
+    assignments,
+    E: tl.constexpr,
+    PADDED_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Puts each expert's assignments side by side, in their own order, and cuts them into blocks. Grid: E."""
+    expert = tl.program_id(0)
+    others = tl.arange(0, PADDED_E)
+    count = tl.load(counts + others, mask=others < E, other=0)
+    needed = (count + (BLOCK_M - 1)) // BLOCK_M
+    begin = tl.sum(tl.where(others < expert, count, 0), axis=0)
+    end = begin + tl.load(counts + expert)
+    first_block = tl.sum(tl.where(others < expert, needed, 0), axis=0)
+    if expert == 0:
+        tl.store(num_blocks, tl.sum(needed, axis=0))
+    lanes = tl.arange(0, TILE)
+    for start in range(begin, end, TILE * BLOCK_M):
+        rows = start + lanes * BLOCK_M
+        mine = rows < end
+        place = blocks + (first_block + (rows - begin) // BLOCK_M) * 3
+        tl.store(place, tl.zeros((TILE,), tl.int32) + expert, mask=mine)
+        tl.store(place + 1, rows, mask=mine)
+        tl.store(place + 2, tl.minimum(rows + BLOCK_M, end), mask=mine)
+    start = tl.full((), 0, tl.int32)
+    while (start < assignments) & (begin < end):
+        inside = start + lanes < assignments
+        taken = inside & (tl.load(experts + start + lanes, mask=inside, other=0) == expert)
+        tl.store(order + begin + tl.cumsum(taken.to(tl.int32), axis=0) - 1, start + lanes, mask=taken)
+        begin += tl.sum(taken.to(tl.int32), axis=0)
+        start += TILE
+
+
+@triton.jit
+def grouped_product_kernel(
+    x,  # [T, DEPTH] when GATED, else [T K, DEPTH]
+    weights,  # [E, 2 WIDTH, DEPTH] when GATED, else [E, WIDTH, DEPTH]
+    out,  # [T K, WIDTH]
+    order,
+    blocks,
+    num_blocks,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """out[a] = activation(gate[e] x[a // K]) * (up[e] x[a // K]) when GATED, else down[e] x[a], e being a's expert.
+
+    Sums in float32; float32 operands are multiplied as such, not as tf32. Grid: columns by BLOCK_N, most blocks: a
+    block's programs run beside one another and share its rows, blocks of one expert follow and share its weights.
+    """
+    block = tl.program_id(1)
+    if block >= tl.load(num_blocks):
+        return
+    expert = tl.load(blocks + block * 3).to(tl.int64)
+    rows = tl.load(blocks + block * 3 + 1) + tl.arange(0, BLOCK_M)
+    inside = rows < tl.load(blocks + block * 3 + 2)
+    assigned = tl.load(order + rows, mask=inside, other=0).to(tl.int64)
+    source = assigned // K if GATED else assigned
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    within = column < WIDTH
+    depth = tl.arange(0, BLOCK_K)
+    own = weights + expert * ((2 if GATED else 1) * WIDTH * DEPTH) + column.to(tl.int64)[None, :] * DEPTH
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    total_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, DEPTH, BLOCK_K):
+        step = start + depth
+        if DEPTH % BLOCK_K == 0:
+            row_mask, column_mask = inside[:, None], within[None, :]
+        else:
+            row_mask = inside[:, None] & (step < DEPTH)[None, :]
+            column_mask = within[None, :] & (step < DEPTH)[:, None]
+        values = tl.load(x + source[:, None] * DEPTH + step[None, :], mask=row_mask, other=0.0)
+        first = tl.load(own + step[:, None], mask=column_mask, other=0.0)
+        total = tl.dot(values, first, total, input_precision="ieee")
+        if GATED:
+            second = tl.load(own + WIDTH * DEPTH + step[:, None], mask=column_mask, other=0.0)
+            total_up = tl.dot(values, second, total_up, input_precision="ieee")
+    if GATED:
+        exponent = -total
+        if GELU:
+            exponent *= 1.5957691216057308 * (1.0 + 0.044715 * total * total)  # 2 sqrt(2 / pi)
+        # Beyond 88 the power is more than float32 holds, and the quotient nothing by then.
+        total = total / (1.0 + tl.exp(tl.minimum(exponent, 88.0))) * total_up
+    target = out + assigned[:, None] * WIDTH + column[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=inside[:, None] & within[None, :])
+
+
+@triton.jit
+def sum_kernel(
+    made,  # [T K, H]
+    weights,  # [T, K]
+    out,  # [T, H]
+    H: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """out[t] = sum over k of weights[t, k] made[t K + k], in float32 in the order of k. Grid: T, columns by TILE."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = column < H
+    total = tl.zeros((TILE,), tl.float32)
+    for k in range(K):
+        assigned = token * K + k
+        row = tl.load(made + assigned * H + column, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(weights + assigned) * row
+    tl.store(out + token * H + column, total.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,191 @@
+"""Mixtures of experts in Triton: routing in one launch; experts in five, without asking the device how tokens fell.
+
+The workspace of ``fused_experts`` is what the experts make before it is summed: T K rows of I and T K rows of H in the
+dtype of the activations, and a few integers for each assignment. It comes from torch's allocator, which also serves
+captures of CUDA graphs.
+
+Legend: T tokens, H hidden size, I intermediate size, E experts, K experts a token goes to.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from quire_kernels.errors import UnsupportedDeviceError
+from quire_kernels.moe import Expert, Routes
+from quire_kernels.moe.device_kernels import (
+    count_kernel,
+    grouped_product_kernel,
+    route_kernel,
+    sort_kernel,
+    sum_kernel,
+)
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import LaunchConfig, config_for
+from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.target import Target
+
+
+def route_tokens(logits: Tensor, per_token: int, normalise: bool) -> Routes:
+    require_device("route_tokens", logits.device)
+    tokens, experts = logits.shape
+    routes = Routes(
+        experts=torch.empty((tokens, per_token), dtype=torch.int64, device=logits.device),
+        weights=torch.empty((tokens, per_token), dtype=torch.float32, device=logits.device),
+    )
+    if tokens:
+        route_kernel[(tokens,)](
+            logits,
+            logits.stride(0),
+            routes.experts,
+            routes.weights,
+            **_route_constants(experts, per_token, normalise),
+            **config_for("moe.route", target_of(logits.device)).options,
+        )
+    return routes
+
+
+def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tensor:
+    raise UnsupportedDeviceError(
+        f"apply_experts: calls experts one by one, which {x.device.type} would wait for; stack their weights and "
+        "use fused_experts"
+    )
+
+
+def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool) -> Tensor:
+    require_device("fused_experts", x.device)
+    tokens, hidden = x.shape
+    num_experts, inner = gate_up.shape[0], down.shape[2]
+    per_token = routes.experts.shape[1]
+    out = torch.empty_like(x)
+    if tokens == 0:
+        return out
+    target = target_of(x.device)
+    size = f"bytes={x.element_size()}"
+    gated, single = config_for("moe.gate_up", target, size), config_for("moe.down", target, size)
+    made = torch.empty((tokens * per_token, inner), dtype=x.dtype, device=x.device)
+    product = torch.empty((tokens * per_token, hidden), dtype=x.dtype, device=x.device)
+    for config, source, weights, result in ((gated, x, gate_up, made), (single, made, down, product)):
+        # Both are cut alike unless a table says otherwise.
+        if config is gated or config.blocks["BLOCK_M"] != gated.blocks["BLOCK_M"]:
+            order, blocks, num_blocks = _sort(routes, num_experts, config.blocks["BLOCK_M"], target)
+        width = result.shape[1]
+        grouped_product_kernel[(triton.cdiv(width, config.blocks["BLOCK_N"]), blocks.shape[0])](
+            source,
+            weights,
+            result,
+            order,
+            blocks,
+            num_blocks,
+            K=per_token,
+            WIDTH=width,
+            DEPTH=source.shape[1],
+            GATED=config is gated,
+            GELU=gelu,
+            **config.options,
+        )
+    config = config_for("moe.sum", target)
+    sum_kernel[(tokens, triton.cdiv(hidden, config.blocks["TILE"]))](
+        product, routes.weights, out, H=hidden, K=per_token, **config.options
+    )
+    return out
+
+
+def _sort(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
+    """The order of assignments, their blocks and how many these are, for blocks of at most ``rows``."""
+    assignments, device = routes.experts.numel(), routes.experts.device
+    counts = torch.empty(num_experts, dtype=torch.int32, device=device)
+    order = torch.empty(assignments, dtype=torch.int32, device=device)
+    blocks = torch.empty((most_blocks(assignments, num_experts, rows), 3), dtype=torch.int32, device=device)
+    num_blocks = torch.empty(1, dtype=torch.int32, device=device)
+    options = config_for("moe.sort", target).options
+    count_kernel[(num_experts,)](routes.experts, counts, assignments, E=num_experts, **options)
+    sort_kernel[(num_experts,)](
+        routes.experts,
+        counts,
+        order,
+        blocks,
+        num_blocks,
+        assignments,
+        E=num_experts,
+        PADDED_E=triton.next_power_of_2(num_experts),
+        BLOCK_M=rows,
+        **options,
+    )
+    return order, blocks, num_blocks
+
+
+def most_blocks(assignments: int, num_experts: int, rows: int) -> int:
+    """However the assignments fall: each expert that has any leaves at most one block unfilled."""
+    return min(assignments, assignments // rows + num_experts)
+
+
+def _route_constants(experts: int, per_token: int, normalise: bool) -> dict[str, int | bool]:
+    return {
+        "E": experts,
+        "K": per_token,
+        "NORMALISE": normalise,
+        "PADDED_E": triton.next_power_of_2(experts),
+        "PADDED_K": triton.next_power_of_2(per_token),
+    }
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    """Qwen3-30B-A3B's sizes, and those of Mixtral 8x7B for the products."""
+
+    def case(
+        name: str, function: object, signature: dict[str, str], constants: dict[str, object], config: LaunchConfig
+    ) -> AotCase:
+        return AotCase(
+            name=name,
+            kernel=function,
+            signature=signature,
+            constexprs={**constants, **config.blocks},
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            decode_path=True,
+        )
+
+    integers = dict.fromkeys(("order", "blocks", "num_blocks"), "*i32:16")
+    experts = {"experts": "*i64:16", "counts": "*i32:16", "assignments": "i32"}
+    gated, single = (config_for(f"moe.{name}", target, "bytes=2") for name in ("gate_up", "down"))
+    sort, added = config_for("moe.sort", target), config_for("moe.sum", target)
+    cases = [
+        case(
+            "route bf16 e128 k8",
+            route_kernel,
+            {"logits": "*bf16:16", "row_stride": "i64:16", "experts": "*i64:16", "weights": "*fp32:16"},
+            dict(_route_constants(128, 8, True)),
+            config_for("moe.route", target),
+        ),
+        case("count e128", count_kernel, experts, {"E": 128}, sort),
+        case(
+            "sort e128",
+            sort_kernel,
+            {**experts, **integers},
+            {"E": 128, "PADDED_E": 128, "BLOCK_M": gated.blocks["BLOCK_M"]},
+            sort,
+        ),
+        case(
+            "sum bf16 h2048 k8",
+            sum_kernel,
+            {"made": "*bf16:16", "weights": "*fp32:16", "out": "*bf16:16"},
+            {"H": 2048, "K": 8},
+            added,
+        ),
+    ]
+    products = {"x": "*bf16:16", "weights": "*bf16:16", "out": "*bf16:16", **integers}
+    for hidden, inner, per_token in ((2048, 768, 8), (4096, 14336, 2)):
+        for name, config, width, depth in (("gate_up", gated, inner, hidden), ("down", single, hidden, inner)):
+            cases.append(
+                case(
+                    f"{name} bf16 h{hidden} i{inner}",
+                    grouped_product_kernel,
+                    products,
+                    {"K": per_token, "WIDTH": width, "DEPTH": depth, "GATED": name == "gate_up", "GELU": False},
+                    config,
+                )
+            )
+    return cases

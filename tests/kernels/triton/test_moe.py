@@ -1,0 +1,182 @@
+"""Mixtures of experts in Triton: routes and sums are the reference's, whoever gets the tokens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
+from quire_kernels.moe import Routes, apply_experts, fused_experts, reference, route_tokens
+from quire_kernels.moe.kernel import most_blocks
+from quire_kernels.triton_runtime.config import config_for, launch_config, override
+from quire_kernels.triton_runtime.device import target_of
+
+Strided = Callable[..., Tensor]
+AssertClose = Callable[[Tensor, Tensor], None]
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds NaN, or a number out of all bounds: what is read before it is written shows."""
+    empty = torch.empty
+
+    def poisoned_empty(*shape: object, **options: object) -> Tensor:
+        made: Tensor = empty(*shape, **options)  # type: ignore[call-overload]
+        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max // 3)
+
+    monkeypatch.setattr(torch, "empty", poisoned_empty)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "per_token", "normalise"),
+    [(1, 8, 2, True), (4, 5, 5, False), (5, 128, 8, True), (3, 1, 1, True), (0, 4, 2, False)],
+)
+def test_routes_equal_the_reference(
+    tokens: int, experts: int, per_token: int, normalise: bool, dtype: torch.dtype, strided: Strided
+) -> None:
+    logits = strided(tokens, experts, dtype=dtype)
+    found = route_tokens(logits, per_token, normalise=normalise)
+    expected = reference.route_tokens(logits.cpu(), per_token, normalise)
+    # Where 16 bits make equals, which of them comes first is anybody's.
+    if dtype == torch.float32:
+        assert torch.equal(found.experts.cpu(), expected.experts)
+    torch.testing.assert_close(found.weights.cpu(), expected.weights)
+
+
+# The interpreter's numpy warns of what the kernels rely on: infinities and NaN as IEEE 754 has them.
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_of_equally_probable_experts_the_first_are_chosen(device: torch.device) -> None:
+    logits = torch.zeros(3, 6, device=device)
+    logits[1, [2, 5]] = 1.0
+    logits[2] = torch.nan
+    assert route_tokens(logits, 3, normalise=True).experts.tolist() == [[0, 1, 2], [2, 5, 0], [0, 1, 2]]
+
+
+class Layer:
+    def __init__(self, experts: int, hidden: int, inner: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.gate_up = (torch.randn(experts, 2 * inner, hidden) * hidden**-0.5).to(dtype).to(device)
+        self.down = (torch.randn(experts, hidden, inner) * inner**-0.5).to(dtype).to(device)
+
+    def __call__(self, x: Tensor, routes: Routes, *, gelu: bool = False) -> Tensor:
+        return fused_experts(x, routes, self.gate_up, self.down, gelu=gelu)
+
+    def expected(self, x: Tensor, routes: Routes, *, gelu: bool = False) -> Tensor:
+        on_cpu = Routes(experts=routes.experts.cpu(), weights=routes.weights.cpu())
+        return reference.fused_experts(x.cpu(), on_cpu, self.gate_up.cpu(), self.down.cpu(), gelu)
+
+
+def routed(chosen: Tensor, device: torch.device) -> Routes:
+    return Routes(experts=chosen.to(device), weights=torch.rand(chosen.shape).to(device))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "per_token", "hidden", "inner", "gelu"),
+    [
+        (1, 8, 2, 64, 32, False),
+        (3, 128, 8, 16, 16, False),
+        (2, 3, 3, 96, 70, False),
+        (0, 4, 2, 16, 16, False),
+    ],
+)
+def test_experts_make_what_the_reference_makes(
+    tokens: int,
+    experts: int,
+    per_token: int,
+    hidden: int,
+    inner: int,
+    gelu: bool,
+    device: torch.device,
+    assert_close: AssertClose,
+) -> None:
+    layer = Layer(experts, hidden, inner, torch.float16, device)
+    x = torch.randn(tokens, hidden).half().to(device)
+    routes = route_tokens(torch.randn(tokens, experts).to(device), per_token, normalise=True)
+    assert_close(layer(x, routes, gelu=gelu).cpu(), layer.expected(x, routes, gelu=gelu))
+
+
+def test_every_dtype_is_multiplied(dtype: torch.dtype, device: torch.device, assert_close: AssertClose) -> None:
+    layer = Layer(5, 33, 40, dtype, device)
+    x = torch.randn(37, 33).to(dtype).to(device)
+    routes = route_tokens(torch.randn(37, 5).to(device), 2, normalise=True)
+    assert_close(layer(x, routes, gelu=True).cpu(), layer.expected(x, routes, gelu=True))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        torch.full((40, 1), 3),
+        torch.tensor([[6, 0]] * 17),
+        torch.tensor([[0, 5]] * 16 + [[5, 6]] * 16),
+        torch.tensor([[6, 6]] * 3),
+    ],
+    ids=["all-to-one", "first-and-last", "whole-blocks", "one-twice"],
+)
+def test_experts_without_tokens_are_passed_over(
+    chosen: Tensor, device: torch.device, assert_close: AssertClose
+) -> None:
+    layer = Layer(7, 32, 16, torch.float32, device)
+    used = chosen.unique()
+    for expert in range(7):
+        if expert not in used:
+            layer.gate_up[expert] = layer.down[expert] = torch.nan
+    x, routes = torch.randn(chosen.shape[0], 32).to(device), routed(chosen, device)
+    assert_close(layer(x, routes).cpu(), layer.expected(x, routes))
+
+
+def test_a_tokens_result_does_not_depend_on_who_else_is_in_the_batch(device: torch.device) -> None:
+    # In float32 the interpreter's products, which are numpy's, depend on where in its block a row stands.
+    layer = Layer(4, 48, 40, torch.float16, device)
+    x = torch.randn(35, 48).half().to(device)
+    routes = route_tokens(torch.randn(35, 4).to(device), 2, normalise=True)
+    together = layer(x, routes)
+    for token in (0, 17, 34):
+        own = slice(token, token + 1)
+        alone = layer(x[own], Routes(experts=routes.experts[own], weights=routes.weights[own]))
+        assert torch.equal(alone, together[own])
+    order = torch.randperm(35).to(device)
+    shuffled = layer(x[order], Routes(experts=routes.experts[order], weights=routes.weights[order]))
+    assert torch.equal(shuffled, together[order])
+
+
+def test_the_two_products_may_be_cut_into_blocks_of_different_heights(
+    device: torch.device, assert_close: AssertClose
+) -> None:
+    layer = Layer(3, 32, 32, torch.float32, device)
+    x, routes = torch.randn(50, 32).to(device), routed(torch.randint(3, (50, 2)), device)
+    down = config_for("moe.down", target_of(device), "bytes=4")
+    taller = launch_config({**down.options, "BLOCK_M": 2 * down.blocks["BLOCK_M"]})
+    with override("moe.down", "bytes=4", taller):
+        assert_close(layer(x, routes).cpu(), layer.expected(x, routes))
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 1], [16, 16], [17, 1, 1, 1], [1] * 128, [160]])
+def test_the_grid_has_room_for_every_block(counts: list[int]) -> None:
+    needed = sum(-(-count // 16) for count in counts)
+    assert needed <= most_blocks(sum(counts), len(counts), 16) <= sum(counts)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU only the debug build checks, and what it finds ends the process")
+@pytest.mark.parametrize("expert", [-1, 3])
+def test_debug_builds_refuse_an_expert_that_there_is_not(expert: int, device: torch.device) -> None:
+    layer, routes = Layer(3, 16, 16, torch.float32, device), routed(torch.tensor([[0], [expert]]), device)
+    with pytest.raises(Exception, match="fused_experts: routes name an expert that there is not"):
+        layer(torch.randn(2, 16), routes)
+
+
+def test_what_cannot_be_taken_is_refused(device: torch.device) -> None:
+    layer, routes = Layer(3, 16, 8, torch.float32, device), routed(torch.tensor([[0], [1]]), device)
+    x = torch.randn(2, 16).to(device)
+    for message, change in (
+        (r"gate_up has shape \(3, 15, 16\)", {"gate_up": layer.gate_up[:, :15]}),
+        (r"gate_up is .* a contiguous torch.float32 \(3, 16, 16\)", {"gate_up": layer.gate_up.half()}),
+        (r"down is .* a contiguous torch.float32 \(3, 16, 8\)", {"down": layer.down[:2]}),
+        (r"weights is .* a contiguous torch.float32 \(2, 1\)", {"routes": replace(routes, weights=x)}),
+    ):
+        given = {"x": x, "routes": routes, "gate_up": layer.gate_up, "down": layer.down, **change}
+        with pytest.raises(ArgumentError, match=f"fused_experts: {message}"):
+            fused_experts(**given, gelu=False)
+    with pytest.raises(UnsupportedDeviceError, match="use fused_experts"):
+        apply_experts(x, routes, [lambda rows: rows] * 3)
