@@ -1,4 +1,8 @@
-"""Whole models on the device runner say what transformers says, however their steps come about."""
+"""Whole tiny models on the device runner say what transformers says, however their steps come about.
+
+Each case goes through the Triton kernels, which take milliseconds a program where they are interpreted: few tokens, and
+several things in one schedule. That any schedule keeps sequences apart, ``runner/test_device_schedules`` tries.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,19 +10,52 @@ from typing import Any
 
 import pytest
 from quire_parity import cases
-from quire_parity.reference import Tally, compare
+from quire_parity.reference import Answer, Tally, compare
 
 from quire_engine.core.sampling_params import SamplingParams
 
-GREEDY = SamplingParams(max_tokens=cases.ANSWER, temperature=0.0, ignore_eos=True, logprobs=0)
-PROMPTS = cases.prompts((1, 17, 33, 16, 47))
+ANSWER = 4
+LENGTHS = (3, 17, 22)
+CROWDED = (13, 14, 15)
+"""Each begins with one block of four and then needs another."""
+GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, logprobs=0)
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "llama in chunks, padded, overlapped": {"family": "llama", "budget": 16, "graph_sizes": (4,)},
+    "qwen3 preempted and recomputed, launch by launch, one step at a time": {
+        "family": "qwen3",
+        "num_blocks": 4,
+        "preemption_mode": "recompute",
+        "graph_sizes": (),
+        "overlap": False,
+        "deterministic": False,
+    },
+    "gemma2 with windows, preempted and swapped": {
+        "family": "gemma2",
+        "num_blocks": 4,
+        "num_swap_blocks": 20,
+        "preemption_mode": "swap",
+    },
+    "mixtral, padded": {"family": "mixtral", "graph_sizes": (4,)},
+}
 
 
-def test_smoke(start: Callable[..., Any], transformers_says: Callable[..., Any], world: Any) -> None:
-    running = start(world)
-    for key, prompt in enumerate(PROMPTS):
+@pytest.mark.parametrize("changes", SCHEDULES.values(), ids=list(SCHEDULES))
+def test_says_what_transformers_says(
+    start: Callable[..., Any], transformers_says: Callable[..., Answer], world: Any, changes: dict[str, Any]
+) -> None:
+    mode = changes.get("preemption_mode")
+    prompts = cases.prompts(CROWDED if mode else LENGTHS)
+    running = start(replace(world, **changes))
+    for key, prompt in enumerate(prompts):
         running.add(key, prompt, GREEDY)
     running.finish()
-    for key, prompt in enumerate(PROMPTS):
-        answer = transformers_says(world.family, tuple(prompt))
-        compare(answer, running.tokens[key], [e.logprobs[0] for e in running.logprobs[key]], Tally(), f"{key}")
+    assert {label.partition(":")[0] for label in +running.engine.counters.preemptions} == ({mode} if mode else set())
+    for key, prompt in enumerate(prompts):
+        said = [entry.logprobs[0] for entry in running.logprobs[key]]
+        answer = transformers_says(changes["family"], tuple(prompt))
+        compare(beginning(answer), running.tokens[key], said, Tally(), f"prompt {key}")
+
+
+def beginning(answer: Answer) -> Answer:
+    return Answer(token_ids=answer.token_ids[:ANSWER], logprobs=answer.logprobs[:ANSWER], gaps=answer.gaps[:ANSWER])

@@ -1,0 +1,291 @@
+"""Any schedule on the device runner answers as alone: padded graphs, overlap, swap, windows, shared blocks.
+
+The model is one that reads back: it stores each token and its position in the cache, and what follows depends on all
+that a query sees there, through the block tables and slots that the runner gave it. So a wrong block, a padded row that
+touches another's, a token fed back too early or a block swapped too late changes the answer, which is known beforehand.
+It runs on a GPU where there is one, captured graphs and streams included.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.preemption import PreemptionMode
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine
+from quire_engine.model.layers import ModelInputs
+from quire_engine.runner.device.accelerator import Accelerator, EagerGraph, Mark, make_accelerator
+from quire_engine.runner.device_runner import DeviceRunner
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
+
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600")) // 8
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+BLOCK_SIZE = 16
+VOCABULARY = 7
+MAX_MODEL_LEN = 60
+PRIME = 10_007
+Windows = tuple[int | None, ...]
+
+
+def weight(position: Any, group: int) -> Any:
+    return (position * 7_919 + group * 31 + 13) % 1_009
+
+
+def answer(prompt: list[int], params: SamplingParams, windows: Windows) -> list[int]:
+    """What the model says to a prompt, as far as the request lets it."""
+    known = list(prompt)
+    limit = min(len(prompt) + params.max_tokens, MAX_MODEL_LEN)
+    while len(known) < limit:
+        total = 0
+        for group, window in enumerate(windows):
+            first = 0 if window is None else max(0, len(known) - window)
+            total += sum((known[i] + 1) * weight(i, group) for i in range(first, len(known)))
+        known.append(total % PRIME % VOCABULARY)
+        if known[-1] in params.stop_token_ids:
+            break
+    return known[len(prompt) :]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBackModel:
+    """One layer per group. T queries, B sequences, L token slots that block tables reach."""
+
+    def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
+        for group, cache in zip(inputs.groups, caches, strict=True):
+            stored = torch.stack((inputs.token_ids, inputs.positions), dim=1).float()
+            cache.values.view(-1, cache.values.shape[-1])[:, :2].index_copy_(0, group.slots, stored)
+        total = torch.zeros_like(inputs.token_ids)
+        for index, (group, cache) in enumerate(zip(inputs.groups, caches, strict=True)):
+            total += self._read(index, group.plan, inputs.positions, cache)
+        drawn = total.index_select(0, inputs.logits_rows) % PRIME % VOCABULARY
+        return (drawn[:, None] == torch.arange(VOCABULARY, device=drawn.device)).float()
+
+    def _read(self, index: int, plan: Any, positions: Tensor, cache: KVCache) -> Tensor:
+        queries = torch.arange(len(positions), device=positions.device)
+        ends = plan.query_starts[1:].long()
+        owner = torch.searchsorted(ends, queries, right=True)  # [T]
+        slots = plan.block_tables.long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=positions.device)
+        read = cache.values.view(-1, cache.values.shape[-1]).index_select(0, slots.reshape(-1))[:, :2]
+        tokens, stored_at = read.view(len(ends), -1, 2)[owner].unbind(2)  # [T, L]
+        place = torch.arange(tokens.shape[1], device=positions.device)
+        seen = place <= positions[:, None]
+        if plan.window is not None:
+            seen &= place > positions[:, None] - plan.window
+        found = ((tokens.nan_to_num(0.0).long() + 1) * weight(place, index) * seen).sum(dim=1)
+        # Of what is not where it should be, the answer shall not be right by chance.
+        wrong = (seen & (stored_at != place)).sum(dim=1)
+        wrong += positions != plan.context_lens.long()[owner] - (ends[owner] - queries)
+        return found + wrong * 3_001
+
+
+@dataclass
+class LateMark:
+    """Downloads become readable when it is waited for."""
+
+    arriving: list[tuple[Tensor, Tensor]]
+
+    @torch.inference_mode()
+    def wait(self) -> None:
+        for target, source in self.arriving:
+            target.copy_(source)
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return 0.0
+
+
+@dataclass
+class LateAccelerator:
+    """On a CPU, but what the host downloads is garbage until it waits, as on a device that is slow."""
+
+    device: torch.device = DEVICE
+    under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def download(self, tensor: Tensor) -> Tensor:
+        target = torch.full_like(tensor, 123_456)
+        self.under_way.append((target, tensor.clone()))
+        return target
+
+    def mark(self) -> LateMark:
+        arriving, self.under_way = self.under_way, []
+        return LateMark(arriving)
+
+    def follow(self, mark: Mark) -> None:
+        pass
+
+    def on_side(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def capture(self, work: Callable[[], None]) -> EagerGraph:
+        work()
+        return EagerGraph(work)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    num_blocks: int
+    num_swap_blocks: int
+    windows: Windows
+    max_rows: int
+    budget: int
+    overlap: bool
+    caching: bool
+    graph_sizes: tuple[int, ...]
+    preemption_mode: PreemptionMode
+
+
+class Play:
+    """Acts a script out, and remembers what each request should say."""
+
+    def __init__(self, world: World) -> None:
+        layout = KVCacheLayout(
+            block_size=BLOCK_SIZE,
+            groups=tuple(
+                KVCacheGroup(
+                    layers=(index,), num_blocks=world.num_blocks, window=window, num_swap_blocks=world.num_swap_blocks
+                )
+                for index, window in enumerate(world.windows)
+            ),
+        )
+        caches = tuple(make_cache(world.num_blocks + 1) for _ in world.windows)
+        accelerator: Accelerator = make_accelerator(DEVICE) if DEVICE.type == "cuda" else LateAccelerator()
+        self.runner = DeviceRunner(
+            model=ReadBackModel(),
+            caches=caches,
+            swap_space=tuple(allocate_swap_space(cache, world.num_swap_blocks) for cache in caches)
+            if world.num_swap_blocks
+            else (),
+            layout=layout,
+            vocab_size=VOCABULARY,
+            num_heads=1,
+            max_rows=world.max_rows,
+            max_tokens=world.budget,
+            max_model_len=MAX_MODEL_LEN,
+            device=DEVICE,
+            graph_sizes=world.graph_sizes,
+            accelerator=accelerator,
+        )
+        self.runner.capture_graphs()
+        config = SchedulerConfig(
+            max_num_seqs=world.max_rows,
+            max_num_batched_tokens=world.budget,
+            max_model_len=MAX_MODEL_LEN,
+            enable_prefix_caching=world.caching,
+            preemption_mode=world.preemption_mode,
+        )
+        self.engine = Engine(scheduler=Scheduler(config, layout), runner=self.runner, overlap=world.overlap)
+        self.windows = world.windows
+        self.expected: dict[int, list[int]] = {}
+        self.said: dict[int, list[int]] = {}
+        self.cancelled: set[int] = set()
+
+    def add(self, number: int, prompt: list[int], params: SamplingParams, copies: int, forked: bool) -> None:
+        for key in range(number * 10, number * 10 + copies):
+            parent = number * 10 if forked and key > number * 10 else None
+            request = Request(key=key, prompt_token_ids=prompt, params=params, seed=0, parent=parent)
+            if self.engine.add(request) is None:
+                self.said[key], self.expected[key] = [], answer(prompt, params, self.windows)
+
+    def step(self, number: int, count: int) -> None:
+        for _ in range(count):
+            if self.engine.has_work:
+                self.one_step()
+
+    def one_step(self) -> None:
+        step = self.engine.step()
+        self.engine.check_integrity()
+        if step is not None:
+            for key, token in zip(step.output.keys, step.output.token_ids, strict=True):
+                self.said[key].append(token)
+
+    def cancel(self, number: int, index: int) -> None:
+        if self.expected:
+            victim = sorted(self.expected)[index % len(self.expected)]
+            if self.engine.cancel(victim):
+                self.cancelled.add(victim)
+
+    def forget(self, number: int) -> None:
+        self.engine.forget_prefixes()
+
+    def finish(self) -> None:
+        while self.engine.has_work:
+            self.one_step()
+        self.runner.close()
+        for key, tokens in self.expected.items():
+            if key in self.cancelled:
+                assert tokens[: len(self.said[key])] == self.said[key]
+            else:
+                assert tokens == self.said[key]
+
+
+def make_cache(num_blocks: int) -> KVCache:
+    cache = allocate_kv_cache(
+        num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_heads=1, head_dim=16, dtype=torch.float32, device=DEVICE
+    )
+    cache.values.fill_(torch.nan)
+    return cache
+
+
+prompts = st.builds(
+    lambda head, tail: [1, 2, 3, 4, 5, 6, 0, 1] * head + tail,
+    st.sampled_from([0, 0, 2, 2, 4]),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20),
+)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.sampled_from([1, 2, 9, 20, 40, 55]),
+    temperature=st.just(0.0),
+    ignore_eos=st.just(True),
+    stop_token_ids=st.sampled_from([(), (), (3,)]),
+)
+additions = st.tuples(st.just("add"), prompts, params, st.sampled_from([3, 2, 1, 4]), st.booleans())
+actions = st.lists(
+    st.one_of(
+        additions,
+        additions,
+        st.tuples(st.just("step"), st.integers(1, 12)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("forget")),
+    ),
+    min_size=4,
+    max_size=14,
+)
+# Four blocks hold the longest sequence, and up to six sequences are at work: most worlds preempt.
+worlds = st.builds(
+    World,
+    num_blocks=st.sampled_from([4, 4, 5, 7]),
+    num_swap_blocks=st.sampled_from([30, 30, 5, 0]),
+    windows=st.sampled_from([(None,), (None,), (None, 5), (None, 17, 20), (30,)]),
+    max_rows=st.sampled_from([2, 3, 6, 6]),
+    budget=st.integers(6, 40),
+    overlap=st.sampled_from([True, True, False]),
+    caching=st.booleans(),
+    graph_sizes=st.sampled_from([(), (1,), (2, 3), (1, 2, 4, 6), (6,)]),
+    preemption_mode=st.sampled_from(["swap", "swap", "recompute"]),
+)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(world=worlds, script=actions)
+def test_any_schedule_answers_as_alone(world: World, script: list[Any]) -> None:
+    if world.graph_sizes and world.graph_sizes[-1] > world.max_rows:
+        world = World(**{**{name: getattr(world, name) for name in World.__slots__}, "graph_sizes": (world.max_rows,)})
+    play = Play(world)
+    for number, (kind, *arguments) in enumerate(script):
+        getattr(play, kind)(number, *arguments)
+    play.finish()
