@@ -1,6 +1,6 @@
 """The simulator's engine and gateway against the real ones, which it may not import: same scheduling, same choices."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import inf, pi
 
 import pytest
@@ -156,7 +156,7 @@ CANDIDATES = st.builds(
 @settings(max_examples=500, deadline=None)
 @given(st.lists(CANDIDATES, min_size=1, max_size=5), st.floats(0, 1e5), st.floats(0, 1, exclude_max=True))
 def test_the_simulated_gateway_picks_as_the_real_one(candidates, prompt_tokens, draw):
-    named = [replace(candidate, name=f"r{place}") for place, candidate in enumerate(candidates)]
+    named = [candidate._replace(name=f"r{place}") for place, candidate in enumerate(candidates)]
     real = [
         real_balance.Candidate(
             id=c.name,

@@ -7,6 +7,8 @@ the first token, counting what was sent since the scrape, then the fewest reques
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 _UNKNOWN_SECONDS_PER_REQUEST = 1.0
 _SLOWEST_SECONDS_PER_REQUEST = 60.0
@@ -16,7 +18,7 @@ _LOAD_BOUND, _LOAD_SLACK = 1.25, 2.0
 _GRAIN_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Load:
     """What a replica said of itself at the last scrape, and how many requests it had from us then."""
 
@@ -29,10 +31,24 @@ class Load:
     pending_tokens: float
     prefill_tokens_per_second: float | None
 
+    @cached_property
+    def requests(self) -> float:
+        """What it works on, its KV use breaking ties."""
+        return self.running + self.waiting + round(self.kv_usage, 1)
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A ready replica as the gateway sees it."""
+    @cached_property
+    def is_full(self) -> bool:
+        """One has to end before another can begin."""
+        return self.kv_usage >= _FULL_KV or self.running >= self.max_running
+
+    @cached_property
+    def seconds_per_request(self) -> float:
+        rate = self.finished_per_second
+        return _UNKNOWN_SECONDS_PER_REQUEST if rate is None else min(_SLOWEST_SECONDS_PER_REQUEST, 1 / max(rate, 1e-9))
+
+
+class Candidate(NamedTuple):
+    """A ready replica as the gateway sees it. A tuple, for each request makes as many as there are replicas."""
 
     name: str
     load: Load
@@ -52,39 +68,26 @@ def pick(candidates: Sequence[Candidate], prompt_tokens: float, draw: float) -> 
 
 
 def _costs(candidates: Sequence[Candidate], prompt_tokens: float) -> list[tuple[int, float]]:
-    """Grains of time to the first token, then requests. A cached prefix counts where few are at work beside it."""
+    """Grains of time to the first token, then requests. A cached prefix counts where few are at work beside it.
+
+    One loop without calls: a simulation spends a fifth of its time here.
+    """
     known = [c.load.prefill_tokens_per_second for c in candidates if c.load.prefill_tokens_per_second is not None]
     typical = sum(known) / len(known) if known else _UNKNOWN_TOKENS_PER_SECOND
-    requests = [_requests(candidate) for candidate in candidates]
+    requests = []
+    for _, load, in_flight, _, _ in candidates:
+        count = load.requests
+        requests.append(count + in_flight - load.in_flight if in_flight > load.in_flight else count)
     busy = _LOAD_BOUND * min(requests) + _LOAD_SLACK
     costs = []
-    for candidate, count in zip(candidates, requests, strict=True):
-        own = prompt_tokens * (1.0 - (candidate.prefix_share if count < busy else 0.0))
-        costs.append((round(_first_token_seconds(candidate, own, typical) / _GRAIN_SECONDS), count))
+    for (_, load, in_flight, sent_tokens, prefix_share), count in zip(candidates, requests, strict=True):
+        rate = load.prefill_tokens_per_second
+        if rate is None:
+            rate = typical
+        own = prompt_tokens * (1.0 - prefix_share) if count < busy else prompt_tokens
+        ahead = (load.pending_tokens + sent_tokens) / rate
+        if load.is_full:
+            since = max(0, in_flight - load.in_flight)
+            ahead = max(ahead, (load.waiting + since + 1) * load.seconds_per_request)
+        costs.append((round((ahead + own / rate) / _GRAIN_SECONDS), count))
     return costs
-
-
-def _first_token_seconds(candidate: Candidate, own_tokens: float, typical_rate: float) -> float:
-    load = candidate.load
-    rate = load.prefill_tokens_per_second
-    if rate is None:
-        rate = typical_rate
-    ahead = (load.pending_tokens + candidate.sent_tokens) / rate
-    if load.kv_usage >= _FULL_KV or load.running >= load.max_running:
-        ahead = max(ahead, (load.waiting + _since(candidate) + 1) * _seconds_per_request(load))
-    return ahead + own_tokens / rate
-
-
-def _seconds_per_request(load: Load) -> float:
-    rate = load.finished_per_second
-    return _UNKNOWN_SECONDS_PER_REQUEST if rate is None else min(_SLOWEST_SECONDS_PER_REQUEST, 1 / max(rate, 1e-9))
-
-
-def _requests(candidate: Candidate) -> float:
-    """What it works on, its KV use breaking ties."""
-    load = candidate.load
-    return load.running + load.waiting + _since(candidate) + round(load.kv_usage, 1)
-
-
-def _since(candidate: Candidate) -> int:
-    return max(0, candidate.in_flight - candidate.load.in_flight)
