@@ -41,7 +41,7 @@ def warm_up(
     ``max_tokens`` bounds a step, ``block_bytes`` is what a block of each group takes.
     """
     steps = _Steps(runner, layout)
-    prompt = max(1, min(_PROMPT_TOKENS, max_model_len - 1))
+    prompt = max(1, min(_PROMPT_TOKENS, max_model_len - 1, max_tokens))
     for params in (_SAMPLED, _GREEDY):
         filled = steps.prefill(prompt, params)
         drawn = steps.go_on(prompt, 1) if max_model_len > prompt else filled

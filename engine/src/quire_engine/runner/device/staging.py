@@ -97,11 +97,12 @@ class StepStaging:
         if copied is not None:
             copied.wait()  # it was, long ago, where each step is waited for before the second after it
         memory = self._hosts[self._turn].numpy()
-        inputs, _ = _carve(
+        inputs, num_bytes = _carve(
             sizes,
             self._groups,
             lambda begin, length, dtype: memory[begin : begin + length * dtype.itemsize].view(dtype),
         )
+        assert num_bytes <= len(memory), f"{sizes} are more than a step may have"
         return inputs
 
     def upload(self, sizes: InputSizes) -> None:
