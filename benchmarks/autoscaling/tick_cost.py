@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -119,20 +118,28 @@ class GivenSamples:
         """Nothing is open."""
 
 
-@lru_cache(maxsize=1)
-def page(tick: int) -> str:
+def page(tick: int, model: str) -> bytes:
     """What a replica answers at /metrics: what is read of it, among as much that is not."""
     lines = [f"{name} {value * tick}" for name, value in COUNTERS.items()]
     lines += [f"{name} {value}" for name, value in GAUGES.items()]
     lines += [f'vllm:e2e_request_latency_seconds_bucket{{engine="0",le="{n}",model_name="m"}} {n}' for n in range(120)]
-    return "\n".join(lines) + "\n"
+    return ("\n".join(lines) + "\n").replace('model_name="m"', f'model_name="{model}"').encode()
 
 
-def scraped(clock: SetClock) -> MetricsSources:
+def scraped(clock: SetClock, models: Mapping[str, str]) -> MetricsSources:
+    """Pages of the models at these addresses, written once a tick outside of what is measured."""
+    pages: dict[str, bytes] = {}
+
     async def read(url: str) -> bytes:
-        return page(1 + int((clock.now() - 1_000_000) / TICK_SECONDS)).encode()
+        return pages[models[url]]
 
-    return MetricsSources(pods=Scraper(clock=clock, read=read), prometheus=None)
+    def write() -> None:
+        tick = 1 + int((clock.now() - 1_000_000) / TICK_SECONDS)
+        pages.update({model: page(tick, model) for model in models.values()})
+
+    sources = MetricsSources(pods=Scraper(clock=clock, read=read), prometheus=None)
+    sources.prepare = write  # type: ignore[attr-defined]
+    return sources
 
 
 def queried(clock: SetClock, names: Sequence[str]) -> MetricsSources:
@@ -230,8 +237,13 @@ def _deployment(key: Key) -> dict[str, Any]:
 def _pod(key: Key, number: int) -> dict[str, Any]:
     name = f"{key.name}-{number}"
     ready = [{"type": "Ready", "status": "True"}]
-    status = {"phase": "Running", "podIP": f"10.0.{number}.1", "conditions": ready}
+    status = {"phase": "Running", "podIP": _address(key, number), "conditions": ready}
     return {"metadata": _metadata(key, name), "status": status}
+
+
+def _address(key: Key, number: int) -> str:
+    model = int(key.name.rpartition("-")[2])
+    return f"10.{model // 256}.{model % 256}.{1 + number}"
 
 
 def _metadata(key: Key, name: str) -> dict[str, Any]:
@@ -255,10 +267,12 @@ async def measure(way: str, store: Store, ticks: int, profile: cProfile.Profile 
     )
     problem = (lambda: None) if way == "prometheus" else None
     scaling = Persisted(store=store, reconciler=reconciler, prometheus_problem=problem)
-    names = [replica.name for subject in scaling.subjects() for replica in subject.replicas]
+    replicas = [replica for subject in scaling.subjects() for replica in subject.replicas]
+    names = [replica.name for replica in replicas]
+    models = {str(replica.metrics_url): replica.name.rpartition("-")[0] for replica in replicas}
     metrics: Any = {
         "given": lambda: GivenSamples(clock),
-        "pods": lambda: scraped(clock),
+        "pods": lambda: scraped(clock, models),
         "prometheus": lambda: queried(clock, names),
     }[way]()
     autoscaler = Autoscaler(metrics=metrics, target=scaling, clock=clock)

@@ -45,6 +45,8 @@ NAMES = frozenset(
     }
 )
 """Every series the autoscaler needs."""
+LABELLED = frozenset({CACHE_CONFIG, FIRST_TOKEN_WAIT_BUCKET})
+"""Those whose labels say something; all others are summed over them."""
 
 
 class Point(NamedTuple):
