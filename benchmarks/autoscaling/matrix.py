@@ -12,15 +12,20 @@ from typing import Any
 
 from laws import LAWS, PEERS, Parameters
 from scenarios import TARGETS, Case
-from scoring import Score, Statics, reactive_bound, run_law, score_of
+from scoring import Oracle, Score, Statics, reactive_bound, score_law
+from workers import Workers
 
 HOURS = 0.9
 LATE = 0.5
 ORACLE = "oracle"
 _EPSILON = 1e-9
+_SEARCH = 10
+"""Simulations a seed that a search for hindsight static takes, about."""
 
 Configurations = Mapping[str, Parameters]
-Told = Callable[[str], None]
+Oracles = Mapping[float, Oracle]
+"""By target."""
+Told = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,41 +72,73 @@ class Row:
         }
 
 
-def simulations(cases: int, seeds: Sequence[int]) -> int:
-    """How many there are at least, for a progress bar; the search for the oracle adds some."""
-    each = sum(len(TARGETS) if law.follows_target else 1 for law in LAWS.values())
-    return cases * (each * len(seeds) + len(TARGETS))
+def simulations(cases: Sequence[Case], seeds: int) -> int:
+    """How many there are, those that look for hindsight static being a guess."""
+    laws = sum(len(TARGETS) if law.follows_target else 1 for law in LAWS.values())
+    return len(cases) * (laws * seeds + len(TARGETS)) + len(_alike(cases)) * _SEARCH * seeds
 
 
-def rows_of(cases: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, told: Told) -> list[Row]:
-    """Case by case, the lower target first. ``told`` hears of each simulation that is done."""
-    statics = Statics(seeds, told=partial(told, "hindsight"))
-    rows: list[Row] = []
-    for case in cases:
-        where = f"{case.load.name}, {case.startup_delay_seconds:.0f} s, {case.fault.value}"
+def rows_of(
+    cases: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, told: Told, jobs: int = 1
+) -> list[Row]:
+    """Case by case, the lower target first. ``told`` hears how many simulations are done. ``jobs``: processes."""
+    with Workers(jobs) as workers:
+        groups = list(_alike(cases))
+        found = workers.map(_oracles, [(group, seeds) for group in groups])
+        oracles: dict[Case, Oracles] = {}
+        for place, oracle in found:
+            oracles[groups[place]] = oracle
+            told(_SEARCH * len(seeds))
+        tasks = [(case, configurations, seeds, oracles[Statics.alike(case)]) for case in cases]
+        rows: dict[int, list[Row]] = {}
+        for place, results in workers.map(_results, tasks):
+            rows[place] = [_row(cases[place], target, result) for target, result in results.items()]
+            told(simulations([cases[place]], len(seeds)) - _SEARCH * len(seeds))
+    return [row for place in sorted(rows) for row in rows[place]]
 
-        def score(name: str, target: float, case: Case = case, where: str = where) -> Score:
-            make = partial(LAWS[name].scaler, configurations[name], case.load, target)
-            runs = []
-            for seed in seeds:
-                runs.append(run_law(case, seed, make))
-                told(f"{where}: {name}")
-            return score_of(runs)
 
-        alike = {name: score(name, TARGETS[0]) for name, law in LAWS.items() if not law.follows_target}
-        for target in TARGETS:
-            own = {name: score(name, target) for name, law in LAWS.items() if law.follows_target}
-            oracle = statics.oracle(case, target)
-            bound = reactive_bound(case, seeds[:1], static=oracle.replicas)
-            told(f"{where}: bound")
-            possible = bound.meets(target) or any(score.meets(target) for score in (own | alike).values())
-            rows.append(
-                Row(
-                    case=case,
-                    target=target,
-                    infeasible=not possible,
-                    scores=own | alike | {ORACLE: oracle.score},
-                    oracle_replicas=oracle.replicas,
-                )
-            )
-    return rows
+def _alike(cases: Sequence[Case]) -> dict[Case, None]:
+    """Those that differ in nothing that a fixed number of replicas would notice are one."""
+    return dict.fromkeys(Statics.alike(case) for case in cases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """What becomes a row, without its case, whose trace is long."""
+
+    infeasible: bool
+    scores: Mapping[str, Score]
+    oracle_replicas: int
+
+
+def _row(case: Case, target: float, result: _Result) -> Row:
+    return Row(
+        case=case,
+        target=target,
+        infeasible=result.infeasible,
+        scores=result.scores,
+        oracle_replicas=result.oracle_replicas,
+    )
+
+
+def _oracles(case: Case, seeds: Sequence[int]) -> Oracles:
+    statics = Statics(seeds)
+    return {target: statics.oracle(case, target) for target in TARGETS}
+
+
+def _results(
+    case: Case, configurations: Configurations, seeds: Sequence[int], oracles: Oracles
+) -> dict[float, _Result]:
+    def score(name: str, target: float) -> Score:
+        return score_law(case, seeds, partial(LAWS[name].scaler, configurations[name], case.load, target))
+
+    alike = {name: score(name, TARGETS[0]) for name, law in LAWS.items() if not law.follows_target}
+    results: dict[float, _Result] = {}
+    for target, oracle in oracles.items():
+        laws = alike | {name: score(name, target) for name, law in LAWS.items() if law.follows_target}
+        bound = reactive_bound(case, seeds[:1], static=oracle.replicas)
+        possible = bound.meets(target) or any(score.meets(target) for score in laws.values())
+        results[target] = _Result(
+            infeasible=not possible, scores=laws | {ORACLE: oracle.score}, oracle_replicas=oracle.replicas
+        )
+    return results

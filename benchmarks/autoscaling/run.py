@@ -13,7 +13,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,11 +25,14 @@ from loads import DAY, Load, day_shaped, load_of
 from matrix import Configurations, Row, rows_of, simulations
 from plots import plot_rows
 from quire_operator.bench.traces import TraceError
-from scenarios import SEEDS, STARTUP_DELAYS, Case, FaultKind, cases
+from scenarios import SEEDS, STARTUP_DELAYS, TARGETS, Case, FaultKind, cases
+from scoring import score_law
 from tables import markdown, show
+from workers import usable_cores
 
 SLICE = Path(__file__).resolve().parents[1] / "kv" / "azure_llm_2023_code_slice.csv"
 PLOT_FORMATS = (".png", ".svg", ".pdf")
+_MINUTES = 8
 
 
 def main() -> None:
@@ -37,9 +42,12 @@ def main() -> None:
         loads = loads_of(arguments.trace or [str(SLICE)])
         delays, faults = arguments.delay or STARTUP_DELAYS, arguments.fault or tuple(FaultKind)
         chosen = [case for load in loads for case in cases(load, delays=delays, faults=faults)]
-        rows = measured(chosen, configurations, tuple(range(arguments.seeds)))
+        seeds = arguments.seeds or affordable(chosen, configurations, arguments.jobs)
+        rows = measured(chosen, configurations, tuple(range(seeds)), jobs=arguments.jobs)
     except (TraceError, ConfigurationError) as error:
         sys.exit(f"run.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     show(Console(width=None if sys.stdout.isatty() else 230), rows)
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": [row.as_json() for row in rows]}, indent=1) + "\n", "utf-8")
@@ -65,22 +73,40 @@ def loads_of(names: Sequence[str]) -> list[Load]:
     return [day_shaped(lengths) if name == DAY else files[name] for name in names]
 
 
-def measured(chosen: Sequence[Case], configurations: Configurations, seeds: Sequence[int]) -> list[Row]:
+def affordable(chosen: Sequence[Case], configurations: Configurations, jobs: int) -> int:
+    """So many seeds as take ``_MINUTES``, judged by one simulation of each law in each trace; one at least."""
+    loads = {case.load: case for case in chosen}
+    started = monotonic()
+    for load, case in loads.items():
+        for name, law in LAWS.items():
+            score_law(case, (0,), partial(law.scaler, configurations[name], load, TARGETS[0]))
+    each = (monotonic() - started) / len(loads) / len(LAWS)
+    minutes = [each * simulations(chosen, seeds + 1) / jobs / 60 for seeds in range(len(SEEDS))]
+    count = max([1, *(place for place, needed in enumerate(minutes, start=1) if needed <= _MINUTES)])
+    noun = "seed" if count == 1 else "seeds"
+    print(f"{count} {noun} of {len(SEEDS)}: about {max(1, round(minutes[count - 1]))} min; --seeds asks for others")
+    return count
+
+
+def measured(
+    chosen: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, jobs: int = 1
+) -> list[Row]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=simulations(len(chosen), seeds))
-
-        def told(what: str) -> None:
-            is_extra = what == "hindsight"
-            progress.update(task, description=what if not is_extra else None, advance=0 if is_extra else 1)
-
-        return rows_of(chosen, configurations, seeds, told=told)
+        task = progress.add_task("simulations", total=simulations(chosen, len(seeds)))
+        told = partial(progress.advance, task)
+        return rows_of(chosen, configurations, seeds, told=told, jobs=jobs)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", metavar="FILE", help=f"or {DAY}; may be given again (a slice)")
-    parser.add_argument("--seeds", type=_at_least_one, default=len(SEEDS), help="means are over so many (%(default)s)")
+    parser.add_argument(
+        "--seeds",
+        type=_at_least_one,
+        help=f"means are over so many (up to {len(SEEDS)}: what {_MINUTES} minutes allow)",
+    )
+    parser.add_argument("--jobs", type=_at_least_one, default=usable_cores(), help="processes (%(default)s)")
     parser.add_argument("--delay", type=float, action="append", choices=STARTUP_DELAYS, help="only this start-up delay")
     parser.add_argument("--fault", type=FaultKind, action="append", choices=list(FaultKind), help="only this fault")
     parser.add_argument("--json", type=_writable, metavar="FILE", help="write the rows there")

@@ -62,13 +62,12 @@ class Oracle:
 class Statics:
     """Fixed numbers of replicas, each tried once. Metrics don't matter to them, nor the start-up but for a crash."""
 
-    def __init__(self, seeds: Sequence[int], *, told: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = seeds
-        self._told = told
         self._score = cache(self._simulated)
 
     def score(self, case: Case, replicas: int) -> Score:
-        return self._score(self._alike(case), replicas)
+        return self._score(self.alike(case), replicas)
 
     def oracle(self, case: Case, target: float) -> Oracle:
         """By bisection: more replicas are hardly ever later."""
@@ -81,7 +80,8 @@ class Statics:
         return Oracle(replicas=high, score=self.score(case, high))
 
     @staticmethod
-    def _alike(case: Case) -> Case:
+    def alike(case: Case) -> Case:
+        """The case that stands for all that a fixed number of replicas can't tell from it."""
         fault = FaultKind.NONE if case.fault is FaultKind.SCRAPE_OUTAGE else case.fault
         delay = case.startup_delay_seconds if fault is FaultKind.CRASHED_POD else 0.0
         return Case(load=case.load, startup_delay_seconds=delay, fault=fault)
@@ -90,7 +90,6 @@ class Statics:
         runs: list[Run] = []
         for seed in self._seeds:
             runs.append(simulate(case.requests(seed), case.static(replicas, seed), StaticScaler(replicas)))
-            self._told()
         return score_of(runs)
 
 

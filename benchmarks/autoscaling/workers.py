@@ -1,0 +1,47 @@
+"""The same function on many arguments, in as many processes as there are cores to use."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def usable_cores() -> int:
+    """Those that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Workers:
+    """With one job everything runs in this process."""
+
+    def __init__(self, jobs: int) -> None:
+        self._pool = ProcessPoolExecutor(max_workers=jobs, initializer=_leave_interrupts) if jobs > 1 else None
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def map(self, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, T]]:
+        """The place in ``arguments`` and the result of each, as they are done."""
+        if self._pool is None:
+            yield from ((place, function(*given)) for place, given in enumerate(arguments))
+            return
+        places: dict[Future[T], int] = {
+            self._pool.submit(function, *given): place for place, given in enumerate(arguments)
+        }
+        for future in as_completed(places):
+            yield places[future], future.result()
+
+
+def _leave_interrupts() -> None:
+    """To the parent, who ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
