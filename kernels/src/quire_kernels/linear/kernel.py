@@ -1,0 +1,201 @@
+"""linear in Triton: tiles of one size, and K cut into splits, by the weight's shape alone.
+
+y = x W^T + bias. A product of one tile and one split is added up by the tensor cores, from zero and in rising order of
+k; the splits' sums are then added in float32, in rising order too. With many rows a program takes the splits of its
+tile in turn. With few there are fewer tiles than the device has multiprocessors, and a program takes one split: the
+sums go through memory to a second kernel, which adds them in the same order. Both ways give the same bits, so which is
+taken may follow the number of rows, as the instructions and the order of additions do not (He and Thinking Machines
+Lab, "Defeating Nondeterminism in LLM Inference", 2025).
+
+Legend: T rows, K inputs, N outputs, C splits of K.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import LaunchConfig, config_for
+from quire_kernels.triton_runtime.debug import kernel
+from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
+from quire_kernels.triton_runtime.target import Target
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+_PROGRAMS = 256
+"""As many as two on each multiprocessor of a Hopper: a single tile of rows is cut into splits up to these."""
+_SHORTEST_SPLIT = 256
+_TILES_PER_GROUP = tl.constexpr(8)
+"""Tiles of rows that neighbouring programs share the weights of."""
+
+
+@triton.jit
+def _multiply_add(left, right, product):
+    if _INTERPRETED:
+        # The interpreter's own product of matrices, NumPy's, rounds a row by where it stands.
+        wide = left.to(tl.float32)[:, :, None] * right.to(tl.float32)[None, :, :]
+        return product + tl.sum(wide, axis=1)
+    return tl.dot(left, right, product, input_precision="ieee")
+
+
+@kernel(varying=["rows"])
+def _multiply_kernel(
+    x,  # [T, K]
+    weight,  # [N, K]
+    bias,  # [N], not read unless BIAS
+    out,  # [T, N]; float32 [C, T, N] if APART
+    rows,
+    inputs,
+    outputs,
+    x_stride,
+    split_inputs,  # of a split, a multiple of BLOCK_K
+    C: tl.constexpr,
+    APART: tl.constexpr,
+    BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    m_tiles, n_tiles = tl.cdiv(rows, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
+    group, within = tl.program_id(0) // (_TILES_PER_GROUP * n_tiles), tl.program_id(0) % (_TILES_PER_GROUP * n_tiles)
+    first_tile = group * _TILES_PER_GROUP
+    group_tiles = tl.minimum(m_tiles - first_tile, _TILES_PER_GROUP)
+    row = (first_tile + within % group_tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    column = (within // group_tiles).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    # Beyond the last row and column these are read again: cheaper than a mask, and nothing of it is stored.
+    x_rows = x + tl.minimum(row, rows - 1)[:, None] * x_stride
+    weight_rows = weight + tl.minimum(column, outputs - 1)[None, :] * inputs
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    first_split = tl.program_id(1) if APART else 0
+    for split in range(first_split, first_split + (1 if APART else C)):
+        product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        start = split * split_inputs
+        for begin in range(start, tl.minimum(start + split_inputs, inputs), BLOCK_K):
+            k = begin + tl.arange(0, BLOCK_K)
+            if EVEN_K:
+                left = tl.load(x_rows + k[None, :])
+                right = tl.load(weight_rows + k[:, None])
+            else:
+                left = tl.load(x_rows + k[None, :], mask=k[None, :] < inputs, other=0.0)
+                right = tl.load(weight_rows + k[:, None], mask=k[:, None] < inputs, other=0.0)
+            product = _multiply_add(left, right, product)
+        total += product
+    inside = (row[:, None] < rows) & (column[None, :] < outputs)
+    place = row[:, None] * outputs + column[None, :]
+    if APART:
+        place += first_split.to(tl.int64) * rows * outputs
+    elif BIAS:
+        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+@kernel(varying=["elements"])
+def _add_up_kernel(
+    sums,  # [C, T, N] float32
+    bias,  # [N], not read unless BIAS
+    out,  # [T, N]
+    elements,  # T * N
+    outputs,
+    C: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < elements
+    total = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(C):
+        total += tl.load(sums + split * elements.to(tl.int64) + place, mask=inside, other=0.0)
+    if BIAS:
+        total += tl.load(bias + place % outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Few rows take float32 [C, T, N] of memory beside the result."""
+    require_device("linear", x.device)
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    target = target_of(x.device)
+    config = config_for("linear.multiply", target, _key(x.dtype))
+    splits, split_inputs = cut(inputs, outputs, config)
+    tiles = triton.cdiv(rows, config.blocks["BLOCK_M"]) * triton.cdiv(outputs, config.blocks["BLOCK_N"])
+    apart = splits > 1 and 2 * tiles <= device_properties(x.device).multiprocessors
+    sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device) if apart else out
+    given_bias = x if bias is None else bias  # what is not read still needs a pointer
+    _multiply_kernel[(tiles, splits if apart else 1)](
+        x,
+        weight,
+        given_bias,
+        sums,
+        rows,
+        inputs,
+        outputs,
+        x.stride(0),
+        split_inputs,
+        C=splits,
+        APART=apart,
+        BIAS=bias is not None,
+        EVEN_K=inputs % config.blocks["BLOCK_K"] == 0,
+        **config.options,
+    )
+    if apart:
+        adding = config_for("linear.add_up", target)
+        _add_up_kernel[(triton.cdiv(out.numel(), adding.blocks["BLOCK"]),)](
+            sums, given_bias, out, out.numel(), outputs, C=splits, BIAS=bias is not None, **adding.options
+        )
+    return out
+
+
+def cut(inputs: int, outputs: int, config: LaunchConfig) -> tuple[int, int]:
+    """Into how many splits K is cut, and the inputs of each but the last: by the weight's shape, never by the rows."""
+    n_tiles = triton.cdiv(outputs, config.blocks["BLOCK_N"])
+    wanted = max(min(_PROGRAMS // n_tiles, inputs // _SHORTEST_SPLIT), 1)
+    block = config.blocks["BLOCK_K"]
+    split_inputs = max(triton.cdiv(triton.cdiv(inputs, wanted), block), 1) * block
+    return max(triton.cdiv(inputs, split_inputs), 1), split_inputs
+
+
+def _key(dtype: torch.dtype) -> str:
+    return f"bits={8 * dtype.itemsize}"
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    def case(dtype: str, bits: int, name: str, splits: int, *, apart: bool = False, bias: bool = False) -> AotCase:
+        config = config_for("linear.multiply", target, f"bits={bits}")
+        pointers = {
+            **dict.fromkeys(("x", "weight", "bias"), f"*{dtype}:16"),
+            "out": f"*{'fp32' if apart else dtype}:16",
+        }
+        sizes = dict.fromkeys(("inputs", "outputs", "x_stride", "split_inputs"), "i32:16")
+        return AotCase(
+            name=f"multiply {dtype} {name}",
+            kernel=_multiply_kernel,
+            signature={**pointers, **sizes, "rows": "i32"},
+            constexprs={"C": splits, "APART": apart, "BIAS": bias, "EVEN_K": True, **config.blocks},
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            decode_path=True,
+        )
+
+    adding = config_for("linear.add_up", target)
+    add_up = AotCase(
+        name="add up bf16 8 splits",
+        kernel=_add_up_kernel,
+        signature={"sums": "*fp32:16", "bias": "*bf16:16", "out": "*bf16:16", "elements": "i32", "outputs": "i32:16"},
+        constexprs={"C": 8, "BIAS": True, **adding.blocks},
+        num_warps=adding.num_warps,
+        num_stages=adding.num_stages,
+        decode_path=True,
+    )
+    return [
+        case("bf16", 16, "1 split", 1, bias=True),
+        case("bf16", 16, "8 splits in turn", 8),
+        case("bf16", 16, "8 splits apart", 8, apart=True),
+        case("fp16", 16, "8 splits in turn", 8),
+        case("fp32", 32, "4 splits in turn", 4),
+        add_up,
+    ]
