@@ -14,7 +14,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -68,7 +68,16 @@ def measure(ops: Iterable[str], capabilities: Iterable[int], jobs: int) -> list[
                 )
     # Not forked: a process that has imported torch has threads.
     with ProcessPoolExecutor(max(1, jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
-        return failed + list(pool.map(_measure_one, tasks))
+        return failed + list(_with_progress(pool.map(_measure_one, tasks), len(tasks)))
+
+
+def _with_progress(results: Iterable[Measured], total: int) -> Iterator[Measured]:
+    for number, one in enumerate(results, start=1):
+        if sys.stderr.isatty():
+            print(
+                f"\r\033[K{number}/{total} {one}", end="" if number < total else "\r\033[K", file=sys.stderr, flush=True
+            )
+        yield one
 
 
 def _measure_one(task: tuple[str, str, int]) -> Measured:

@@ -1,7 +1,7 @@
 """The demo model in bfloat16 on a GPU, through the whole start-up, against transformers in float32 on the CPU.
 
 Tokens are greedy, and every one is judged by the reference given the same tokens before it: its best logit may be ahead
-by no more than bfloat16 can tell apart, and the log-probabilities must agree. On a CPU with bfloat16 arithmetic the same
+by no more than bfloat16 can tell apart, and the log-probabilities must agree. In bfloat16 on a CPU the same
 comparison has found 0.047 and, of the log-probabilities, 0.11 at most and 0.013 in the mean.
 """
 
