@@ -17,10 +17,7 @@ from torch import Tensor
 from quire_kernels.checks import STORAGE_DTYPES, check_dense, check_device, check_storage, refuse
 from quire_kernels.dispatch import implementation, runs_triton
 from quire_kernels.kv_cache import FP8, VECTOR, KVCache
-from quire_kernels.paged_attention.plan import Workspace
-
-_LARGEST_HEAD_DIM = 256
-_LARGEST_GROUP = 128
+from quire_kernels.paged_attention.plan import Workspace, unsupported_shape
 
 
 class AttentionPlan(Protocol):
@@ -91,11 +88,7 @@ def unsupported(
         return f"KV cache dtype {cache_dtype}: {dtype}{', or float8_e4m3fn,' * on_triton} is needed on {device_type}"
     if block_size < 1 or block_size % VECTOR:
         return f"block size {block_size}: a multiple of {VECTOR} is needed"
-    if on_triton and not 1 <= head_dim <= _LARGEST_HEAD_DIM:
-        return f"head dim {head_dim}: up to {_LARGEST_HEAD_DIM} is needed"
-    if on_triton and not 1 <= group <= _LARGEST_GROUP:
-        return f"{group} query heads for each KV head: up to {_LARGEST_GROUP} are needed"
-    return None
+    return unsupported_shape(head_dim, group) if on_triton else None
 
 
 def paged_attention(

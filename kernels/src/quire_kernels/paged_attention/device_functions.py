@@ -292,8 +292,8 @@ def normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head):
 @triton.jit
 def clear_padding(out, first, num_rows, program, num_programs, ROW: tl.constexpr):
     """Zeros for the rows of padding: what reads them must not meet a NaN."""
-    for row in range(first + program, num_rows, num_programs):
+    for row in tl.range(first + program, num_rows, num_programs):
         for start in tl.static_range(0, ROW, 1024):
             place = start + tl.arange(0, 1024)
-            target = out + row.to(tl.int64) * ROW + place
+            target = out + row * tl.full((), ROW, tl.int64) + place
             tl.store(target, tl.zeros((1024,), out.dtype.element_ty), mask=place < ROW)

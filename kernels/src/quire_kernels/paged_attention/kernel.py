@@ -26,6 +26,7 @@ from quire_kernels.paged_attention.plan import (
     DevicePlan,
     Workspace,
     plan_host_lengths,
+    unsupported_shape,
     workspace_floats,
 )
 from quire_kernels.triton_runtime.aot_case import AotCase
@@ -76,12 +77,14 @@ def paged_attention(
     if cache.keys.dtype == FP8:
         require_fp8(op, q.device)
     heads, head_dim = q.shape[1:]
+    group = heads // cache.kv_heads
+    if reason := unsupported_shape(head_dim, group):
+        refuse(op, "q", f"has {reason}")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     target = target_of(q.device)
     processors = device_properties(q.device).multiprocessors
     key = config_key(head_dim, cache.keys.dtype.itemsize)
-    group = heads // cache.kv_heads
     shape = _shape(cache.kv_heads, group, head_dim, cache.block_size)
     tensors = {
         "q": q,

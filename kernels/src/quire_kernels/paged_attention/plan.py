@@ -21,6 +21,8 @@ MAX_SHORT_QUERIES = 16
 MAX_SEGMENTS = 32
 """Splits of one sequence's context at most, where their size is not fixed."""
 
+_LARGEST_HEAD_DIM = 256
+_LARGEST_GROUP = 128
 # With 16 rows a split, its partial results are 3 % of what it reads when it has this many tokens.
 _MIN_FIXED_SPLIT = 512
 _FIXED_SEGMENTS = 16
@@ -51,6 +53,15 @@ class DevicePlan:
     workspace: Workspace
     min_query_len: int = 1  # of sequences that are not padding: a launch that would find nothing is left out
     max_short_len: int = MAX_SHORT_QUERIES  # the longest of up to MAX_SHORT_QUERIES; fewer, and the tiles are smaller
+
+
+def unsupported_shape(head_dim: int, group: int) -> str | None:
+    """Why the kernels have no tiles for such heads, if they have none. group: query heads for each KV head."""
+    if not 1 <= head_dim <= _LARGEST_HEAD_DIM:
+        return f"head dim {head_dim}: up to {_LARGEST_HEAD_DIM} is needed"
+    if not 1 <= group <= _LARGEST_GROUP:
+        return f"{group} query heads for each KV head: up to {_LARGEST_GROUP} are needed"
+    return None
 
 
 def fixed_split_tokens(max_context: int) -> int:

@@ -1,0 +1,344 @@
+"""Plans of Triton attention: splits, their workspace, padding, buffers that change, and whose bits depend on what."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.errors import ArgumentError
+from quire_kernels.paged_attention import paged_attention, plan_attention, reference
+from quire_kernels.paged_attention.plan import (
+    MAX_SHORT_QUERIES,
+    DevicePlan,
+    Workspace,
+    allocate_workspace,
+    fixed_split_tokens,
+    plan_over_buffers,
+    workspace_bytes,
+    workspace_segments,
+)
+
+Close = Callable[[Tensor, Tensor], None]
+Fill = Callable[..., Any]
+
+HEADS, KV_HEADS, HEAD_DIM = 2, 1, 32
+
+
+def workspace(device: torch.device, *, tokens: int, segments: int, split_tokens: int | None = None) -> Workspace:
+    made = allocate_workspace(
+        max_decode_tokens=tokens,
+        heads=HEADS,
+        head_dim=HEAD_DIM,
+        segments=segments,
+        device=device,
+        split_tokens=split_tokens,
+    )
+    made.buffer.fill_(torch.nan)
+    return made
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """Some sequences in a cache, with a query for each of their tokens."""
+
+    filled: Any
+    queries: list[Tensor]
+    space: Workspace
+
+    def attend(self, *chosen: tuple[int, int, int], padding: int = 0) -> list[Tensor]:
+        """The results of (sequence, tokens before, queries), each a chunk of its sequence, as one batch."""
+        device = self.filled.block_tables.device
+        rows = [index for index, _, _ in chosen]
+        plan = plan_attention(
+            block_tables=self.filled.block_tables[rows].contiguous(),
+            query_lens=[count for _, _, count in chosen],
+            context_lens=[before + count for _, before, count in chosen],
+            block_size=16,
+            workspace=self.space,
+            deterministic=self.space.split_tokens is not None,
+        )
+        assert isinstance(plan, DevicePlan)
+        parts = [self.queries[index][before : before + count] for index, before, count in chosen]
+        if padding:
+            empty = torch.zeros(padding, dtype=torch.int32, device=device)
+            plan = dataclasses.replace(
+                plan,
+                block_tables=torch.cat((plan.block_tables, empty[:, None].expand(-1, plan.block_tables.shape[1]))),
+                query_starts=torch.cat((plan.query_starts, plan.query_starts[-1:].expand(padding))),
+                context_lens=torch.cat((plan.context_lens, empty)),
+                num_tokens=plan.num_tokens + padding,
+            )
+            parts.append(torch.full((padding, HEADS, HEAD_DIM), torch.nan, device=device))
+        q = torch.cat(parts)
+        out = torch.full_like(q, torch.nan)
+        paged_attention(q, self.filled.cache, plan, 0.25, out=out)
+        assert not out[len(q) - padding :].any(), "a row of padding is not 0"
+        return list(out[: len(q) - padding].split([count for _, _, count in chosen]))
+
+
+@pytest.fixture
+def sequences(fill_cache: Fill, device: torch.device) -> Callable[..., Sequences]:
+    def make(*lengths: int, space: Workspace) -> Sequences:
+        filled = fill_cache(list(lengths), kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+        queries = [torch.randn(length, HEADS, HEAD_DIM, device=device) for length in lengths]
+        return Sequences(filled=filled, queries=queries, space=space)
+
+    return make
+
+
+@pytest.fixture
+def alike_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter's products round a row alike wherever in a tile it is, as matrix units do and BLAS does not."""
+
+    def matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        return np.add.reduce(a[:, :, None] * b[None], axis=1, dtype=dtype)
+
+    if INTERPRETED:
+        monkeypatch.setattr("triton.runtime.interpreter.np.matmul", matmul)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 32])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_any_number_of_splits_equals_the_reference(
+    segments: int, queries: int, fill_cache: Fill, assert_close: Close, device: torch.device
+) -> None:
+    contexts = [900, 300]
+    filled = fill_cache(contexts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+    q = torch.randn(queries + 1, HEADS, HEAD_DIM, device=device)
+    sinks = torch.tensor([2.0, -1.0], device=device)
+    lengths: dict[str, Any] = {
+        "block_tables": filled.block_tables,
+        "query_lens": [queries, 1],
+        "context_lens": contexts,
+        "window": 800,
+    }
+    plan = plan_attention(**lengths, block_size=16, workspace=workspace(device, tokens=2 * queries, segments=segments))
+    found = paged_attention(q, filled.cache, plan, 0.25, sinks=sinks)
+    assert_close(found, reference.paged_attention(q, filled.cache, **lengths, scale=0.25, sinks=sinks))
+
+
+def test_a_workspace_holds_partial_results_only_where_a_context_is_split(
+    sequences: Callable[..., Sequences], device: torch.device
+) -> None:
+    space = workspace(device, tokens=2, segments=4)
+    some = sequences(200, 900, space=space)
+    some.attend((0, 199, 1))
+    assert bool(space.buffer.isnan().all()), "a context of one split left something"
+    some.attend((1, 899, 1))
+    assert not bool(space.buffer.isnan().all())
+
+
+def test_rows_of_padding_are_zeros_and_change_nothing(
+    sequences: Callable[..., Sequences], device: torch.device
+) -> None:
+    some = sequences(300, 40, space=workspace(device, tokens=8, segments=8))
+    for batch in ([(0, 299, 1), (1, 39, 1)], [(0, 280, 20), (1, 39, 1)], [(0, 270, 30)]):
+        for found, expected in zip(some.attend(*batch, padding=3), some.attend(*batch), strict=True):
+            assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_a_query_with_no_context_gets_zeros(fill_cache: Fill, device: torch.device) -> None:
+    filled = fill_cache([20, 16], kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+    plan = plan_over_buffers(
+        block_tables=filled.block_tables,
+        query_starts=torch.tensor([0, 1, 2], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([20, 0], dtype=torch.int32, device=device),
+        num_tokens=2,
+        max_query_len=1,
+        window=None,
+        workspace=workspace(device, tokens=2, segments=4),
+    )
+    out = paged_attention(torch.ones(2, HEADS, HEAD_DIM, device=device), filled.cache, plan, 1.0)
+    assert bool(out[0].isfinite().all()) and not out[1].any()
+
+
+def test_a_plan_over_buffers_follows_what_they_hold(
+    fill_cache: Fill, assert_close: Close, device: torch.device
+) -> None:
+    contexts = [500, 33, 70]
+    filled = fill_cache(contexts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+    tables = torch.zeros_like(filled.block_tables)
+    starts, lens = (torch.zeros(n, dtype=torch.int32, device=device) for n in (4, 3))
+    space = workspace(device, tokens=3, segments=8)
+    buffers: dict[str, Any] = {"block_tables": tables, "query_starts": starts, "context_lens": lens}
+    plan = plan_over_buffers(**buffers, num_tokens=3, max_query_len=1, window=None, workspace=space)
+    q, out = (torch.full((3, HEADS, HEAD_DIM), torch.nan, device=device) for _ in range(2))
+    for chosen in ([0, 1, 2], [2], [1, 0]):
+        count = len(chosen)
+        tables[:count] = filled.block_tables[chosen]
+        starts.copy_(torch.arange(4).clamp(max=count))
+        lens.zero_()
+        lens[:count] = torch.tensor([contexts[i] for i in chosen])
+        q[:count] = torch.randn(count, HEADS, HEAD_DIM)
+        assert paged_attention(q, filled.cache, plan, 0.25, out=out) is out
+        expected = reference.paged_attention(
+            q[:count],
+            filled.cache,
+            block_tables=filled.block_tables[chosen],
+            query_lens=[1] * count,
+            context_lens=[contexts[i] for i in chosen],
+            scale=0.25,
+        )
+        assert_close(out[:count], expected)
+        assert not out[count:].any()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs CUDA graphs")
+def test_a_captured_launch_replays_over_other_lengths(
+    fill_cache: Fill, assert_close: Close, device: torch.device
+) -> None:
+    filled = fill_cache([900, 60], kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32, device=device)
+    lens = torch.tensor([5, 5], dtype=torch.int32, device=device)
+    plan = plan_over_buffers(
+        block_tables=filled.block_tables,
+        query_starts=starts,
+        context_lens=lens,
+        num_tokens=2,
+        max_query_len=1,
+        window=None,
+        workspace=workspace(device, tokens=2, segments=8),
+    )
+    q = torch.randn(2, HEADS, HEAD_DIM, device=device)
+    out = torch.full_like(q, torch.nan)
+    paged_attention(q, filled.cache, plan, 0.25, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_attention(q, filled.cache, plan, 0.25, out=out)
+    for contexts in ([900, 60], [17, 1]):
+        lens.copy_(torch.tensor(contexts))
+        graph.replay()
+        lengths: dict[str, Any] = {"query_lens": [1, 1], "context_lens": contexts}
+        expected = reference.paged_attention(q, filled.cache, block_tables=filled.block_tables, **lengths, scale=0.25)
+        assert_close(out, expected)
+
+
+def test_a_row_has_the_same_bits_whatever_its_batch_mates_hold(
+    sequences: Callable[..., Sequences], device: torch.device
+) -> None:
+    some = sequences(700, 300, 40, 90, space=workspace(device, tokens=4, segments=8))
+    first, second = some.attend((0, 699, 1), (1, 280, 20)), some.attend((0, 699, 1), (2, 10, 30))
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], some.attend((3, 89, 1), (1, 280, 20))[1])
+
+
+@pytest.mark.usefixtures("alike_rows")
+def test_with_fixed_splits_a_token_has_the_same_bits_in_whatever_steps_it_comes(
+    sequences: Callable[..., Sequences], device: torch.device
+) -> None:
+    some = sequences(420, 90, space=workspace(device, tokens=40, segments=4, split_tokens=128))
+    whole = some.attend((0, 370, 50))[0]  # a chunk of a prompt
+    chunks = some.attend((0, 370, 29), (1, 89, 1)) + some.attend((1, 20, 30), (0, 399, 21))
+    assert torch.equal(torch.cat((chunks[0], chunks[3])), whole)
+    assert torch.equal(some.attend((1, 50, 1), (0, 390, 7), padding=2)[1], whole[20:27])  # drafts to verify
+    for place in (0, 14, 49):  # decoding, alone and not
+        assert torch.equal(some.attend((0, 370 + place, 1))[0], whole[place : place + 1])
+    assert torch.equal(some.attend((1, 10, 3), (0, 419, 1), (1, 60, 20))[1], whole[49:])
+
+
+def test_fixed_splits_equal_the_reference_with_a_window(
+    fill_cache: Fill, assert_close: Close, device: torch.device
+) -> None:
+    contexts, queries = [420, 300], [1, 40]
+    filled = fill_cache(contexts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+    q = torch.randn(41, HEADS, HEAD_DIM, device=device)
+    lengths: dict[str, Any] = {
+        "block_tables": filled.block_tables,
+        "query_lens": queries,
+        "context_lens": contexts,
+        "window": 200,
+    }
+    space = workspace(device, tokens=2, segments=4, split_tokens=128)
+    plan = plan_attention(**lengths, block_size=16, workspace=space, deterministic=True)
+    expected = reference.paged_attention(q, filled.cache, **lengths, scale=0.25)
+    assert_close(paged_attention(q, filled.cache, plan, 0.25), expected)
+
+
+def test_fixed_splits_without_room_are_refused(fill_cache: Fill, device: torch.device) -> None:
+    filled = fill_cache([900], kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+    plan = plan_attention(
+        block_tables=filled.block_tables,
+        query_lens=[1],
+        context_lens=[900],
+        block_size=16,
+        workspace=workspace(device, tokens=1, segments=4, split_tokens=128),
+    )
+    message = "plan has a workspace for 4 splits of 1 sequences of 1 queries; contexts of up to 912 tokens .* need 8"
+    with pytest.raises(ArgumentError, match=message):
+        paged_attention(torch.zeros(1, HEADS, HEAD_DIM, device=device), filled.cache, plan, 1.0)
+
+
+def test_a_deterministic_plan_needs_fixed_splits(device: torch.device) -> None:
+    lengths: dict[str, Any] = {
+        "block_tables": torch.zeros(1, 1, dtype=torch.int32, device=device),
+        "query_lens": [1],
+        "context_lens": [1],
+        "block_size": 16,
+        "deterministic": True,
+    }
+    with pytest.raises(ArgumentError, match="plan_attention: workspace fixes no split_tokens"):
+        plan_attention(**lengths)
+    with pytest.raises(ArgumentError, match="plan_attention: workspace fixes no split_tokens"):
+        plan_attention(**lengths, workspace=workspace(device, tokens=1, segments=1))
+
+
+def test_the_size_of_a_workspace(device: torch.device) -> None:
+    size: dict[str, int] = {"max_decode_tokens": 3, "heads": 5, "head_dim": 80, "segments": 7}
+    made = allocate_workspace(**size, device=device)
+    assert made.buffer.numel() * 4 == workspace_bytes(**size) == 3 * 7 * 5 * 82 * 4
+    assert [workspace_segments(n, max_context=8192) for n in (1, 64, 128, 256, 1024)] == [32, 32, 16, 8, 8]
+    for longest in (100, 8192, 32768, 131072, 1_000_000):
+        tokens = fixed_split_tokens(longest)
+        assert tokens % 512 == 0 and workspace_segments(256, max_context=longest, split_tokens=tokens) <= 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_decode_tokens": 0}, "max_decode_tokens is 0; at least 1 is needed"),
+        ({"segments": 0}, "segments is 0; at least 1 is needed"),
+        ({"split_tokens": 100}, "split_tokens is 100; a positive multiple of 128 is needed"),
+    ],
+)
+def test_refuses_a_workspace_of_no_use(change: dict[str, int], message: str, device: torch.device) -> None:
+    size: dict[str, Any] = {"max_decode_tokens": 1, "heads": 1, "head_dim": 32, "segments": 1, **change}
+    with pytest.raises(ArgumentError, match=f"allocate_workspace: {message}"):
+        allocate_workspace(**size, device=device)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_tables": torch.zeros(3, 4, dtype=torch.int32)}, r"block_tables has shape \(3, 4\); \[2, blocks\]"),
+        ({"block_tables": torch.zeros(2, 4)}, "block_tables is torch.float32"),
+        ({"query_starts": torch.zeros(2, dtype=torch.int32)}, r"query_starts is .*\(3,\) is needed"),
+        ({"context_lens": torch.zeros(2, dtype=torch.int64)}, "context_lens is torch.int64"),
+        ({"max_query_len": 3}, "max_query_len is 3; 1 to the 2 tokens is needed"),
+        ({"window": 0}, "window is 0; at least 1 token is needed"),
+    ],
+)
+def test_refuses_buffers_that_do_not_fit_together(change: dict[str, Any], message: str, device: torch.device) -> None:
+    arguments: dict[str, Any] = {
+        "block_tables": torch.zeros(2, 4, dtype=torch.int32),
+        "query_starts": torch.zeros(3, dtype=torch.int32),
+        "context_lens": torch.zeros(2, dtype=torch.int32),
+        "num_tokens": 2,
+        "max_query_len": 1,
+        "window": None,
+        **change,
+    }
+    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in arguments.items()}
+    with pytest.raises(ArgumentError, match=f"plan_over_buffers: {message}"):
+        plan_over_buffers(**moved, workspace=workspace(device, tokens=2, segments=1))
+
+
+def test_the_tiles_of_few_queries_are_planned_for_the_longest_of_them(device: torch.device) -> None:
+    tables = torch.zeros(3, 10, dtype=torch.int32, device=device)
+    for queries, longest in (([1, 40, 1], 1), ([1, 40, 4], 4), ([40, 40, 40], 1), ([16, 17, 1], MAX_SHORT_QUERIES)):
+        plan = plan_attention(block_tables=tables, query_lens=queries, context_lens=[100] * 3, block_size=16)
+        assert isinstance(plan, DevicePlan) and plan.max_short_len == longest
