@@ -23,10 +23,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from laws import LAWS, ConfigurationError, tuned
 from loads import DAY, Load, day_shaped, load_of
 from matrix import Configurations, Row, rows_of, simulations
-from plots import plot_rows
+from plots import plot_rows, plot_timeline
 from quire_operator.bench.traces import TraceError
 from scenarios import SEEDS, STARTUP_DELAYS, TARGETS, Case, FaultKind, cases
-from scoring import score_law
+from scoring import run_law, score_law
 from tables import markdown, show
 from workers import usable_cores
 
@@ -55,6 +55,14 @@ def main() -> None:
         arguments.markdown.write_text(markdown(rows), encoding="utf-8")
     if arguments.plot:
         plot_rows(arguments.plot, rows)
+    if arguments.timeline:
+        for case in {case.load: case for case in reversed(chosen)}.values():
+            runs = {
+                name: run_law(case, 0, partial(law.scaler, configurations[name], case.load, TARGETS[0]))
+                for name, law in LAWS.items()
+            }
+            path = arguments.timeline.with_stem(f"{arguments.timeline.stem}-{case.load.name}")
+            plot_timeline(path, case.title, runs)
 
 
 def loads_of(names: Sequence[str]) -> list[Load]:
@@ -112,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=_writable, metavar="FILE", help="write the rows there")
     parser.add_argument("--markdown", type=_writable, metavar="FILE", help="write the table there")
     parser.add_argument("--plot", type=_drawable, metavar="FILE", help="draw them there (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--timeline", type=_drawable, metavar="FILE", help="draw each trace's first case over time, to FILE-TRACE"
+    )
     return parser
 
 

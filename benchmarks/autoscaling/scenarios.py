@@ -41,6 +41,10 @@ class Case:
     startup_delay_seconds: float
     fault: FaultKind
 
+    @property
+    def title(self) -> str:
+        return f"{self.load.name}, a start-up of {self.startup_delay_seconds:.0f} s, fault: {self.fault.value}"
+
     def requests(self, seed: int) -> tuple[Request, ...]:
         return jittered(self.load, seed)
 

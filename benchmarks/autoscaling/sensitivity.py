@@ -22,6 +22,7 @@ from quire_operator.bench.traces import TraceError
 from run import loads_of
 from scenarios import TARGETS, Case, FaultKind
 from scoring import Score, score_law
+from workers import Workers, usable_cores
 
 FACTORS = (0.5, 0.8, 1.25, 2.0)
 AS_CHOSEN = "as chosen"
@@ -63,14 +64,19 @@ def main() -> None:
     there = variants(tuned(QUIRE))
     for load in loads:
         case = Case(load=load, startup_delay_seconds=_STARTUP_SECONDS, fault=FaultKind.NONE)
-        scores: dict[str, dict[float, Score]] = {}
-        for name in track(there, description=load.name, console=Console(stderr=True), transient=True):
-            scores[name] = {
-                target: score_law(case, (0,), partial(QUIRE.scaler, there[name], load, target)) for target in TARGETS
-            }
+        with Workers(usable_cores()) as workers:
+            done = workers.map(scores_of, [(case, parameters) for parameters in there.values()])
+            shown = track(done, load.name, total=len(there), console=Console(stderr=True), transient=True)
+            found = dict(shown)
+        scores = {name: found[place] for place, name in enumerate(there)}
         console.print(_table(load.name, scores))
         if arguments.plot:
             _plot(arguments.plot.with_stem(f"{arguments.plot.stem}-{load.name}"), load.name, scores)
+
+
+def scores_of(case: Case, parameters: Parameters) -> dict[float, Score]:
+    """By target."""
+    return {target: score_law(case, (0,), partial(QUIRE.scaler, parameters, case.load, target)) for target in TARGETS}
 
 
 def _table(title: str, scores: Mapping[str, Mapping[float, Score]]) -> Table:

@@ -32,9 +32,13 @@ class Load:
     prefill_tokens_per_second: float | None
 
     @cached_property
-    def requests(self) -> float:
-        """What it works on, its KV use breaking ties."""
-        return self.running + self.waiting + round(self.kv_usage, 1)
+    def requests(self) -> int:
+        return self.running + self.waiting
+
+    @cached_property
+    def kv_tenths(self) -> float:
+        """Breaks ties."""
+        return round(self.kv_usage, 1)
 
     @cached_property
     def is_full(self) -> bool:
@@ -76,8 +80,8 @@ def _costs(candidates: Sequence[Candidate], prompt_tokens: float) -> list[tuple[
     typical = sum(known) / len(known) if known else _UNKNOWN_TOKENS_PER_SECOND
     requests = []
     for _, load, in_flight, _, _ in candidates:
-        count = load.requests
-        requests.append(count + in_flight - load.in_flight if in_flight > load.in_flight else count)
+        since = in_flight - load.in_flight
+        requests.append(load.requests + (since if since > 0 else 0) + load.kv_tenths)
     busy = _LOAD_BOUND * min(requests) + _LOAD_SLACK
     costs = []
     for (_, load, in_flight, sent_tokens, prefix_share), count in zip(candidates, requests, strict=True):
