@@ -85,7 +85,7 @@ def _multiply_kernel(
     inside = (row[:, None] < rows) & (column[None, :] < outputs)
     place = row[:, None] * outputs + column[None, :]
     if APART:
-        place += first_split.to(tl.int64) * rows * outputs
+        place += tl.program_id(1).to(tl.int64) * rows * outputs
     elif BIAS:
         total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,119 @@
+"""swap_blocks in Triton: a few programs copy piece after piece of all blocks of all layers, keys and values.
+
+Where one side is host memory, the bus between is the bottleneck: a few multiprocessors keep enough of it in flight, and
+the others are left to the step that runs meanwhile on another stream. Pinned host memory is read and written in place,
+by the addresses it has in the device's own address space; so one launch serves, where copies by the driver would take
+two calls for each block and layer.
+
+Legend: L layers, C blocks to copy, B buffers: keys and values of each layer.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels.kv_cache import KVCache
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import config_for
+from quire_kernels.triton_runtime.debug import kernel
+from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.target import Target
+
+_WORD_BYTES = 8
+
+
+@kernel(varying=["copies"])
+def _swap_blocks_kernel(
+    addresses,  # [B, 2] int64: of each buffer, source and target
+    source_blocks,  # [C]
+    target_blocks,  # [C]
+    copies,
+    buffers,
+    block_words,  # of 8 bytes, a multiple of 2
+    fewest_source_blocks,
+    fewest_target_blocks,
+    BLOCK: tl.constexpr,
+):
+    pieces = tl.cdiv(block_words, BLOCK)
+    within = tl.arange(0, BLOCK)
+    for item in range(tl.program_id(0), copies * buffers * pieces, tl.num_programs(0)):
+        copy, buffer = item // pieces // buffers, item // pieces % buffers
+        word = item % pieces * BLOCK + within
+        source_block, target_block = tl.load(source_blocks + copy), tl.load(target_blocks + copy)
+        tl.device_assert(
+            (source_block >= 0) & (source_block < fewest_source_blocks), "swap_blocks: source_blocks leave a cache"
+        )
+        tl.device_assert(
+            (target_block >= 0) & (target_block < fewest_target_blocks), "swap_blocks: target_blocks leave a cache"
+        )
+        # Blocks are of whole 16 bytes, and begin at such an address: what the compiler cannot know of a table.
+        source = tl.multiple_of(tl.load(addresses + buffer * 2) + source_block * block_words * 8, 16)
+        target = tl.multiple_of(tl.load(addresses + buffer * 2 + 1) + target_block * block_words * 8, 16)
+        moved = tl.load(source.to(tl.pointer_type(tl.int64)) + word, mask=word < block_words)
+        tl.store(target.to(tl.pointer_type(tl.int64)) + word, moved, mask=word < block_words)
+
+
+def swap_blocks(
+    sources: Sequence[KVCache], targets: Sequence[KVCache], source_blocks: Tensor, target_blocks: Tensor
+) -> None:
+    device = source_blocks.device
+    require_device("swap_blocks", device)
+    config = config_for("swap_blocks.swap", target_of(device), _key(sources[0], targets[0]))
+    blocks = dict(config.blocks)
+    programs = blocks.pop("PROGRAMS")
+    addresses = tuple(
+        address
+        for source, target in zip(sources, targets, strict=True)
+        for address in (
+            source.keys.data_ptr(),
+            target.keys.data_ptr(),
+            source.values.data_ptr(),
+            target.values.data_ptr(),
+        )
+    )
+    keys = sources[0].keys
+    _swap_blocks_kernel[(programs,)](
+        _on_device(addresses, device),
+        source_blocks,
+        target_blocks,
+        source_blocks.numel(),
+        2 * len(sources),
+        keys[0].numel() * keys.itemsize // _WORD_BYTES,
+        min(cache.num_blocks for cache in sources),
+        min(cache.num_blocks for cache in targets),
+        **blocks,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _on_device(addresses: tuple[int, ...], device: torch.device) -> Tensor:
+    """The table [B, 2]; caches stay where they are, so it is made once for each set of layers and direction."""
+    return torch.tensor(addresses, device=device)
+
+
+def _key(source: KVCache, target: KVCache) -> str:
+    return "device" if source.keys.device == target.keys.device else "host"
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    def case(key: str) -> AotCase:
+        config = config_for("swap_blocks.swap", target, key)
+        tables = dict.fromkeys(("addresses", "source_blocks", "target_blocks"), "*i64:16")
+        sizes = {"copies": "i32", "buffers": "i32:16", "block_words": "i32:16"}
+        bounds = dict.fromkeys(("fewest_source_blocks", "fewest_target_blocks"), "i32")
+        return AotCase(
+            name=f"within the {key}" if key == "device" else f"from or to the {key}",
+            kernel=_swap_blocks_kernel,
+            signature={**tables, **sizes, **bounds},
+            constexprs={"BLOCK": config.blocks["BLOCK"]},
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            decode_path=True,
+        )
+
+    return [case("host"), case("device")]

@@ -1,0 +1,137 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.errors import InterpreterError
+
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.errors import ArgumentError
+from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache, allocate_swap_space
+from quire_kernels.swap_blocks import reference, swap_blocks
+
+
+def caches(
+    num_blocks: int,
+    device: torch.device,
+    *,
+    layers: int = 3,
+    kv_heads: int = 2,
+    head_dim: int = 20,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> list[KVCache]:
+    made = [
+        allocate_kv_cache(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            device=device,
+        )
+        for _ in range(layers)
+    ]
+    for cache in made:
+        for held in (cache.keys, cache.values):
+            held.copy_(torch.randn(held.shape).to(dtype))
+    return made
+
+
+def copied(some: list[KVCache]) -> list[Tensor]:
+    return [tensor.clone() for cache in some for tensor in (cache.keys, cache.values)]
+
+
+def blocks(*ids: int, device: torch.device) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=["float32", "bfloat16", "float8"])
+@pytest.mark.parametrize(
+    ("layers", "kv_heads", "head_dim", "block_size", "count"),
+    [(1, 1, 16, 16, 1), (3, 2, 20, 32, 7), (2, 3, 80, 16, 5), (2, 8, 128, 64, 2)],
+)
+def test_blocks_arrive_where_they_should_and_nothing_else_changes(
+    layers: int, kv_heads: int, head_dim: int, block_size: int, count: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    shape: dict[str, Any] = {
+        "layers": layers,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "block_size": block_size,
+        "dtype": dtype,
+    }
+    sources, targets, expected = (caches(size, device, **shape) for size in (12, 9, 9))
+    for ours, theirs in zip(targets, expected, strict=True):
+        theirs.keys.copy_(ours.keys)
+        theirs.values.copy_(ours.values)
+    before = copied(sources)
+    chosen, places = torch.randperm(12)[:count].to(device), torch.randperm(9)[:count].to(device)
+    swap_blocks(sources, targets, chosen, places)
+    reference.swap_blocks(sources, expected, chosen, places)
+    for ours, theirs in zip(copied(targets), copied(expected), strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    for now, was in zip(copied(sources), before, strict=True):
+        assert torch.equal(now.view(torch.uint8), was.view(torch.uint8))
+
+
+def test_what_went_to_host_memory_comes_back_bit_for_bit(device: torch.device) -> None:
+    cache = caches(6, device, dtype=torch.bfloat16)
+    space = [allocate_swap_space(layer, 3) for layer in cache]
+    assert all(layer.keys.device.type == "cpu" and layer.num_blocks == 3 for layer in space)
+    cache[1].keys[4].fill_(torch.nan)
+    expected = [tensor[4].view(torch.int16) for tensor in copied(cache)]
+    swap_blocks(cache, space, blocks(4, 5, device=device), blocks(2, 0, device=device))
+    for layer in cache:
+        layer.keys[4] = layer.values[4] = 0.0
+    swap_blocks(space, cache, blocks(2, device=device), blocks(1, device=device))
+    found = [tensor[1].view(torch.int16) for tensor in copied(cache)]
+    assert all(torch.equal(now, was) for now, was in zip(found, expected, strict=True))
+
+
+def test_blocks_beyond_two_billion_elements_are_reached(device: torch.device) -> None:
+    # Memory is taken only where it is written: on a GPU, all of 8.6 GB.
+    num_blocks = (1 << 31) // (16 * 64) + 2
+    shape: dict[str, Any] = {"block_size": 16, "kv_heads": 1, "head_dim": 64, "dtype": torch.float16, "device": device}
+    large = allocate_kv_cache(num_blocks=num_blocks, **shape)
+    small = allocate_kv_cache(num_blocks=2, **shape)
+    large.keys[-1], large.values[-1] = 1.0, 2.0
+    swap_blocks([large], [small], blocks(num_blocks - 1, device=device), blocks(1, device=device))
+    assert bool((small.keys[1] == 1.0).all()) and bool((small.values[1] == 2.0).all())
+    swap_blocks([small], [large], blocks(1, device=device), blocks(num_blocks - 2, device=device))
+    assert bool((large.keys[-2] == 1.0).all()) and bool((large.values[-2] == 2.0).all())
+    assert not large.keys[0].any() and not small.keys[0].any()
+
+
+def test_no_blocks_are_nothing_to_do(device: torch.device) -> None:
+    sources, targets = caches(2, device), caches(1, device)
+    start = copied(targets)
+    swap_blocks(sources, targets, blocks(device=device), blocks(device=device))
+    assert all(torch.equal(now, was) for now, was in zip(copied(targets), start, strict=True))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="ends the use of the GPU")
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (5, 0, "source_blocks leave a cache"),
+        (-1, 0, "source_blocks leave a cache"),
+        (0, 4, "target_blocks leave a cache"),
+        (0, -1, "target_blocks leave a cache"),
+    ],
+)
+def test_a_block_out_of_range_is_seen_on_the_device(
+    source: int, target: int, message: str, device: torch.device
+) -> None:
+    with pytest.raises(InterpreterError, match=f"swap_blocks: {message}"):
+        swap_blocks(caches(5, device), caches(4, device), blocks(source, device=device), blocks(target, device=device))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="one kind of memory only")
+def test_host_memory_must_be_pinned_and_block_ids_on_the_device(device: torch.device) -> None:
+    cache, paged = caches(2, device), caches(2, torch.device("cpu"))
+    ids = blocks(0, device=device)
+    with pytest.raises(ArgumentError, match="swap_blocks: targets are on cpu; cuda:0, .* or pinned host memory is"):
+        swap_blocks(cache, paged, ids, ids)
+    with pytest.raises(ArgumentError, match="swap_blocks: target_blocks is on cpu; cuda:0 is needed"):
+        swap_blocks(cache, cache, ids, ids.cpu())
