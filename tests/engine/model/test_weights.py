@@ -14,6 +14,7 @@ from torch import Tensor
 from quire_engine.errors import ModelFolderError
 from quire_engine.model import gemma2, gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from quire_engine.model.config import ModelConfig
+from quire_engine.model.expert_tensors import ExpertNames, read_stacked
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.family import Family
 from quire_engine.model.registry import SUPPORTED, find_family
@@ -350,3 +351,32 @@ def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
 def test_every_supported_architecture_has_a_family() -> None:
     assert "LlamaForCausalLM" in SUPPORTED
     assert all(find_family(name).tensor_shapes(CONFIG, ()) for name in SUPPORTED)
+
+
+class ReadOf:
+    """What a checkpoint would give, from tensors at hand."""
+
+    def __init__(self, content: dict[str, Tensor]) -> None:
+        self.names = content.keys()
+        self._content = content
+
+    def __call__(self, name: str, part: int | None = None) -> Tensor:
+        return self._content[name] if part is None else self._content[name][part]
+
+
+def test_experts_are_stacked_alike_however_a_checkpoint_holds_them() -> None:
+    gate_up, down = torch.randn(3, 24, 16), torch.randn(3, 16, 12)
+    together = {
+        "model.layers.0.mlp.experts.gate_up_proj": gate_up,
+        "model.layers.0.mlp.experts.down_proj": down,
+    }
+    apart = {}
+    for expert in range(3):
+        prefix = f"model.layers.0.block_sparse_moe.experts.{expert}"
+        apart[f"{prefix}.w1.weight"], apart[f"{prefix}.w3.weight"] = gate_up[expert].chunk(2)
+        apart[f"{prefix}.w2.weight"] = down[expert]
+    names = ExpertNames(part="block_sparse_moe", gate="w1", up="w3", down="w2")
+    for content in (together, apart):
+        found = read_stacked(names, "model.layers.0", 3, ReadOf(content))
+        assert torch.equal(found[0], gate_up) and torch.equal(found[1], down)
+        assert all(tensor.is_contiguous() for tensor in found)

@@ -14,13 +14,30 @@ import torch
 from torch import Tensor
 
 from quire_engine.model.config import ModelConfig
-from quire_engine.model.expert_tensors import ExpertNames, expert_shapes, read_down, read_gate_and_up, read_router
+from quire_engine.model.expert_tensors import (
+    ExpertNames,
+    expert_shapes,
+    read_down,
+    read_gate_and_up,
+    read_router,
+    read_stacked,
+)
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.family import Family, ReadTensor
-from quire_engine.model.layers import Attention, DecoderLayer, DecoderStack, GatedMlp, Norm, SparseMlp
+from quire_engine.model.layers import (
+    Attention,
+    DecoderLayer,
+    DecoderStack,
+    GatedMlp,
+    Norm,
+    PackedExperts,
+    SparseMlp,
+    StackedExperts,
+)
 from quire_engine.model.linear import Linear, LinearBackend
 from quire_engine.model.rope import LongRopeScaling, RopeConfig
 from quire_engine.model.rope_frequencies import rotation, takes_long_factors
+from quire_kernels.dispatch import runs_triton
 from quire_kernels.rotary import rotary_table
 
 _log = logging.getLogger(__name__)
@@ -216,20 +233,37 @@ def _build_layer(
 def _build_experts(
     traits: Traits, config: ExpertsConfig, layer: str, read: ReadTensor, backend: LinearBackend
 ) -> SparseMlp:
-    """One expert after the other, each packed before the next is read."""
     names = traits.experts
     assert names is not None, "a config with experts belongs to a family that has them"
+    router = read_router(names, layer, read)
+    stacked = runs_triton(router.device.type)
+    return SparseMlp(
+        router=backend.pack(router, None),
+        experts=_stack_experts(traits.gelu, names, config, layer, read)
+        if stacked
+        else _pack_experts(traits.gelu, names, config, layer, read, backend),
+        per_token=config.experts_per_token,
+        normalise=config.normalise_weights,
+    )
+
+
+def _stack_experts(
+    gelu: bool, names: ExpertNames, config: ExpertsConfig, layer: str, read: ReadTensor
+) -> StackedExperts:
+    gate_up, down = read_stacked(names, layer, config.num_experts, read)
+    return StackedExperts(gate_up=gate_up, down=down, gelu=gelu)
+
+
+def _pack_experts(
+    gelu: bool, names: ExpertNames, config: ExpertsConfig, layer: str, read: ReadTensor, backend: LinearBackend
+) -> PackedExperts:
+    """One expert after the other, each packed before the next is read."""
 
     def expert(index: int) -> GatedMlp:
         return GatedMlp(
             gate_up=backend.pack(torch.cat(read_gate_and_up(names, layer, index, read)), None),
             down=backend.pack(read_down(names, layer, index, read), None),
-            gelu=traits.gelu,
+            gelu=gelu,
         )
 
-    return SparseMlp(
-        router=backend.pack(read_router(names, layer, read), None),
-        experts=tuple(expert(index) for index in range(config.num_experts)),
-        per_token=config.experts_per_token,
-        normalise=config.normalise_weights,
-    )
+    return PackedExperts(experts=tuple(expert(index) for index in range(config.num_experts)))

@@ -7,6 +7,7 @@ Legend: E experts, I intermediate size of an expert, H hidden size.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from quire_engine.model.experts import ExpertsConfig
@@ -65,6 +66,25 @@ def read_down(names: ExpertNames, layer: str, expert: int, read: ReadTensor) -> 
     if _is_fused(layer, read.names):
         return read(f"{layer}.{_FUSED_PART}.{_DOWN}", expert)
     return read(_single(names, layer, expert, names.down))
+
+
+def read_stacked(names: ExpertNames, layer: str, num_experts: int, read: ReadTensor) -> tuple[Tensor, Tensor]:
+    """Gate and up of all experts [E, 2 I, H], and down [E, H, I]. Where each is by itself, no more than one is held
+    twice."""
+    if _is_fused(layer, read.names):
+        fused = (read(f"{layer}.{_FUSED_PART}.{name}") for name in (_GATE_UP, _DOWN))
+        gate_up, down = (tensor.contiguous() for tensor in fused)
+        return gate_up, down
+    first_down = read_down(names, layer, 0, read)
+    hidden, inner = first_down.shape
+    gate_up = first_down.new_empty((num_experts, 2 * inner, hidden))
+    down = first_down.new_empty((num_experts, hidden, inner))
+    down[0] = first_down
+    for expert in range(num_experts):
+        gate_up[expert] = torch.cat(read_gate_and_up(names, layer, expert, read))
+        if expert:
+            down[expert] = read_down(names, layer, expert, read)
+    return gate_up, down
 
 
 def _is_fused(layer: str, found: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from quire_engine.model.linear import Linear
 from quire_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from quire_kernels.kv_cache import KVCache
-from quire_kernels.moe import apply_experts, route_tokens
+from quire_kernels.moe import Routes, apply_experts, fused_experts, route_tokens
 from quire_kernels.paged_attention import AttentionPlan, paged_attention
 from quire_kernels.rms_norm import rms_norm
 from quire_kernels.store_kv import store_kv
@@ -81,18 +81,40 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExperts:
+    """Each with weights of its own, in the form that the CPU multiplies by; called one after the other."""
+
+    experts: tuple[GatedMlp, ...]
+
+    def __call__(self, x: Tensor, routes: Routes) -> Tensor:
+        return apply_experts(x, routes, self.experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackedExperts:
+    """The weights of all in two tensors, of which a device takes what its tokens need."""
+
+    gate_up: Tensor  # [E, 2 I, H]
+    down: Tensor  # [E, H, I]
+    gelu: bool
+
+    def __call__(self, x: Tensor, routes: Routes) -> Tensor:
+        return fused_experts(x, routes, self.gate_up, self.down, gelu=self.gelu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlp:
     """Several feed-forward layers, the experts, of which each token goes to a few."""
 
     router: Linear  # H to the number of experts
-    experts: tuple[GatedMlp, ...]
+    experts: PackedExperts | StackedExperts
     per_token: int
     normalise: bool
     """The weights of a token's experts sum to 1."""
 
     def __call__(self, x: Tensor) -> Tensor:
         routes = route_tokens(self.router(x), self.per_token, normalise=self.normalise)
-        return apply_experts(x, routes, self.experts)
+        return self.experts(x, routes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
