@@ -66,6 +66,8 @@ RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o 
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
 FROM base AS engine
+# What NVIDIA's container runtime mounts of the driver: what CUDA needs, and nvidia-smi.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ARG COMPILER="gcc libc6-dev"
 RUN if [ -n "${COMPILER}" ]; then \
       apt-get update -q && apt-get install -qy --no-install-recommends ${COMPILER} && rm -rf /var/lib/apt/lists/*; \

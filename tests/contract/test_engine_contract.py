@@ -133,6 +133,46 @@ def test_both_count_the_same_bytes_per_token(layers: int, kv_heads: int, head_di
     ) == kv_bytes_per_token(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes)
 
 
+@pytest.mark.parametrize("args", [[], ["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype=fp8"]])
+def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
+    """There heads of 80 are held as they are; a CPU's attention would fill their values up."""
+    import torch
+
+    from quire_engine.model.shape import ModelShape
+    from quire_engine.runner.kv_cache import cache_groups
+
+    body = {
+        "architectures": ["MistralForCausalLM"],
+        "hidden_size": 640,
+        "intermediate_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+        "vocab_size": 100,
+        "max_position_embeddings": 4096,
+    }
+    model = parse_model_config(body)
+    assert isinstance(model, ModelConfig) and model.head_dim == 80
+    spec = spec_of({"extraArgs": args}, resources={"limits": {"nvidia.com/gpu": 1}})
+    needs = capacity.footprint(spec, model, parameters=1, dtype="float16", device="gpu")
+    config = engine_reads(engine_contract.engine_args(spec, model_path="m"))
+    assert config.device.device == "cuda"
+    shape = ModelShape(
+        architecture="MistralForCausalLM",
+        vocab_size=100,
+        max_position_embeddings=4096,
+        eos_token_ids=(),
+        num_layers=3,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=80,
+        windows=(None,) * 3,
+    )
+    dtype = torch.float8_e4m3fn if config.cache.kv_cache_dtype == "fp8" else torch.float16
+    (group,) = cache_groups(shape, dtype, 16, torch.device("cuda"))
+    assert group.block_bytes == 16 * needs.kv_bytes_per_token
+
+
 @given(
     budget=st.integers(0, 10**12),
     groups=st.lists(st.tuples(st.integers(1, 10**8), st.none() | st.integers(0, 10**6)), min_size=1, max_size=4),
@@ -246,6 +286,23 @@ def test_both_choose_the_same_arithmetic_on_a_cpu(asked: DType, feature: str, tm
     ours = capacity.compute_dtype(asked, "bfloat16", device="cpu", cpu_multiplies_bfloat16=fast)
     theirs = resolve_dtype(asked.value.lower(), frozenset({"fpu", feature}))  # type: ignore[arg-type]
     assert ours == dtype_name(theirs)
+
+
+@pytest.mark.parametrize("asked", DType)
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", None])
+def test_both_choose_the_same_arithmetic_on_a_gpu(asked: DType, stored: str | None, tmp_path: Path) -> None:
+    from quire_engine.model.config import stored_dtype
+    from quire_engine.runner.arithmetic import dtype_name, resolve_gpu_dtype
+
+    for name, place in (("dtype", {}), ("torch_dtype", {}), ("dtype", {"text_config": {}})):
+        raw = {**place, **({} if stored is None else {name: stored})}
+        if place and stored is not None:
+            raw = {"text_config": {name: stored}}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        found = stored_dtype(tmp_path)
+        assert found == stored
+        ours = capacity.compute_dtype(asked, stored, device="gpu", cpu_multiplies_bfloat16=False)  # type: ignore[arg-type]
+        assert ours == dtype_name(resolve_gpu_dtype(asked.value.lower(), found))  # type: ignore[arg-type]
 
 
 def free_flags() -> list[str]:

@@ -52,12 +52,20 @@ def config_of(body: Mapping[str, object]) -> ModelConfig:
 
 
 def spec_of(**engine: object) -> Spec:
+    return parsed({"engine": engine})
+
+
+def spec_on_a_gpu(**engine: object) -> Spec:
+    return parsed({"engine": engine, "resources": {"limits": {"nvidia.com/gpu": 1}}})
+
+
+def parsed(fields: dict[str, object]) -> Spec:
     spec = Spec.parse(
         {
             "apiVersion": "quire.dev/v1alpha1",
             "kind": "LLMDeployment",
             "metadata": {"name": "chat"},
-            "spec": {"model": {"source": "hf://a/b"}, "engine": engine},
+            "spec": {"model": {"source": "hf://a/b"}, **fields},
         }
     )
     assert isinstance(spec, Spec)
@@ -287,8 +295,19 @@ def test_windows_leave_their_memory_to_full_attention() -> None:
         assert isinstance(outcome, Fits)
         outcomes.append((outcome.sequences, outcome.kv_tokens))
     (windowed, tokens), (full, full_tokens) = outcomes
-    assert (windowed, full) == (8, 3)
+    assert (windowed, full) == (8, 2)
     assert tokens > 4 * full_tokens
+
+
+def test_keys_and_values_of_one_byte_are_half_of_those_of_two() -> None:
+    config = config_of(LLAMA_3_8B)
+    plain, fp8 = (
+        capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device="gpu")
+        for spec in (spec_of(), spec_on_a_gpu(extraArgs=["--kv-cache-dtype", "fp8"]))
+    )
+    assert (plain.kv_dtype, plain.kv_width, fp8.kv_dtype, fp8.kv_width) == ("bfloat16", 2, "fp8", 1)
+    assert fp8.kv_bytes_per_token * 2 == plain.kv_bytes_per_token == 128 * 1024
+    assert fp8.base_bytes == plain.base_bytes
 
 
 def test_swap_space_is_taken_from_a_cpus_memory_and_not_from_a_gpus() -> None:

@@ -73,6 +73,8 @@ def test_resources_and_images_are_those_of_the_spec(pod: Pod) -> None:
         engine={"image": "mine:2", "imagePullSecrets": [{"name": "pull"}]},
     )
     assert engine_of(made)["resources"] == {"limits": {"nvidia.com/gpu": "1", "memory": "16Gi"}}
+    args = engine_of(made)["args"]
+    assert args[args.index("--device") + 1] == "cuda", "it starts on its GPU or not at all"
     assert (engine_of(made)["image"], made["imagePullSecrets"]) == ("mine:2", [{"name": "pull"}])
     assert engine_of(pod())["image"] == "registry.example/engine:1"
 

@@ -20,6 +20,7 @@ _GPU_RUNTIME_BYTES = 2**30
 """CUDA context, libraries' workspaces and captured graphs."""
 _LOGITS_COPIES = 2
 """Float32 logits of every sequence, and once more while they are sampled."""
+_FP8_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,16 @@ class Footprint:
     swap_bytes: int
     """Of the memory that the weights are in; on a GPU swap space is elsewhere."""
     kv_groups: tuple[KVGroup, ...]
+    kv_in_fp8: bool = False
+
+    @property
+    def kv_dtype(self) -> str:
+        return "fp8" if self.kv_in_fp8 else self.dtype
+
+    @property
+    def kv_width(self) -> int:
+        """Bytes of a number in the KV cache."""
+        return _FP8_BYTES if self.kv_in_fp8 else DTYPE_BYTES[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -95,9 +106,11 @@ def compute_dtype(
 def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeName, device: Device) -> Footprint:
     """Needs of one replica; ``parameters`` as counted in the files, or ``config.parameters``."""
     width = DTYPE_BYTES[dtype]
+    in_fp8 = spec.engine.kv_cache_in_fp8
     workspace = _CPU_RUNTIME_BYTES
     if device == "gpu":
-        per_token = (2 * config.hidden_size + 3 * config.intermediate_size) * width
+        # A client may ask for the logprobs of every token of its prompt: each then has logits.
+        per_token = (2 * config.hidden_size + 3 * config.intermediate_size + config.vocab_size) * width
         logits = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
         workspace = _GPU_RUNTIME_BYTES + spec.engine.max_batched_tokens * per_token + logits
     return Footprint(
@@ -109,9 +122,13 @@ def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeN
         kv_groups=group_layers(
             config.windows,
             layer_bytes_per_token=kv_bytes_per_token(
-                layers=1, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype_bytes=width
+                layers=1,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                dtype_bytes=_FP8_BYTES if in_fp8 else width,
             ),
         ),
+        kv_in_fp8=in_fp8,
     )
 
 

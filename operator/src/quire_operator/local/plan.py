@@ -104,7 +104,7 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
         (
             "Memory per token",
             f"{format_bytes(needs.kv_bytes_per_token)} = 2 × {config.layers} layers × {config.kv_heads} KV heads × "
-            f"{config.head_dim} × {width} bytes ({needs.dtype})",
+            f"{config.head_dim} × {needs.kv_width} bytes ({needs.kv_dtype})",
         ),
         (
             "Weights",

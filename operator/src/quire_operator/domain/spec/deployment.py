@@ -106,6 +106,10 @@ def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
     engine = read_engine(fields.section("engine"))
     read_parallelism(fields.section("parallelism"))
     resources = read_resources(fields.section("resources"))
+    if engine.kv_cache_in_fp8 and not resources.gpus:
+        fields.section("engine").problem(
+            "extraArgs", "has --kv-cache-dtype fp8, which needs a GPU: set spec.resources.limits[nvidia.com/gpu] to 1"
+        )
     replicas = fields.integer("replicas", default=1)
     autoscaling = read_autoscaling(fields.section("autoscaling")) if fields.has("autoscaling") else None
     rollout = read_rollout(fields.section("rollout"))

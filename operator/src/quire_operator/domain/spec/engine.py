@@ -76,7 +76,15 @@ class Engine:
     @property
     def invents_weights(self) -> bool:
         """Random weights of the right shape: for trying things out where the real ones are not at hand."""
-        return "--load-format=dummy" in self.extra_args or ("--load-format", "dummy") in pairwise(self.extra_args)
+        return self._says("load-format", "dummy")
+
+    @property
+    def kv_cache_in_fp8(self) -> bool:
+        """Keys and values in one byte each."""
+        return self._says("kv-cache-dtype", "fp8")
+
+    def _says(self, flag: str, value: str) -> bool:
+        return f"--{flag}={value}" in self.extra_args or (f"--{flag}", value) in pairwise(self.extra_args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
