@@ -17,13 +17,15 @@ SOAK ?= 4000
 # `make kernels-aot TRITON=3.6` compiles with that Triton, kept in a folder of its own, rather than with the one in .venv.
 TRITON ?=
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/quire
+# Such as sm_90; empty is all.
+AOT_TARGETS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
 DISTRIBUTIONS := kernels engine gateway operator
 ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -65,12 +67,15 @@ kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels without a GPU, in T
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton
 
 kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the Triton kernels for GPUs that are not here (TRITON=3.6: with that one)
-	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python benchmarks/kernels/aot.py --json out/bench/kernels_aot$(TRITON).json
+	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python benchmarks/kernels/aot.py --json out/bench/kernels_aot$(TRITON).json $(if $(AOT_TARGETS),--target $(AOT_TARGETS))
 
 kernels-aot-bounds: $(VENV)/.dev ## Set benchmarks/kernels/aot_bounds.json to what the kernels take now, with either Triton
 	$(BIN)/python benchmarks/kernels/aot.py --update
 	$(MAKE) --no-print-directory $(CACHE)/triton-3.6/.done
 	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python benchmarks/kernels/aot.py --widen
+
+gpu-bundle: $(VENV)/.dev ## Pack what a GPU machine without a network needs: benchmarks/on_gpu.sh there runs tests and benchmarks
+	BIN=$(BIN) benchmarks/gpu_bundle.sh
 
 $(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
 	UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS:-1} $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes --target $(@D) -r $<
@@ -96,6 +101,8 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
 	$(BIN)/python benchmarks/serving/generation_stall.py --json out/bench/generation_stall.json
 	$(BIN)/python benchmarks/serving/fair_sharing.py --queued 100 --requests 3 --json out/bench/fair_sharing.json
+	$(BIN)/python benchmarks/kernels/run.py --quick --json out/bench/kernels.json
+	$(BIN)/python benchmarks/serving/on_device.py --concurrency 1 4 --prompt 64 --output 16 --rounds 1 --steps 16 --json out/bench/on_device.json
 	$(BIN)/python benchmarks/autoscaling/run.py --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
 
 bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE, into JSON (minutes for an hour's trace)
