@@ -21,14 +21,18 @@ CROWDED = (13, 14, 15)
 GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, logprobs=0)
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "llama in chunks, padded, overlapped": {"family": "llama", "budget": 16, "graph_sizes": (4,)},
+    "llama in chunks, padded, overlapped, with fixed splits": {
+        "family": "llama",
+        "budget": 16,
+        "graph_sizes": (4,),
+        "deterministic": True,
+    },
     "qwen3 preempted and recomputed, launch by launch, one step at a time": {
         "family": "qwen3",
         "num_blocks": 4,
         "preemption_mode": "recompute",
         "graph_sizes": (),
         "overlap": False,
-        "deterministic": False,
     },
     "gemma2 with windows, preempted and swapped": {
         "family": "gemma2",

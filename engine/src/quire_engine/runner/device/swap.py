@@ -1,9 +1,9 @@
 """The runner's side of preemption by swap on a GPU: blocks move through a staging area of device memory.
 
 Between cache and staging area they are copied on the main stream, in step order and at the speed of device memory;
-between staging area and pinned host memory on the side stream, beside the model. So blocks that leave may be overwritten
-by the very step that they leave in, and those that return are fetched while the step before still runs. What does not
-fit into the staging area at once goes in turns, which wait for one another.
+between staging area and pinned host memory on the side stream, beside the model. So blocks that leave may be
+overwritten by the very step that they leave in, and those that return are fetched while the step before still runs.
+What does not fit into the staging area at once goes in turns, which wait for one another.
 
 Legend: L layers of a KV cache group, C blocks to copy.
 """
@@ -55,10 +55,16 @@ class DeviceSwapper:
     """``caches`` and ``space`` have an entry per layer; ``space`` is empty where there is no swap space."""
 
     def __init__(
-        self, accelerator: Accelerator, layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]
+        self,
+        accelerator: Accelerator,
+        layout: KVCacheLayout,
+        caches: Sequence[KVCache],
+        space: Sequence[KVCache],
+        *,
+        staging_bytes: int = STAGING_BYTES,
     ) -> None:
         self._accelerator = accelerator
-        self._groups = _make_groups(layout, caches, space) if space else []
+        self._groups = _make_groups(layout, caches, space, staging_bytes) if space else []
         largest = max((group.staged_blocks for group in self._groups), default=0)
         self._staged = torch.arange(largest, dtype=torch.int64, device=accelerator.device)
         # Until when the staging area is in use by the main stream, and by the side stream.
@@ -123,12 +129,14 @@ class DeviceSwapper:
         return item.on_device
 
 
-def _make_groups(layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]) -> list[_Group]:
+def _make_groups(
+    layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache], staging_bytes: int
+) -> list[_Group]:
     groups = []
     for group in layout.groups:
         own = [caches[layer] for layer in group.layers]
         block_bytes = sum(_block_bytes(cache) for cache in own)
-        share = STAGING_BYTES // len(layout.groups)
+        share = staging_bytes // len(layout.groups)
         blocks = max(1, min(share // block_bytes, space[group.layers[0]].num_blocks))
         groups.append(
             _Group(

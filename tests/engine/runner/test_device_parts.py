@@ -1,0 +1,359 @@
+"""The parts of the device runner by themselves; on a GPU where there is one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates, PromptPositions
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.errors import DeviceError
+from quire_engine.model.layers import ModelInputs
+from quire_engine.runner.device.accelerator import make_accelerator
+from quire_engine.runner.device.faults import device_faults
+from quire_engine.runner.device.graphs import GraphStore, default_graph_sizes
+from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
+from quire_engine.runner.device.staging import ALIGNMENT, InputSizes, Parcel, StepStaging
+from quire_engine.runner.device.swap import DeviceSwapper
+from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.logit_shaping import LogitShaping
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+VOCABULARY = 30
+
+
+def make_cache(num_blocks: int) -> KVCache:
+    return allocate_kv_cache(
+        num_blocks=num_blocks, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32, device=DEVICE
+    )
+
+
+def batch(**changes: Any) -> Batch:
+    fields: dict[str, Any] = {
+        "step": 1,
+        "rows": [],
+        "num_computed": [],
+        "num_scheduled": [],
+        "num_draft": [],
+        "token_ids": [],
+        "samples": [],
+        "feedback_tokens": [],
+        "admitted": [],
+        "block_updates": (BlockUpdates(),),
+        "released_rows": [],
+    }
+    return Batch(**{**fields, **changes})
+
+
+# --- graphs ---
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (16, (1, 2, 4, 8, 16)),
+        (17, (1, 2, 4, 8, 16, 17)),
+    ],
+)
+def test_the_largest_graph_holds_every_decode_batch(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
+    assert default_graph_sizes(max_num_seqs) == sizes
+
+
+@given(st.integers(1, 1024), st.integers(1, 1024))
+def test_few_graphs_pad_little(max_num_seqs: int, sequences: int) -> None:
+    sizes = default_graph_sizes(max_num_seqs)
+    assert list(sizes) == sorted(set(sizes)) and sizes[-1] == max_num_seqs and len(sizes) <= 40
+    if sequences <= max_num_seqs:
+        padded = min(size for size in sizes if size >= sequences)
+        assert padded - sequences <= max(8, padded // 5) - 1
+
+
+def test_graphs_are_captured_largest_first_and_the_smallest_that_fits_is_replayed() -> None:
+    done: list[int] = []
+    store = GraphStore(make_accelerator(torch.device("cpu")), (1, 4, 6))
+    assert store.size_for(3) is None, "none is captured yet"
+    asked: list[int] = []
+
+    def work_of(size: int) -> Callable[[], None]:
+        asked.append(size)
+        return lambda: done.append(size)
+
+    store.capture(work_of)
+    assert asked == [6, 4, 1]
+    assert [store.size_for(count) for count in (1, 2, 4, 5, 6, 7)] == [1, 4, 4, 6, 6, None]
+    store.replay(4)
+    assert done[-1] == 4
+    store.close()
+    assert store.size_for(1) is None
+
+
+# --- uploads ---
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64])
+def test_every_input_begins_at_an_aligned_address_and_arrives_whole(tokens: int) -> None:
+    largest = InputSizes(tokens=64, sequences=64, logits=64, draws=64)
+    staging = StepStaging(make_accelerator(DEVICE), groups=2, largest=largest)
+    sizes = InputSizes(tokens=tokens, sequences=tokens, logits=tokens, draws=tokens)
+    for turn in range(3):
+        host = staging.begin(sizes)
+        columns = [name for name in host.__slots__ if name not in ("slots", "is_feedback")]
+        for place, name in enumerate(columns):
+            getattr(host, name)[:] = place + turn
+        host.is_feedback[:] = turn % 2
+        host.slots[0][:], host.slots[1][:] = 100, 200
+        staging.upload(sizes)
+        device = staging.on_device(sizes)
+        for place, name in enumerate(columns):
+            column = getattr(device, name)
+            assert column.data_ptr() % min(ALIGNMENT, 64) == 0 and (column == place + turn).all()
+        assert bool(device.is_feedback.all()) == bool(turn % 2)
+        assert [int(slots[0]) for slots in device.slots] == [100, 200]
+
+
+def test_a_parcel_brings_each_array_as_it_was() -> None:
+    arrays = [
+        np.arange(3),
+        np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        np.zeros(0, dtype=np.int32),
+        np.array([True, False]),
+    ]
+    parcel = Parcel(make_accelerator(DEVICE))
+    items = [parcel.add(array) for array in arrays]
+    parcel.send()
+    for item, array in zip(items, arrays, strict=True):
+        assert item.on_device.device == DEVICE and item.on_device.is_contiguous()
+        assert np.array_equal(item.on_device.cpu().numpy(), array)
+
+
+# --- swap ---
+
+
+@pytest.mark.parametrize("staged", [1, 2, 50])
+def test_blocks_come_back_from_the_swap_space_as_they_left(staged: int) -> None:
+    layout = KVCacheLayout(
+        block_size=16,
+        groups=(
+            KVCacheGroup(layers=(0, 2), num_blocks=8, num_swap_blocks=9),
+            KVCacheGroup(layers=(1,), num_blocks=8, window=16, num_swap_blocks=9),
+        ),
+    )
+    caches = [make_cache(9) for _ in range(3)]
+    for cache in caches:
+        cache.keys.normal_()
+        cache.values.normal_()
+    before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
+    space = [allocate_swap_space(cache, 9) for cache in caches]
+    block_bytes = 4 * sum(part[0].numel() for part in (caches[0].keys, caches[0].values))
+    swapper = DeviceSwapper(make_accelerator(DEVICE), layout, caches, space, staging_bytes=2 * 2 * staged * block_bytes)
+    out = BlockCopies(sources=[5, 0, 7, 2, 1], targets=[8, 3, 0, 1, 6])
+    few = BlockCopies(sources=[4], targets=[2])
+    left = swapper.apply(batch(swap_out=(out, few)))
+    assert len(left) == -(-5 // min(staged, 9)) + 1 and all(copy.wait() >= 0.0 for copy in left)
+    for cache in caches:
+        cache.keys.zero_()
+        cache.values.zero_()
+    # One leaves and another takes its place in the same step.
+    caches[0].keys[3] = caches[2].keys[3] = 1.0
+    both = batch(
+        swap_out=(BlockCopies(sources=[3], targets=[2]), BlockCopies()),
+        swap_in=(BlockCopies(sources=[8, 3, 0, 1, 6], targets=[3, 4, 5, 6, 7]), BlockCopies(sources=[2], targets=[0])),
+    )
+    for copy in swapper.apply(both):
+        copy.wait()
+    for layer in (0, 2):
+        keys, values = before[layer]
+        assert torch.equal(caches[layer].keys[3:8], keys[[5, 0, 7, 2, 1]])
+        assert torch.equal(caches[layer].values[3:8], values[[5, 0, 7, 2, 1]])
+        assert (space[layer].keys[2] == 1.0).all()
+    assert torch.equal(caches[1].keys[0], before[1][0][4]) and not caches[1].keys[1:].any()
+
+
+# --- shaping ---
+
+tokens = st.integers(0, VOCABULARY - 1)
+shapes = st.builds(
+    SamplingParams,
+    max_tokens=st.just(9),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.25]),
+    repetition_penalty=st.sampled_from([1.0, 2.0]),
+    logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 1.5]), max_size=3).map(lambda it: tuple(it.items())),
+    allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=9).map(tuple),
+    bad_words_token_ids=st.lists(st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
+    stop_token_ids=st.lists(tokens, max_size=2).map(tuple),
+    min_tokens=st.integers(0, 3),
+)
+courses = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(0, 3), shapes, st.lists(tokens, max_size=80)), max_size=2),
+        st.sets(st.integers(0, 3)),
+        st.integers(1, 70),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="compares with the CPU's, at every step")
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 5000])
+@settings(max_examples=40, deadline=None)
+@given(course=courses, seed=st.integers(0, 1000))
+def test_rows_are_shaped_as_on_the_cpu_through_any_course(vocabulary: int, course: list[Any], seed: int) -> None:
+    """Admissions with histories, releases, and many draws: rows fill their room, move, and the pool is made anew."""
+    chance = np.random.default_rng(seed)
+    here = DeviceLogitShaping(max_rows=4, vocab_size=vocabulary, device=DEVICE)
+    there = LogitShaping(max_rows=4, vocab_size=vocabulary)
+    running: set[int] = set()
+    for number, (admitted, released, draws) in enumerate(course):
+        for row in released & running:
+            here.release(row)
+            there.release(row)
+        running -= released
+        new = {
+            row: Admission(
+                row=row,
+                prompt_token_ids=[row, number],
+                output_token_ids=drawn,
+                params=params,
+                seed=0,
+                eos_token_ids=(7,),
+            )
+            for row, params, drawn in admitted
+        }
+        for admission in new.values():
+            there.admit(admission)
+        running |= new.keys()
+        rows = np.array(sorted(running), dtype=np.int64)
+        for turn in range(draws if running else 0):
+            parcel = Parcel(make_accelerator(DEVICE))
+            here.stage([] if turn else list(new.values()), rows, parcel)
+            parcel.send()
+            here.apply()
+            places = here.shaped(rows)
+            assert places.tolist() == there.shaped(rows).tolist()
+            logits = torch.from_numpy(chance.normal(size=(len(rows), vocabulary)).astype(np.float32))
+            other = logits.clone()
+            lines, shaped = torch.from_numpy(places), torch.from_numpy(rows[places])
+            here.shape(logits, lines, shaped)
+            there.apply(other, places, rows[places])
+            assert torch.equal(logits, other)
+            drawn = torch.from_numpy(chance.integers(vocabulary, size=len(rows)))
+            here.count(drawn[lines], shaped)
+            there.count(drawn.numpy()[places], rows[places])
+
+
+# --- what the device complains of ---
+
+
+def test_memory_that_runs_out_names_what_would_help() -> None:
+    with (
+        pytest.raises(DeviceError, match=r"out of memory while capturing: lower --this \(CUDA out of memory"),
+        device_faults("capturing", when_full="lower --this"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has")
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA error: an illegal memory access was encountered\nmore", "Triton Error [CUDA]: misaligned address"]
+)
+def test_a_fault_of_the_device_is_told_in_a_line(message: str) -> None:
+    with pytest.raises(DeviceError) as caught, device_faults("running a step", when_full=""):
+        raise RuntimeError(message)
+    text = str(caught.value)
+    assert "the GPU failed while running a step" in text and "QUIRE_KERNELS_CHECK=1" in text and "\n" not in text
+
+
+def test_our_own_faults_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="ours"), device_faults("running a step", when_full=""):
+        raise RuntimeError("ours")
+
+
+# --- never waiting ---
+
+
+class _Asked(TorchDispatchMode):
+    """Refuses what would wait for a device: reading a number, or a shape that depends on numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert not name.startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select")), name
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    if DEVICE.type != "cuda":
+        with _Asked():
+            yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def model(inputs: ModelInputs, caches: tuple[KVCache, ...]) -> torch.Tensor:
+    return torch.linspace(-1, 1, VOCABULARY, device=DEVICE) * inputs.logits_rows[:, None].float()
+
+
+def test_a_step_is_issued_without_waiting_for_the_device() -> None:
+    layout = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=8),))
+    runner = DeviceRunner(
+        model=model,
+        caches=(make_cache(9),),
+        layout=layout,
+        vocab_size=VOCABULARY,
+        num_heads=4,
+        max_rows=2,
+        max_tokens=16,
+        max_model_len=64,
+        device=DEVICE,
+        graph_sizes=(1, 2),
+    )
+    runner.capture_graphs()
+    shaped = SamplingParams(
+        max_tokens=9, temperature=1.0, top_k=3, presence_penalty=1.0, logprobs=2, logit_bias=((1, 2.0),)
+    )
+    plain = SamplingParams(max_tokens=9, temperature=0.0)
+    first = batch(
+        rows=[0, 1],
+        num_computed=[0, 0],
+        num_scheduled=[3, 1],
+        token_ids=[1, 2, 3, 4],
+        samples=[True, True],
+        admitted=[
+            Admission(row=row, prompt_token_ids=prompt, output_token_ids=[], params=params, seed=5, eos_token_ids=())
+            for row, prompt, params in ((0, [1, 2, 3], shaped), (1, [4], plain))
+        ],
+        block_updates=(BlockUpdates(rows=[0, 1], positions=[0, 0], blocks=[3, 4]),),
+        prompt_logprobs=[PromptPositions(index=0, first=0, next_token_ids=[2, 3], num_logprobs=1)],
+    )
+    second = batch(
+        step=2,
+        rows=[1, 0],
+        num_computed=[1, 3],
+        num_scheduled=[1, 1],
+        token_ids=[0, 0],
+        samples=[True, True],
+        feedback_tokens=[0, 1],
+    )
+    for issue in (nullcontext, without_waiting):  # once to compile
+        with issue():
+            under_way = [runner.execute(step) for step in (first, second)]
+        outputs = [step.wait() for step in under_way]
+    assert [len(output.token_ids) for output in outputs] == [2, 2]
+    assert outputs[0].logprobs is not None and len(outputs[0].prompt_logprobs[0]) == 2
+    assert runner.gpu_seconds > 0.0
+    runner.close()
