@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from quire_engine.model.linear import (
+    DeterministicLinearBackend,
     LinearBackend,
     OneDnnLinearBackend,
     TorchLinearBackend,
@@ -14,7 +15,11 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 def backends(dtype: torch.dtype) -> list[LinearBackend]:
     chosen = choose_linear_backend(dtype)
-    return [TorchLinearBackend(dtype), *([chosen] if isinstance(chosen, OneDnnLinearBackend) else [])]
+    return [
+        TorchLinearBackend(dtype),
+        DeterministicLinearBackend(dtype),
+        *([chosen] if isinstance(chosen, OneDnnLinearBackend) else []),
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -49,3 +54,18 @@ def test_few_numbers_of_rows_are_ever_computed() -> None:
     assert filled[:9] == list(range(9)) and filled[2048] == 2048 and len(set(filled)) == 63
     assert all(rows <= more <= max(rows + 3, rows * 9 / 8) for rows, more in enumerate(filled))
     assert filled == sorted(filled)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_deterministic_backend_gives_a_row_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    layer = choose_linear_backend(dtype, deterministic=True).pack(torch.randn(80, 200).to(dtype), None)
+    x = torch.randn(37, 200).to(dtype)
+    whole = layer(x)
+    for rows in (1, 2, 16, 17):
+        assert all(torch.equal(layer(x[begin : begin + rows]), whole[begin : begin + rows]) for begin in (0, 3, 20))
+
+
+def test_weights_are_not_packed_for_a_gpu() -> None:
+    assert isinstance(choose_linear_backend(torch.bfloat16, "cuda"), TorchLinearBackend)
+    assert isinstance(choose_linear_backend(torch.bfloat16, "cuda", deterministic=True), DeterministicLinearBackend)

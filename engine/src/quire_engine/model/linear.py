@@ -2,6 +2,9 @@
 
 A backend takes each weight as it comes off the checkpoint and gives back a callable; it need not keep the original.
 
+Libraries cut a product's sum differently for different numbers of rows, so that a row's last bits depend on who shares
+its batch. ``DeterministicLinearBackend`` cuts it one way, at some cost in speed.
+
 Legend: T rows, K inputs, N outputs.
 """
 
@@ -12,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from quire_kernels.linear import linear
 
 Linear = Callable[[Tensor], Tensor]
 """[T, K] to [T, N]: x W^T + bias."""
@@ -45,6 +50,18 @@ class TorchLinearBackend:
         return functools.partial(functional.linear, weight=weight.contiguous(), bias=bias)
 
 
+class DeterministicLinearBackend:
+    """Weights as they are, through our own kernel: a row's result is the same bits whatever the other rows."""
+
+    copies = False
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.weights = _WEIGHT_NAMES[dtype]
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return functools.partial(linear, weight=weight.contiguous(), bias=bias)
+
+
 class OneDnnLinearBackend:
     """Weights packed once into the blocks oneDNN multiplies by.
 
@@ -64,7 +81,7 @@ class OneDnnLinearBackend:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         multiply = torch.ops.mkldnn._linear_pointwise.default
 
-        def linear(x: Tensor) -> Tensor:
+        def multiply_filled(x: Tensor) -> Tensor:
             rows = len(x)
             filled = filled_up(rows)
             if filled == rows:
@@ -74,7 +91,7 @@ class OneDnnLinearBackend:
             padded[rows:] = 0.0
             return multiply(padded, packed, bias, "none", [], "")[:rows]
 
-        return linear
+        return multiply_filled
 
 
 def filled_up(rows: int) -> int:
@@ -88,8 +105,12 @@ def filled_up(rows: int) -> int:
 _WEIGHT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def choose_linear_backend(dtype: torch.dtype, device_type: str = "cpu") -> LinearBackend:
+def choose_linear_backend(
+    dtype: torch.dtype, device_type: str = "cpu", *, deterministic: bool = False
+) -> LinearBackend:
     """On a CPU oneDNN's packed weights, where this torch has them for the dtype; torch's own otherwise."""
+    if deterministic:
+        return DeterministicLinearBackend(dtype)
     return OneDnnLinearBackend(dtype) if device_type == "cpu" and _packs(dtype) else TorchLinearBackend(dtype)
 
 

@@ -17,6 +17,8 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
     """Raises FlagsError where the KV cache would be too small."""
     began = time.perf_counter()
     shape, demand = model.shape, model.demand
+    # Libraries also cut a product by the number of threads: then it has to be the same in every step.
+    deterministic = config.device.deterministic
     size = size_cache(demand, config.cache, available_memory())
     if isinstance(size, CacheTooSmall):
         raise FlagsError([size.message])
@@ -30,8 +32,8 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         vocab_size=shape.vocab_size,
         max_rows=demand.max_num_seqs,
         max_model_len=size.max_model_len,
-        threads=ThreadChooser(threads, shared_from_tokens=_sharing_begins(model)),
-        deterministic=config.device.deterministic,
+        threads=ThreadChooser(threads, shared_from_tokens=1 if deterministic else _sharing_begins(model)),
+        deterministic=deterministic,
     )
     made = time.perf_counter()
     measured = warm_up(

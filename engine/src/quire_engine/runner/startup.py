@@ -29,6 +29,7 @@ from quire_engine.runner.start_report import KVCacheReport, StartReport, report_
 from quire_engine.runner.threads import use_threads
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.kv_cache import FP8
+from quire_kernels.paged_attention import unsupported
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +46,14 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     candidate = candidate.limited_to(_model_limit(config, candidate.shape))
     _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
     dtype = _resolve_dtype(config, place)
-    backend = choose_linear_backend(dtype, place.device.type)
+    cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
+    if problem := _attention_problem(config, candidate.shape, place, dtype, cache_dtype):
+        raise FlagsError([problem])
+    backend = choose_linear_backend(dtype, place.device.type, deterministic=config.device.deterministic)
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
     built = _build(config, candidate, place, dtype, backend)
-    model = _in_memory(config, candidate.shape, place, dtype, built)
+    model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, built)
     if runs_triton(place.device.type):
         from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
 
@@ -149,6 +153,20 @@ def _resolve_dtype(config: EngineConfig, place: _Place) -> torch.dtype:
     return resolve_gpu_dtype(config.model.dtype, stored_dtype(config.model.path))
 
 
+def _attention_problem(
+    config: EngineConfig, shape: ModelShape, place: _Place, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> str | None:
+    problem = unsupported(
+        device_type=place.device.type,
+        head_dim=shape.head_dim,
+        group=shape.num_heads // shape.num_kv_heads,
+        block_size=config.cache.block_size,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+    )
+    return None if problem is None else f"{shape.architecture} cannot be served on {place.name}: {problem}"
+
+
 @torch.inference_mode()
 def _build(
     config: EngineConfig, candidate: Candidate, place: _Place, dtype: torch.dtype, backend: LinearBackend
@@ -168,9 +186,13 @@ def _build(
 
 
 def _in_memory(
-    config: EngineConfig, shape: ModelShape, place: _Place, dtype: torch.dtype, built: BuiltModel
+    config: EngineConfig,
+    shape: ModelShape,
+    place: _Place,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    built: BuiltModel,
 ) -> ModelInMemory:
-    cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
     return ModelInMemory(
         built=built,
         shape=shape,
