@@ -48,9 +48,10 @@ def parse_arguments() -> argparse.Namespace:
 def all_cases(*, tiny: bool) -> list["Case"]:
     import cases_attention
     import cases_layers
+    import cases_products
     import cases_sampling
 
-    modules = (cases_attention, cases_layers, cases_sampling)
+    modules = (cases_attention, cases_layers, cases_products, cases_sampling)
     return [case for module in modules for case in (module.tiny_cases() if tiny else module.cases())]
 
 

@@ -16,7 +16,7 @@ def route_tokens(logits: Tensor, per_token: int, normalise: bool) -> Routes:
 
 
 def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tensor:
-    y = torch.zeros(x.shape)
+    y = torch.zeros(x.shape, device=x.device)
     for token, (chosen, weights) in enumerate(zip(routes.experts.tolist(), routes.weights, strict=True)):
         for expert, weight in zip(chosen, weights, strict=True):
             y[token] += weight * experts[expert](x[token : token + 1])[0].float()
@@ -24,7 +24,7 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
 
 
 def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool) -> Tensor:
-    y = torch.zeros(x.shape)
+    y = torch.zeros(x.shape, device=x.device)
     for token, (chosen, weights) in enumerate(zip(routes.experts.tolist(), routes.weights, strict=True)):
         for expert, weight in zip(chosen, weights, strict=True):
             gate, up = (gate_up[expert].float() @ x[token].float()).chunk(2)
