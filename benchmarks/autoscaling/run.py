@@ -111,10 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", action="append", metavar="FILE", help=f"or {DAY}; may be given again (a slice)")
     parser.add_argument(
         "--seeds",
-        type=_at_least_one,
+        type=at_least_one,
         help=f"means are over so many (up to {len(SEEDS)}: what {_MINUTES} minutes allow)",
     )
-    parser.add_argument("--jobs", type=_at_least_one, default=usable_cores(), help="processes (%(default)s)")
+    parser.add_argument("--jobs", type=at_least_one, default=usable_cores(), help="processes (%(default)s)")
     parser.add_argument("--delay", type=float, action="append", choices=STARTUP_DELAYS, help="only this start-up delay")
     parser.add_argument("--fault", type=FaultKind, action="append", choices=list(FaultKind), help="only this fault")
     parser.add_argument("--json", type=_writable, metavar="FILE", help="write the rows there")
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, 1 or more")
     return int(text)

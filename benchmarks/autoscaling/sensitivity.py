@@ -19,7 +19,7 @@ from rich.table import Table
 
 from laws import QUIRE, Parameters, Value, tuned
 from quire_operator.bench.traces import TraceError
-from run import loads_of
+from run import at_least_one, loads_of
 from scenarios import TARGETS, Case, FaultKind
 from scoring import Score, score_law
 from workers import Workers, usable_cores
@@ -55,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", required=True, metavar="FILE", help="or day; may be given again")
     parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--jobs", type=at_least_one, default=usable_cores(), help="processes (%(default)s)")
     arguments = parser.parse_args()
     try:
         loads = loads_of(arguments.trace)
@@ -64,7 +65,7 @@ def main() -> None:
     there = variants(tuned(QUIRE))
     for load in loads:
         case = Case(load=load, startup_delay_seconds=_STARTUP_SECONDS, fault=FaultKind.NONE)
-        with Workers(usable_cores()) as workers:
+        with Workers(arguments.jobs) as workers:
             done = workers.map(scores_of, [(case, parameters) for parameters in there.values()])
             shown = track(done, load.name, total=len(there), console=Console(stderr=True), transient=True)
             found = dict(shown)

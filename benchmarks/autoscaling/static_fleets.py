@@ -16,7 +16,7 @@ from policies.static import StaticScaler
 from quire_operator.bench.traces import TraceError
 from quire_operator.simulation.run import Run
 from quire_operator.simulation.simulate import simulate
-from run import loads_of
+from run import at_least_one, loads_of
 from scenarios import Case, FaultKind
 from workers import Workers, usable_cores
 
@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--trace", action="append", required=True, metavar="FILE", help="or day; may be given again")
     parser.add_argument("--replicas", type=int, nargs="+", default=(6, 8, 10, 12, 14, 18))
     parser.add_argument("--fault", type=FaultKind, choices=list(FaultKind), default=FaultKind.NONE)
+    parser.add_argument("--jobs", type=at_least_one, default=usable_cores(), help="processes (%(default)s)")
     arguments = parser.parse_args()
     try:
         loads = loads_of(arguments.trace)
@@ -34,7 +35,7 @@ def main() -> None:
     table = Table(title="answers in time · prompt tokens cached", title_justify="left", show_edge=False)
     for column in ("trace", *map(str, arguments.replicas)):
         table.add_column(column, justify="right")
-    with Workers(usable_cores()) as workers:
+    with Workers(arguments.jobs) as workers:
         tasks = [(load, replicas, arguments.fault) for load in loads for replicas in arguments.replicas]
         found = dict(workers.map(cell, tasks))
     width = len(arguments.replicas)
