@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -41,7 +42,6 @@ class Scraper:
         self._clock, self._failed = clock, failed
         self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS, at_once=_AT_ONCE)
         self._read = read or self._pages.read
-        self._gate = asyncio.Semaphore(_AT_ONCE)
         self._silent: set[str] = set()
 
     async def aclose(self) -> None:
@@ -56,21 +56,28 @@ class Scraper:
         }
         self._silent &= set(urls.values())
         deadline = asyncio.get_running_loop().time() + _ROUND_SECONDS
-        asked = sorted(urls.items(), key=lambda item: item[1] in self._silent)
-        samples = await asyncio.gather(*(self._sample(url, deadline) for _, url in asked))
-        return {name: sample for (name, _), sample in zip(asked, samples, strict=True) if sample is not None}
+        asked = iter(sorted(urls.items(), key=lambda item: item[1] in self._silent))
+        answers: dict[str, ReplicaSample | None] = {}
 
-    async def _sample(self, url: str, deadline: float) -> ReplicaSample | None:
+        async def ask() -> None:
+            # A task for each at a time, not for each of thousands, which would take longer than what they read.
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    for name, url in asked:
+                        answers[name] = await self._sample(url)
+
+        await asyncio.gather(*(ask() for _ in range(min(_AT_ONCE, len(urls)))))
+        for name in urls.keys() - answers.keys():
+            self._note_silence(urls[name], f"no turn within {_ROUND_SECONDS:g} s: too many are silent", "timeout")
+        return {name: sample for name, sample in answers.items() if sample is not None}
+
+    async def _sample(self, url: str) -> ReplicaSample | None:
         """None, and why is counted, where there is none; whether it answers is logged when that changes."""
         try:
-            async with asyncio.timeout_at(deadline), self._gate:
-                page = await self._read(url)
+            page = await self._read(url)
             sample = sample_of(points(page.decode(), NAMES, LABELLED), time=self._clock.now())
             if sample is None:
                 raise NoPage("its answer tells too little of an engine", reason="bad_answer")
-        except TimeoutError:
-            self._note_silence(url, f"no turn within {_ROUND_SECONDS:g} s: too many are silent", "timeout")
-            return None
         except UnicodeDecodeError as error:
             self._note_silence(url, str(error), "bad_answer")
             return None

@@ -92,11 +92,12 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     rates = _rates(history, known)
     history = replace(history, variation=_variation(history, rates, policy, now))
     enforced = rules.mode is AutoscalingMode.ENFORCE
-    demanded = _demand(policy, supply, observation, history, rates, now)
+    load = Load.of(supply.fresh.values())
+    demanded = _demand(policy, supply, load, observation, history, rates, now)
     history = replace(
         history,
         needs=kept_needs((*history.needs, demanded.need), rules=rules, now=now),
-        margin=_margin(history, demanded, supply, policy, seconds=seconds, now=now),
+        margin=_margin(history, demanded, supply, load, policy, seconds=seconds, now=now),
     )
     verdict = judge(
         Situation(
@@ -113,7 +114,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
             now=now,
         )
     )
-    inputs = _inputs(supply, demanded, observation)
+    inputs = _inputs(supply, load, demanded, observation)
     return Decision(
         time=now,
         current=supply.current,
@@ -183,7 +184,7 @@ def _variation(history: History, rates: Rates | None, policy: Policy, now: float
 
 
 def _margin(
-    history: History, demanded: Demand, supply: Supply, policy: Policy, *, seconds: float, now: float
+    history: History, demanded: Demand, supply: Supply, load: Load, policy: Policy, *, seconds: float, now: float
 ) -> Margin:
     """Raised, where first tokens are late though the work should fit."""
     needs = {term.reason: term.need for term in demanded.terms}
@@ -191,8 +192,7 @@ def _margin(
     if Reason.FIRST_TOKEN not in needs:
         return margin
     percentile = policy.autoscaling.targets.time_to_first_token.percentile
-    waiting = Load.of(tuple(supply.fresh.values())).waiting
-    return margin.raised(replicas=supply.current, waiting=waiting, percentile=percentile, now=now)
+    return margin.raised(replicas=supply.current, waiting=load.waiting, percentile=percentile, now=now)
 
 
 def _concluded(
@@ -229,12 +229,18 @@ def _concluded(
 
 
 def _demand(
-    policy: Policy, supply: Supply, observation: Observation, history: History, rates: Rates | None, now: float
+    policy: Policy,
+    supply: Supply,
+    load: Load,
+    observation: Observation,
+    history: History,
+    rates: Rates | None,
+    now: float,
 ) -> Demand:
     target, tuning = policy.autoscaling.targets.time_to_first_token, policy.tuning
     if supply.is_stale:
         return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
-    terms = _terms(policy, supply, observation, history, rates, now)
+    terms = _terms(policy, supply, load, observation, history, rates, now)
     need = max((term.need for term in terms), default=0.0)
     down = need + supply.starting + supply.missing
     late = demand.first_token_term(history.flows, target=target, replicas=supply.current, tuning=tuning, now=now)
@@ -252,6 +258,7 @@ def _demand(
 def _terms(
     policy: Policy,
     supply: Supply,
+    load: Load,
     observation: Observation,
     history: History,
     rates: Rates | None,
@@ -260,18 +267,17 @@ def _terms(
     """Every term that there are figures for, but the late first tokens."""
     terms: list[Term] = []
     if supply.fresh:
-        samples = tuple(supply.fresh.values())
         terms += demand.gauge_terms(
-            Load.of(samples),
+            load,
             rates=rates,
-            kv_tokens=sum(s.kv_tokens_capacity for s in samples) / len(samples),
+            kv_tokens=sum(s.kv_tokens_capacity for s in supply.fresh.values()) / load.replicas,
             max_sequences=policy.max_sequences,
             targets=policy.autoscaling.targets,
         )
     work = demand.work_term(
         [flow for flow in history.flows if flow.time > now - policy.tuning.flow_seconds],
         history.variation,
-        queued_prompt_tokens=sum(sample.queued_prompt_tokens for sample in supply.fresh.values()),
+        queued_prompt_tokens=load.queued_prompt_tokens,
         rates=rates,
         max_sequences=policy.max_sequences,
         percentile=policy.autoscaling.targets.time_to_first_token.percentile,
@@ -289,8 +295,7 @@ def _terms(
     return terms
 
 
-def _inputs(supply: Supply, demanded: Demand, observation: Observation) -> dict[str, float]:
-    load = Load.of(tuple(supply.fresh.values()))
+def _inputs(supply: Supply, load: Load, demanded: Demand, observation: Observation) -> dict[str, float]:
     inputs: dict[str, float] = {
         "replicas": supply.current,
         "ready": supply.ready,

@@ -4,7 +4,7 @@ Under ``autoscaler.decide``. Each term is a number of replicas, not rounded, wit
 Pure, and monotone: more waiting, running, queued, held or arriving never lowers a term.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from quire_operator.domain.history import Flow
@@ -47,13 +47,15 @@ class Load:
     kv_tokens_used: float
 
     @classmethod
-    def of(cls, samples: Sequence[ReplicaSample]) -> "Load":
+    def of(cls, samples: Collection[ReplicaSample]) -> "Load":
+        waiting = running = queued = used = 0.0
+        for sample in samples:
+            waiting += sample.waiting
+            running += sample.running
+            queued += sample.queued_prompt_tokens
+            used += sample.kv_tokens_used
         return cls(
-            replicas=len(samples),
-            waiting=sum(s.waiting for s in samples),
-            running=sum(s.running for s in samples),
-            queued_prompt_tokens=sum(s.queued_prompt_tokens for s in samples),
-            kv_tokens_used=sum(s.kv_tokens_used for s in samples),
+            replicas=len(samples), waiting=waiting, running=running, queued_prompt_tokens=queued, kv_tokens_used=used
         )
 
 

@@ -92,22 +92,21 @@ def share_above(histogram: Histogram, threshold: float) -> float:
     return histogram.total - (below_lower + (below_upper - below_lower) * inside)
 
 
-def _counters(sample: ReplicaSample) -> tuple[float, ...]:
-    """By which a restart shows. Not by what arrived: more arrivals must never look like the end of a restart."""
-    waits = sample.first_token_waits
+def _restarted(before: ReplicaSample, after: ReplicaSample) -> bool:
+    """Some counter fell. Not one of what arrived: more arrivals must never look like the end of a restart."""
     return (
-        sample.prompt_tokens,
-        sample.cached_prompt_tokens,
-        sample.generation_tokens,
-        sample.finished_requests,
-        sample.steps or 0.0,
-        sample.busy_seconds or 0.0,
-        waits.total if waits else 0.0,
+        after.prompt_tokens < before.prompt_tokens
+        or after.cached_prompt_tokens < before.cached_prompt_tokens
+        or after.generation_tokens < before.generation_tokens
+        or after.finished_requests < before.finished_requests
+        or (after.steps or 0.0) < (before.steps or 0.0)
+        or (after.busy_seconds or 0.0) < (before.busy_seconds or 0.0)
+        or _total(after.first_token_waits) < _total(before.first_token_waits)
     )
 
 
-def _restarted(before: ReplicaSample, after: ReplicaSample) -> bool:
-    return any(b < a for a, b in zip(_counters(before), _counters(after), strict=True))
+def _total(waits: Histogram | None) -> float:
+    return 0.0 if waits is None else waits.total
 
 
 def _since_restart(sample: ReplicaSample) -> ReplicaSample:
@@ -144,10 +143,10 @@ def _first_tokens(before: Histogram | None, after: Histogram | None, threshold: 
     """First tokens since before, and how many of them waited beyond the threshold."""
     if after is None:
         return 0.0, 0.0
+    total, late = after.total, share_above(after, threshold)
     if before is not None and before.bounds == after.bounds:
-        counts = tuple(max(0.0, b - a) for a, b in zip(before.counts, after.counts, strict=True))
-        after = Histogram(bounds=after.bounds, counts=counts)
-    return after.total, max(0.0, share_above(after, threshold))
+        total, late = total - before.total, late - share_above(before, threshold)
+    return max(0.0, total), max(0.0, late)
 
 
 def _work(

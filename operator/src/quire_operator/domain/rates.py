@@ -206,12 +206,18 @@ def _solve(a: list[list[float]], b: list[float]) -> list[float] | None:
     n = len(b)
     rows = [[*a[i], b[i]] for i in range(n)]
     for k in range(n):
-        if rows[k][k] <= _SINGULAR * a[k][k]:
+        pivot = rows[k]
+        if pivot[k] <= _SINGULAR * a[k][k]:
             return None
         for i in range(k + 1, n):
-            factor = rows[i][k] / rows[k][k]
-            rows[i] = [x - factor * y for x, y in zip(rows[i], rows[k], strict=True)]
+            row = rows[i]
+            factor = row[k] / pivot[k]
+            for j in range(k, n + 1):
+                row[j] -= factor * pivot[j]
     solution = [0.0] * n
-    for k in reversed(range(n)):
-        solution[k] = (rows[k][n] - sum(rows[k][j] * solution[j] for j in range(k + 1, n))) / rows[k][k]
+    for k in range(n - 1, -1, -1):
+        value = rows[k][n]
+        for j in range(k + 1, n):
+            value -= rows[k][j] * solution[j]
+        solution[k] = value / rows[k][k]
     return solution
