@@ -12,6 +12,8 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
 
+_TOO_SMALL = "the KV cache, or the model's length, is too small for this"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
@@ -133,6 +135,8 @@ class Clients:
         keys = [self.add(context, self._max_model_len - context) for _ in range(sequences)]
         held = sequences * context
         while (gauges := engine.gauges()).num_running < sequences or gauges.prefilling_tokens:
+            if not engine.has_work:
+                raise SystemExit(f"{sequences} sequences of {context} tokens never ran together: {_TOO_SMALL}")
             held += self._tokens_of_step()
         held += sum(self._tokens_of_step() for _ in range(warm_up))
         host = (engine.seconds.schedule, engine.seconds.output)
@@ -142,7 +146,7 @@ class Clients:
         seconds = perf_counter() - began
         share = (gpu_seconds() - at_work) / seconds if gpu_seconds is not None else None
         if drawn != sequences * steps:
-            raise SystemExit(f"{drawn} tokens in {steps} steps of {sequences} sequences: the KV cache is too small")
+            raise SystemExit(f"{drawn} tokens in {steps} steps of {sequences} sequences: {_TOO_SMALL}")
         schedule, output = engine.seconds.schedule - host[0], engine.seconds.output - host[1]
         for key in keys:
             engine.cancel(key)
