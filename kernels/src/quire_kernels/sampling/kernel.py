@@ -200,7 +200,8 @@ def _draw_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What ``sample`` may draw of each row, for kernels that go on from there; undefined where temperature is 0."""
+    """What ``sample`` may draw of each row, for kernels that go on from there. Where temperature is 0, and where no
+    token may be drawn, the total is 0 and the rest undefined."""
 
     floats: Tensor  # [B, 4] float32: largest logit, inverse of temperature, lowest height, mean height
     keys: Tensor  # [B, 2] int32: lowest key of a logit, lowest key of a distance
@@ -256,7 +257,7 @@ def sample_and_tell(
     kept = Kept(
         floats=torch.empty((rows, 4), dtype=torch.float32, device=device),
         keys=torch.empty((rows, 2), dtype=torch.int32, device=device),
-        totals=torch.empty(rows, dtype=torch.int64, device=device),
+        totals=torch.zeros(rows, dtype=torch.int64, device=device),
     )
     _draw(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions, drawn, kept)
     return drawn, kept

@@ -17,10 +17,14 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) of a seed at a position: 53 bits of Philox with key ``seed`` and counter ``position``."""
+def uniform(seed: int, position: int, number: int = 0) -> float:
+    """A number in [0, 1) of a seed at a position: 53 bits of Philox with key ``seed`` and counter ``position``.
+
+    number  0 is the one that draws a token, 1 the one that judges a drafted token
+    """
     words = philox4x32((position & _MASK, position >> 32 & _MASK, 0, 0), (seed & _MASK, seed >> 32 & _MASK))
-    return ((words[0] << 21) ^ (words[1] >> 11)) * 2.0**-53
+    first, second = words[2 * number : 2 * number + 2]
+    return ((first << 21) ^ (second >> 11)) * 2.0**-53
 
 
 def greedy(logits: Tensor) -> Tensor:
