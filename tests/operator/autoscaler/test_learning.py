@@ -164,6 +164,14 @@ def test_bursts_are_forgotten_while_work_comes_evenly():
     assert deviations[-1] < 0.4 * deviations[0]
 
 
+def test_one_absurd_figure_is_soon_forgotten(kit):
+    story, engine = kit.story(current=1, max_sequences=4), Engine()
+    for requests in (*[4] * 20, 10**9, *[4] * 200):
+        idle = (kit.ready(f"idle{n}") for n in range(story.target - 1))
+        decision = story.tick(kit.ready("a", running=1, **engine.serve(requests)), *idle)
+    assert (decision.desired, max(d.desired for d in story.decisions)) == (1, 10)
+
+
 def test_shorter_looks_at_the_same_work_do_not_make_it_vary_more():
     """Requests that come one by one: the variance of their rate is in inverse proportion to how long one looks."""
     rng, long, short = random.Random(1), Variation(), Variation()

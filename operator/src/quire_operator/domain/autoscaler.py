@@ -176,11 +176,13 @@ def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None
 
 
 def _variation(history: History, rates: Rates | None, policy: Policy, now: float) -> Variation:
-    """With the work of this look, where anything was heard."""
+    """With the work of this look, where anything was heard. Work that no number of replicas could do counts as what
+    they all could: one absurd figure must not be remembered for hours."""
     if rates is None or not history.flows or history.flows[-1].time != now:
         return history.variation
     latest = history.flows[-1]
-    return history.variation.seen(demand.busy_replicas((latest,), rates, policy.max_sequences), seconds=latest.seconds)
+    busy = demand.busy_replicas((latest,), rates, policy.max_sequences)
+    return history.variation.seen(min(busy, policy.autoscaling.max_replicas), seconds=latest.seconds)
 
 
 def _margin(
