@@ -63,8 +63,8 @@ up: $(VENV)/.runtime ## Start FILE (examples/demo.yaml) locally on PORT; Ctrl-C 
 test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted ## Run every check and test
 	$(BIN)/pytest
 
-kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels without a GPU, in Triton's interpreter
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton
+kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels and the runner over them without a GPU, in Triton's interpreter
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton tests/engine/triton
 
 kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the Triton kernels for GPUs that are not here (TRITON=3.6: with that one)
 	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python benchmarks/kernels/aot.py --json out/bench/kernels_aot$(TRITON).json $(if $(AOT_TARGETS),--target $(AOT_TARGETS))
