@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import DeviceError
 from quire_engine.model.layers import ModelInputs
-from quire_engine.runner.device.accelerator import make_accelerator
+from quire_engine.runner.device.accelerator import Accelerator, InterpretedAccelerator, Mark, make_accelerator
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphStore, default_graph_sizes
 from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
@@ -30,9 +31,9 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device(
 VOCABULARY = 30
 
 
-def make_cache(num_blocks: int) -> KVCache:
+def make_cache(num_blocks: int, device: torch.device = DEVICE) -> KVCache:
     return allocate_kv_cache(
-        num_blocks=num_blocks, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32, device=DEVICE
+        num_blocks=num_blocks, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32, device=device
     )
 
 
@@ -279,6 +280,28 @@ def test_our_own_faults_stay_what_they_are() -> None:
         raise RuntimeError("ours")
 
 
+@dataclass(frozen=True, slots=True)
+class _LostMark:
+    def wait(self) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def seconds_since(self, earlier: Mark) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _LostAccelerator(InterpretedAccelerator):
+    def mark(self) -> _LostMark:
+        return _LostMark()
+
+
+def test_a_step_that_failed_on_the_device_gives_no_tokens() -> None:
+    runner = make_runner(_LostAccelerator(torch.device("cpu")), torch.device("cpu"))
+    under_way = runner.execute(two_steps()[0])
+    with pytest.raises(DeviceError, match="running a step of 4 tokens.*illegal memory access"):
+        under_way.wait()
+
+
 # --- never waiting ---
 
 
@@ -304,25 +327,40 @@ def without_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def model(inputs: ModelInputs, caches: tuple[KVCache, ...]) -> torch.Tensor:
-    return torch.linspace(-1, 1, VOCABULARY, device=DEVICE) * inputs.logits_rows[:, None].float()
-
-
 def test_a_step_is_issued_without_waiting_for_the_device() -> None:
-    layout = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=8),))
-    runner = DeviceRunner(
+    runner = make_runner(make_accelerator(DEVICE), DEVICE)
+    runner.capture_graphs()
+    for issue in (nullcontext, without_waiting):  # once to compile
+        with issue():
+            under_way = [runner.execute(step) for step in two_steps()]
+        outputs = [step.wait() for step in under_way]
+    assert [len(output.token_ids) for output in outputs] == [2, 2]
+    assert outputs[0].logprobs is not None and len(outputs[0].prompt_logprobs[0]) == 2
+    assert runner.gpu_seconds > 0.0
+    runner.close()
+
+
+def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
+    def model(inputs: ModelInputs, caches: tuple[KVCache, ...]) -> torch.Tensor:
+        return torch.linspace(-1, 1, VOCABULARY, device=device) * inputs.logits_rows[:, None].float()
+
+    return DeviceRunner(
         model=model,
-        caches=(make_cache(9),),
-        layout=layout,
+        caches=(make_cache(9, device),),
+        layout=KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=8),)),
         vocab_size=VOCABULARY,
         num_heads=4,
         max_rows=2,
         max_tokens=16,
         max_model_len=64,
-        device=DEVICE,
-        graph_sizes=(1, 2),
+        device=device,
+        graph_sizes=(1, 2, 8),
+        accelerator=accelerator,
     )
-    runner.capture_graphs()
+
+
+def two_steps() -> tuple[Batch, Batch]:
+    """A prompt that asks for everything beside one that asks for nothing, then a token more of each."""
     shaped = SamplingParams(
         max_tokens=9, temperature=1.0, top_k=3, presence_penalty=1.0, logprobs=2, logit_bias=((1, 2.0),)
     )
@@ -349,11 +387,4 @@ def test_a_step_is_issued_without_waiting_for_the_device() -> None:
         samples=[True, True],
         feedback_tokens=[0, 1],
     )
-    for issue in (nullcontext, without_waiting):  # once to compile
-        with issue():
-            under_way = [runner.execute(step) for step in (first, second)]
-        outputs = [step.wait() for step in under_way]
-    assert [len(output.token_ids) for output in outputs] == [2, 2]
-    assert outputs[0].logprobs is not None and len(outputs[0].prompt_logprobs[0]) == 2
-    assert runner.gpu_seconds > 0.0
-    runner.close()
+    return first, second

@@ -283,8 +283,6 @@ worlds = st.builds(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(world=worlds, script=actions)
 def test_any_schedule_answers_as_alone(world: World, script: list[Any]) -> None:
-    if world.graph_sizes and world.graph_sizes[-1] > world.max_rows:
-        world = World(**{**{name: getattr(world, name) for name in World.__slots__}, "graph_sizes": (world.max_rows,)})
     play = Play(world)
     for number, (kind, *arguments) in enumerate(script):
         getattr(play, kind)(number, *arguments)

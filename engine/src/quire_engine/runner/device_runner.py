@@ -21,10 +21,12 @@ from quire_engine.core.batch import Batch
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.device.accelerator import Accelerator, make_accelerator
-from quire_engine.runner.device.faults import device_faults
+from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphStore
 from quire_engine.runner.device.inputs import (
+    DECODE,
     DeviceRows,
+    QueryLens,
     model_inputs,
     of_all_tokens,
     padded_sizes,
@@ -47,7 +49,6 @@ from quire_kernels.paged_attention.plan import (
     workspace_segments,
 )
 
-_FULL_IN_STEP = "lower --gpu-memory-utilization, so that the KV cache leaves more, or --max-num-batched-tokens"
 _FULL_IN_CAPTURE = (
     "lower --gpu-memory-utilization, so that the KV cache leaves more, or have fewer graphs by"
     " --cudagraph-capture-sizes, or none by --enforce-eager"
@@ -56,7 +57,8 @@ _FULL_IN_CAPTURE = (
 
 class DeviceRunner:
     """``caches`` have one block more than the layout says, which padding is written to. ``graph_sizes`` are rising, the
-    batch sizes that ``capture_graphs`` captures; ``num_heads`` are the widest layer's query heads."""
+    batch sizes that ``capture_graphs`` captures, as far as there are so many rows; ``num_heads`` are the widest layer's
+    query heads."""
 
     def __init__(
         self,
@@ -81,7 +83,6 @@ class DeviceRunner:
         self._model = model
         self._caches = caches
         self._layout = layout
-        self._max_rows = max_rows
         # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
         max_blocks = -(-max_model_len // layout.block_size) + 1
         self._rows = DeviceRows(
@@ -97,14 +98,14 @@ class DeviceRunner:
         self._workspace = _make_workspace(
             caches, num_heads=num_heads, max_rows=max_rows, max_model_len=max_model_len, fixed_splits=deterministic
         )
-        self._graphs = GraphStore(self._accelerator, graph_sizes)
+        self._graphs = GraphStore(self._accelerator, tuple(size for size in graph_sizes if size <= max_rows))
         self._captured_inputs: dict[int, StepInputs[Tensor]] = {}
         self._logits: Tensor | None = None  # [largest graph, V], what captured steps leave
         self._clock = GpuClock()
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> PendingStep:
-        with device_faults(f"running a step of {batch.num_tokens} tokens", when_full=_FULL_IN_STEP):
+        with device_faults(f"running a step of {batch.num_tokens} tokens", when_full=FULL_IN_STEP):
             return self._execute(batch)
 
     @torch.inference_mode()
@@ -176,8 +177,7 @@ class DeviceRunner:
         return _Issued(
             inputs=inputs,
             graph_size=graph_size,
-            max_query_len=int(columns.scheduled.max()),
-            min_query_len=int(columns.scheduled.min()),
+            query_lens=QueryLens.of(columns.scheduled),
             draw=draw,
             all_drawn=np.array_equal(wanted.sampled, np.arange(draw.count)),
             prompts=prompts,
@@ -189,18 +189,12 @@ class DeviceRunner:
             assert self._logits is not None
             self._graphs.replay(issued.graph_size)
             return self._logits[: issued.graph_size]
-        return self._forward(issued.inputs, issued.max_query_len, issued.min_query_len)()
+        return self._forward(issued.inputs, issued.query_lens)()
 
-    def _forward(self, inputs: StepInputs[Tensor], max_query_len: int, min_query_len: int) -> Callable[[], Tensor]:
+    def _forward(self, inputs: StepInputs[Tensor], query_lens: QueryLens) -> Callable[[], Tensor]:
         """Runs the model over what ``inputs`` hold when it is called."""
-        prepared = model_inputs(
-            inputs,
-            self._rows.block_tables(len(inputs.rows)),
-            self._layout,
-            self._workspace,
-            max_query_len=max_query_len,
-            min_query_len=min_query_len,
-        )
+        tables = self._rows.block_tables(len(inputs.rows))
+        prepared = model_inputs(inputs, tables, self._layout, self._workspace, query_lens)
 
         def forward() -> Tensor:
             self._rows.fill_in(inputs)
@@ -227,7 +221,7 @@ class DeviceRunner:
         write_padding(self._staging.begin(sizes), self._rows, sequences=0)
         self._staging.upload(sizes)
         inputs = self._staging.on_device(sizes)
-        forward = self._forward(inputs, max_query_len=1, min_query_len=1)
+        forward = self._forward(inputs, DECODE)
         if self._logits is None:  # the largest is captured first
             made = forward()
             self._logits = made.new_empty((size, made.shape[1]))
@@ -248,8 +242,7 @@ class _Issued:
     inputs: StepInputs[Tensor]
     graph_size: int | None
     """Of the captured graph to replay; None runs launch by launch."""
-    max_query_len: int
-    min_query_len: int
+    query_lens: QueryLens
     draw: DrawPlan
     all_drawn: bool
     """Whether what is drawn from are the first lines of logits, in their order."""

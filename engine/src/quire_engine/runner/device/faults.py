@@ -7,6 +7,7 @@ import torch
 
 from quire_engine.errors import DeviceError
 
+FULL_IN_STEP = "lower --gpu-memory-utilization, so that the KV cache leaves more, or --max-num-batched-tokens"
 _SIGNS = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "cuBLAS")
 
 

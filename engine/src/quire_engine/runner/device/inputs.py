@@ -7,6 +7,8 @@ is one of a single token there, so that kernels see nothing but sequences.
 Legend: T tokens, B sequences, N rows, M blocks per sequence, K drawn tokens.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from quire_engine.model.layers import GroupInputs, ModelInputs
 from quire_engine.runner.device.staging import InputSizes, Item, Parcel, StepInputs
 from quire_engine.runner.inputs import BlockTables, StepColumns
 from quire_engine.runner.logprobs import LogitsRows
-from quire_kernels.paged_attention.plan import DevicePlan, Workspace
+from quire_kernels.paged_attention.plan import DevicePlan, Workspace, longest_short
 
 
 class DeviceRows:
@@ -141,14 +143,29 @@ def padded_sizes(sequences: int) -> InputSizes:
     return InputSizes(tokens=sequences, sequences=sequences, logits=sequences, draws=sequences)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryLens:
+    """Tokens per sequence, as far as launches of attention depend on them."""
+
+    longest: int
+    shortest: int
+    longest_short: int
+
+    @classmethod
+    def of(cls, scheduled: np.ndarray) -> "QueryLens":
+        """``scheduled`` [B]"""
+        return cls(longest=int(scheduled.max()), shortest=int(scheduled.min()), longest_short=longest_short(scheduled))
+
+
+DECODE = QueryLens(longest=1, shortest=1, longest_short=1)
+
+
 def model_inputs(
     inputs: StepInputs[Tensor],
     block_tables: tuple[Tensor, ...],
     layout: KVCacheLayout,
     workspace: Workspace,
-    *,
-    max_query_len: int,
-    min_query_len: int,
+    query_lens: QueryLens,
 ) -> ModelInputs:
     """Over the same memory, whatever it will hold."""
     return ModelInputs(
@@ -162,8 +179,9 @@ def model_inputs(
                     query_starts=inputs.query_starts,
                     context_lens=inputs.contexts,
                     num_tokens=len(inputs.token_ids),
-                    max_query_len=max_query_len,
-                    min_query_len=min_query_len,
+                    max_query_len=query_lens.longest,
+                    min_query_len=query_lens.shortest,
+                    max_short_len=query_lens.longest_short,
                     window=group.window,
                     workspace=workspace,
                 ),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.runner.device.accelerator import Mark
-from quire_engine.runner.device.faults import device_faults
+from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.reports import PendingReport, read_prompts, spread
 from quire_engine.runner.device.sampler import DrawPlan
 from quire_engine.runner.device.swap import TimedCopy
@@ -37,7 +37,7 @@ class PendingStep:
     clock: GpuClock
 
     def wait(self) -> RunnerOutput:
-        with device_faults(f"running a step of {self.batch.num_tokens} tokens", when_full="see the lines before"):
+        with device_faults(f"running a step of {self.batch.num_tokens} tokens", when_full=FULL_IN_STEP):
             self.done.wait()
             swap_seconds = sum(copy.wait() for copy in self.copies)
             run_seconds, sample_seconds = self.ran.seconds_since(self.started), self.done.seconds_since(self.ran)
