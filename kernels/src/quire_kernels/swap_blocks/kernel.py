@@ -49,11 +49,13 @@ def _swap_blocks_kernel(
         tl.device_assert(
             (target_block >= 0) & (target_block < fewest_target_blocks), "swap_blocks: target_blocks leave a cache"
         )
+        source = tl.load(addresses + buffer * 2) + source_block * block_words * 8
+        target = tl.load(addresses + buffer * 2 + 1) + target_block * block_words * 8
         # Blocks are of whole 16 bytes, and begin at such an address: what the compiler cannot know of a table.
-        source = tl.multiple_of(tl.load(addresses + buffer * 2) + source_block * block_words * 8, 16)
-        target = tl.multiple_of(tl.load(addresses + buffer * 2 + 1) + target_block * block_words * 8, 16)
-        moved = tl.load(source.to(tl.pointer_type(tl.int64)) + word, mask=word < block_words)
-        tl.store(target.to(tl.pointer_type(tl.int64)) + word, moved, mask=word < block_words)
+        source_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
+        target_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
+        moved = tl.load(source_words + word, mask=word < block_words)
+        tl.store(target_words + word, moved, mask=word < block_words)
 
 
 def swap_blocks(

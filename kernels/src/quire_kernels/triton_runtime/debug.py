@@ -12,7 +12,6 @@ A kernel that asserts is declared with ``@kernel`` instead of ``@triton.jit``, a
         tl.device_assert((slot >= 0) & (slot < num_slots), "gather: slots leave the cache")
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,10 +23,9 @@ from quire_kernels.dispatch import INTERPRETED
 CHECKED = INTERPRETED or os.environ.get("QUIRE_KERNELS_CHECK") == "1"
 
 if INTERPRETED:
-    from triton.runtime.interpreter import interpreter_builder
+    from quire_kernels.triton_runtime import interpreter
 
-    # The interpreter leaves asserts out, whatever a kernel's `debug` says, unless its one builder has them on.
-    interpreter_builder.options = dataclasses.replace(interpreter_builder.options, debug=True)
+    interpreter.prepare()
 
 
 def kernel(function: Callable[..., None] | None = None, *, varying: Sequence[str] = ()) -> Any:
