@@ -29,7 +29,9 @@ TARGETS = (80, 90, 100, 120)
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=_capability, nargs="+", default=TARGETS, help="default: sm_80, sm_90, sm_100 and sm_120")
+    parser.add_argument(
+        "--target", type=_capability, nargs="+", default=TARGETS, help="default: sm_80, sm_90, sm_100 and sm_120"
+    )
     parser.add_argument("--op", nargs="+", help="only these (default: every op with a kernel)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="default: all CPUs")
     parser.add_argument("--json", type=Path, help="write what was found there as well")

@@ -122,6 +122,13 @@ def test_stack_is_allowed_off_the_decode_path_within_its_bound() -> None:
     assert aot_bounds.complaints([prefill], bounds_of(stack_bytes=8)) != []
 
 
+def test_a_target_without_any_bounds_is_held_to_its_shared_memory_only() -> None:
+    elsewhere = replace(ONE, capability=89)
+    assert aot_bounds.complaints([elsewhere], bounds_of()) == []
+    too_much = replace(elsewhere, usage={**USAGE, "shared_bytes": 120_000})
+    assert "a block there has 101,376" in aot_bounds.complaints([too_much], bounds_of())[0]
+
+
 def test_widening_keeps_what_is_wider_and_updating_does_not() -> None:
     wide = bounds_of(registers=96, shared_bytes=1024)
     assert aot_bounds.updated(wide, [ONE], widen=True) == bounds_of(registers=96)
