@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -108,6 +109,14 @@ def test_no_blocks_are_nothing_to_do(device: torch.device) -> None:
     start = copied(targets)
     swap_blocks(sources, targets, blocks(device=device), blocks(device=device))
     assert all(torch.equal(now, was) for now, was in zip(copied(targets), start, strict=True))
+
+
+def test_caches_that_begin_at_odd_addresses_are_refused(device: torch.device) -> None:
+    cache = caches(2, device, layers=1)
+    keys = torch.zeros(cache[0].keys.numel() + 1, device=device)[1:].view(cache[0].keys.shape)
+    odd = [dataclasses.replace(cache[0], keys=keys)]
+    with pytest.raises(ArgumentError, match="swap_blocks: sources, targets hold tensors .* a multiple of 16 bytes"):
+        swap_blocks(cache, odd, blocks(0, device=device), blocks(0, device=device))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="ends the use of the GPU")

@@ -15,6 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from quire_kernels.checks import refuse
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
@@ -23,6 +24,7 @@ from quire_kernels.triton_runtime.device import require_device, target_of
 from quire_kernels.triton_runtime.target import Target
 
 _WORD_BYTES = 8
+_ALIGNMENT = 16
 
 
 @kernel(varying=["copies"])
@@ -95,6 +97,8 @@ def swap_blocks(
 @functools.lru_cache(maxsize=256)
 def _on_device(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     """The table [B, 2]; caches stay where they are, so it is made once for each set of layers and direction."""
+    if any(address % _ALIGNMENT for address in addresses):
+        refuse("swap_blocks", "sources, targets", f"hold tensors that do not begin at a multiple of {_ALIGNMENT} bytes")
     return torch.tensor(addresses, device=device)
 
 
