@@ -16,7 +16,7 @@ from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_devi
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
-from quire_engine.runner.profiling import CudaMeter, DeviceMemory, largest_step, profile
+from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
 from quire_engine.runner.warm_up import Measured, warm_up
 
@@ -42,7 +42,7 @@ def graph_sizes(config: EngineConfig, *, is_native: bool) -> tuple[int, ...]:
 def start_on_device(
     config: EngineConfig, model: ModelInMemory, *, sizes: tuple[int, ...], memory: DeviceMemory | None
 ) -> WarmRunner:
-    """``memory`` is the GPU's before anything was loaded; None where there is Triton's interpreter instead.
+    """``memory`` is the GPU's; None where there is Triton's interpreter instead.
 
     Raises FlagsError where the KV cache would be too small, DeviceError where the GPU fails.
     """
@@ -58,7 +58,7 @@ def start_on_device(
     if memory is not None:
         # What was timed at first were kernels that were yet to be compiled, and decoding launch by launch.
         measured = _warm_up(runner, model, layout, size)
-        free = CudaMeter(model.device).free()
+        free = memory.meter.free()
     return WarmRunner(
         runner=runner,
         asynchronous=True,
@@ -72,7 +72,7 @@ def start_on_device(
 
 
 def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...], memory: DeviceMemory) -> DeviceUse:
-    demand, meter = model.demand, CudaMeter(model.device)
+    demand, meter = model.demand, memory.meter
     few = CacheSize(
         num_blocks=(_PROFILED_BLOCKS,) * len(demand.groups),
         num_swap_blocks=(_PROFILED_BLOCKS if config.cache.swap_space_bytes else 0,) * len(demand.groups),
@@ -96,11 +96,12 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...],
         meter,
         captures=bool(sizes),
     )
+    meter.settle()
     return DeviceUse(
         total=memory.total,
         free=found.free,
-        before=memory.total - memory.free,
-        weights=memory.free - loaded,
+        before=memory.total - memory.free_before,
+        weights=memory.free_before - loaded,
         activations=found.activations,
         graphs=graphs_bytes(found.graph, len(sizes)),
     )

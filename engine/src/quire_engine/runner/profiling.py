@@ -50,16 +50,17 @@ class CudaMeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Bytes."""
-
+    meter: Meter
     total: int
-    free: int
+    """Bytes, as is the next."""
+    free_before: int
+    """Before anything was loaded, but with what CUDA takes for itself."""
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """As it is now, with what CUDA takes for itself."""
+    """As it is now."""
     free, total = torch.cuda.mem_get_info(device)
-    return DeviceMemory(total=total, free=free)
+    return DeviceMemory(meter=CudaMeter(device), total=total, free_before=free)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

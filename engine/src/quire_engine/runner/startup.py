@@ -49,6 +49,8 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
     if problem := _attention_problem(config, candidate.shape, place, dtype, cache_dtype):
         raise FlagsError([problem])
+    if cache_dtype == FP8:
+        _log.info("keys and values are held in fp8 (e4m3) as they are, with a scale of 1: beyond 448 they are cut off")
     backend = choose_linear_backend(dtype, place.device.type, deterministic=config.device.deterministic)
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
