@@ -210,7 +210,7 @@ def main() -> int:
     except OSError as problem:
         parser.error(f"cannot read the trace {arguments.trace}: {problem.strerror}")
     except TraceError as problem:
-        parser.error(str(problem))
+        parser.error(f"{arguments.trace}: {problem}")
     paced = json.dumps(PACE) if arguments.paced else None
     # Engines that sleep do not slow one another down.
     most = 1 if arguments.paced else MAX_REPLICAS if arguments.fleet == "law" else int(arguments.fleet)

@@ -161,6 +161,7 @@ def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeSer
         (["--token-ids", "9:1"], "not a range"),
         (["--trace", "/nowhere.csv"], "cannot read the trace"),
         (["--requests", "0"], "--requests"),
+        (["--plot", "out.doc"], "--plot out.doc should end in .png, .svg or .pdf"),
         (["--json", "/dev/null/out.json"], "cannot write /dev/null/out.json"),
     ],
 )

@@ -128,6 +128,7 @@ def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
         (["--engine", "absent.json"], "the calibration absent.json can't be read"),
         (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),
         (["--json", "/proc/none/run.json"], "/proc/none/run.json can't be written"),
+        (["--plot", "run.doc"], "--plot run.doc should end in .png, .svg or .pdf"),
         (["--kv-tokens", "3"], "should be greater than or equal to 16"),
     ],
 )
@@ -191,11 +192,11 @@ def test_a_calibration_that_is_none_is_refused(policy, tmp_path, text, problem, 
     [
         (
             '{"timestamp": NaN, "input_length": 3, "output_length": 1}',
-            "line 2 of the trace: ValueError: nan is no time",
+            'line 2 of the trace: "{\\"timestamp\\": NaN',
         ),
-        ('{"timestamp": 1, "input_length": 1e999, "output_length": 1}', "line 2 of the trace: OverflowError"),
+        ('{"timestamp": 1, "input_length": 1e999, "output_length": 1}', "line 2 of the trace"),
         ('{"timestamp": 1, "input_length": 3, "output_length": 1, "hash_ids": [[1]]}', "line 2 of the trace"),
-        ('{"timestamp": 1, "output_length": 1}', "line 2 of the trace: KeyError: 'input_length'"),
+        ('{"timestamp": 1, "output_length": 1}', "is not JSON such as"),
     ],
 )
 def test_a_trace_that_is_none_is_refused_by_its_line(policy, tmp_path, line, problem, capsys):
@@ -203,6 +204,13 @@ def test_a_trace_that_is_none_is_refused_by_its_line(policy, tmp_path, line, pro
     trace.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + line)
     code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
     assert code == 2 and problem in said
+
+
+def test_a_trace_whose_clock_is_wrong_is_refused_before_it_takes_for_ever(policy, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"timestamp": {at}, "input_length": 3, "output_length": 1}}\n' for at in (0, 1e15)))
+    code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
+    assert code == 2 and "11,574,074 days; at most 366" in said and "are its times in milliseconds" in said
 
 
 def test_a_trace_of_one_request_is_one_too(policy, tmp_path, capsys):

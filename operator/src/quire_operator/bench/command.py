@@ -19,6 +19,7 @@ from quire_operator.bench.summary import Objective, Outcome, Summary, summarise
 from quire_operator.bench.traces import Replay, TraceError, read_trace, replayed
 from quire_operator.bench.workload import Alphabet, Conversation, Shape, synthetic
 from quire_operator.domain.quantities import parse_duration_seconds
+from quire_operator.plot_formats import plot_problem
 
 
 class Endpoint(StrEnum):
@@ -116,7 +117,9 @@ def bench(
         float | None, _of_result("Goodput: longest answer, end to end.", parser=_seconds, metavar="DURATION")
     ] = None,
     json_file: Annotated[Path | None, _of_result("Write everything measured here.", names=("--json",))] = None,
-    plot: Annotated[Path | None, _of_result("Draw load, latencies and their distributions into this PNG.")] = None,
+    plot: Annotated[
+        Path | None, _of_result("Draw load, latencies and their distributions into this .png, .svg or .pdf.")
+    ] = None,
 ) -> None:
     """Measure any OpenAI-compatible server: latencies, throughput, goodput, errors.
 
@@ -131,6 +134,8 @@ def bench(
     Ends with 1 when any request failed.
     """
     arguments = {name: str(value) for name, value in locals().items() if name != "api_key" and value is not None}
+    if plot is not None and (problem := plot_problem(plot)) is not None:
+        _fail(problem)
     _check_writable(json_file, plot)
     console = Console(stderr=True)
     alphabet = Alphabet(first_token_id=token_ids.first, last_token_id=token_ids.last, words=endpoint is Endpoint.chat)
@@ -207,7 +212,7 @@ def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> li
     except OSError as error:
         _fail(f"cannot read the trace {path}: {error.strerror}")
     except TraceError as error:
-        _fail(str(error))
+        _fail(f"{path}: {error}")
     if not workload:
         _fail("the trace has no requests in the part that --start and --duration leave")
     return workload

@@ -6,7 +6,7 @@ Reading is the only thing here that touches a file; what is made of the rows is 
 import csv
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
@@ -16,6 +16,11 @@ from quire_operator.bench.workload import Alphabet, Conversation
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE_BLOCK_TOKENS = 512
+_MOONCAKE_LINE = (
+    'JSON such as {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}, '
+    "its time a number of milliseconds"
+)
+_MOST_SHOWN = 80
 
 
 class TraceError(ValueError):
@@ -58,9 +63,9 @@ def read_trace(path: Path) -> list[TraceRow]:
             file.seek(0)
             rows = list(_mooncake(file) if first.lstrip().startswith("{") else _azure(file))
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is not text: {error.reason} at byte {error.start}") from None
+        raise TraceError(f"it is not text: {error.reason} at byte {error.start}") from None
     if not rows:
-        raise TraceError(f"{path} holds no requests")
+        raise TraceError("it holds no requests")
     rows.sort(key=lambda row: row.arrival_seconds)
     zero = rows[0].arrival_seconds
     return [
@@ -90,8 +95,8 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
                 input_tokens=int(record["ContextTokens"]),
                 output_tokens=int(record["GeneratedTokens"]),
             )
-        except (TypeError, ValueError, AttributeError) as error:
-            raise TraceError(f"line {reader.line_num} of the trace: {error}") from None
+        except (TypeError, ValueError, AttributeError):
+            raise TraceError(f"line {reader.line_num} of the trace: {_azure_complaint(record)}") from None
 
 
 def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
@@ -106,8 +111,19 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
                 output_tokens=int(record["output_length"]),
                 prefix_blocks=tuple(int(block) for block in record.get("hash_ids", ())),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise TraceError(f"line {number} of the trace: {type(error).__name__}: {error}") from None
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
+            raise TraceError(f"line {number} of the trace: {_shown(line)} is not {_MOONCAKE_LINE}") from None
+
+
+def _azure_complaint(record: Mapping[str | None, str | None]) -> str:
+    values = (f"{column} {_shown(record.get(column) or '')}" for column in AZURE_COLUMNS)
+    return f"{', '.join(values)}; a time such as 2023-11-16 18:17:03.97 and two whole numbers are needed"
+
+
+def _shown(text: str) -> str:
+    """Not all of a line that may be long."""
+    text = text.strip()
+    return json.dumps(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…", ensure_ascii=False)
 
 
 def _finite(value: float) -> float:

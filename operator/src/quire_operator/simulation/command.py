@@ -22,6 +22,7 @@ from quire_operator.domain.spec.scaling import AutoscalingMode, MetricsSource
 from quire_operator.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
 from quire_operator.local import plan as planning
 from quire_operator.local.documents import Document, read_documents
+from quire_operator.plot_formats import plot_problem
 from quire_operator.simulation import report, speed
 from quire_operator.simulation.run import LATE_SECONDS, Run
 from quire_operator.simulation.scaler import TICK_SECONDS, QuireScaler
@@ -33,6 +34,9 @@ from quire_operator.simulation.workload import requests_of
 
 _WAKE_SECONDS = 1.0
 _PLAIN_WIDTH = 120
+_DAY_SECONDS = 86_400
+_MOST_SECONDS = 366 * _DAY_SECONDS
+"""Of a trace: its ticks alone take an hour."""
 _POINTS = 600
 """Of the timeline, about."""
 
@@ -135,7 +139,8 @@ def simulate(
     decisions: Annotated[int, _of_result("Tell the last so many changes, with their reasons.", min=0)] = 10,
     json_file: Annotated[Path | None, _of_result("Write everything here.", names=("--json",))] = None,
     plot: Annotated[
-        Path | None, _of_result("Draw arrivals, replicas, queue, KV use and late requests into this PNG.")
+        Path | None,
+        _of_result("Draw arrivals, replicas, queue, KV use and late requests into this .png, .svg or .pdf."),
     ] = None,
 ) -> None:
     """What would have happened: replay a trace against a policy, in seconds and without a single engine.
@@ -154,8 +159,8 @@ def simulate(
       quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml --fault outage@20m+5m --decisions 50
     """
     arguments = {key: str(value) for key, value in locals().items() if value is not None}
-    for path in (json_file, plot):
-        _check_writable(path)
+    _check_writable(json_file)
+    _check_drawable(plot)
     faults = tuple(_fault(text) for text in fault or ())
     chosen = _choose(read_documents(policy), policy, name)
     replay = Replay(
@@ -238,6 +243,12 @@ def _requests(trace: Path, replay: Replay) -> list[Request]:
         raise FileProblem(f"{trace}: {error}") from error
     if not requests:
         raise FileProblem(f"{trace} has no requests in the part that --start and --duration leave")
+    if requests[-1].time > _MOST_SECONDS:
+        days, most = requests[-1].time / _DAY_SECONDS, _MOST_SECONDS // _DAY_SECONDS
+        raise FileProblem(
+            f"{trace} lasts {days:,.0f} days; at most {most} can be simulated",
+            hint="are its times in milliseconds? --duration takes a part of it, --speed makes its clock faster",
+        )
     return requests
 
 
@@ -329,6 +340,12 @@ def _assumptions(spec: Spec, known: Speed, source: str) -> str:
 def _console() -> Console:
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def _check_drawable(path: Path | None) -> None:
+    if path is not None and (problem := plot_problem(path)) is not None:
+        raise FileProblem(problem)
+    _check_writable(path)
 
 
 def _check_writable(path: Path | None) -> None:
