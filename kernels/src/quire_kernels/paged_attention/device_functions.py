@@ -3,6 +3,8 @@
 Scores are kept in units of log2, so that a weight is one exp2. Every sum whose rounding could depend on how a compiler
 contracts it is an explicit fma: a result must have the same bits whichever kernel it came through.
 
+``tl.cdiv`` and ``tl.zeros`` are written out: a call of a function costs the interpreter milliseconds.
+
 Legend: HK KV heads, D head dim, S block size. A *tile* is TILE tokens of the context, a *split* a range of tiles that
 one program goes over, a row one query token and one of the query heads that share a KV head.
 """
@@ -36,9 +38,10 @@ def split_context(query_len, context_len, splitting, TILE: tl.constexpr, FIXED: 
         size = origin * 0 + split_tokens
     else:
         origin = first // TILE * TILE
-        count = tl.minimum(tl.maximum(tl.cdiv(context_len - origin, split_tokens), 1), max_splits)
-        size = tl.maximum(tl.cdiv(tl.cdiv(context_len - origin, count), TILE), 1) * TILE
-    return origin, size, tl.maximum(tl.cdiv(context_len - origin, size), 1)
+        seen = context_len - origin
+        count = tl.minimum(tl.maximum((seen + split_tokens - 1) // split_tokens, 1), max_splits)
+        size = tl.maximum(((seen + count - 1) // count + TILE - 1) // TILE, 1) * TILE
+    return origin, size, tl.maximum((context_len - origin + size - 1) // size, 1)
 
 
 @triton.jit
@@ -67,7 +70,7 @@ def find_item(
         there = rows < num_sequences
         query_lens = tl.load(query_starts + rows + 1, mask=there, other=0)
         query_lens -= tl.load(query_starts + rows, mask=there, other=0)
-        items = tl.cdiv(query_lens, BLOCK_Q)
+        items = (query_lens + BLOCK_Q - 1) // BLOCK_Q
         is_short = query_lens <= SHORT
         if TAKE_SHORT:
             lens = tl.load(context_lens + rows, mask=there, other=0)
@@ -135,7 +138,7 @@ def cap_scores(scores, cap):
 def load_slopes(alibi_slopes, heads, is_row):
     """[BLOCK_M] each row's, in units of log2."""
     if alibi_slopes is None:
-        return tl.zeros(heads.shape, tl.float32)
+        return tl.full(heads.shape, 0.0, tl.float32)
     else:
         return tl.load(alibi_slopes + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
 
@@ -256,8 +259,8 @@ def attend(
 @triton.jit
 def fresh_softmax(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """The softmax over nothing."""
-    nothing = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    return nothing, tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    return largest, tl.full((BLOCK_M,), 0.0, tl.float32), tl.full((BLOCK_M, BLOCK_D), 0.0, tl.float32)
 
 
 @triton.jit
@@ -296,4 +299,4 @@ def clear_padding(out, first, num_rows, program, num_programs, ROW: tl.constexpr
         for start in tl.static_range(0, ROW, 1024):
             place = start + tl.arange(0, 1024)
             target = out + row * tl.full((), ROW, tl.int64) + place
-            tl.store(target, tl.zeros((1024,), out.dtype.element_ty), mask=place < ROW)
+            tl.store(target, tl.full((1024,), 0.0, out.dtype.element_ty), mask=place < ROW)

@@ -113,7 +113,7 @@ def _attend_kernel(
     # Every row sees whole: the tiles from the one after what the last row sees first, to the first row's own token.
     begin = low // TILE * TILE
     seen_to = tl.maximum((first_position + 1) // TILE * TILE, begin)
-    seen_from = tl.minimum(tl.cdiv(first_seen(high - 1, window), TILE) * TILE, seen_to)
+    seen_from = tl.minimum((first_seen(high - 1, window) + TILE - 1) // TILE * TILE, seen_to)
     rule = (low, high, positions, window)
     scoring = (unit, cap, soft_cap, slopes, alibi_slopes)
     softmax = fresh_softmax(BLOCK_M, BLOCK_D)
@@ -285,7 +285,7 @@ def _join_kernel(
     is_dim = dims < HEAD_DIM
     largest = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
-    attended = tl.zeros((BLOCK_D,), tl.float32)
+    attended = tl.full((BLOCK_D,), 0.0, tl.float32)
     for start in tl.range(0, splits, AHEAD, num_stages=1):
         # Unrolled: the loads do not wait for one another.
         for offset in tl.static_range(AHEAD):
