@@ -21,6 +21,7 @@ _MOONCAKE_LINE = (
     "its time a number of milliseconds"
 )
 _MOST_SHOWN = 80
+_MOST_TOKENS = 10**9
 
 
 class TraceError(ValueError):
@@ -92,8 +93,8 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
             moment = datetime.fromisoformat(record["TIMESTAMP"].strip()[:26]).timestamp()
             yield TraceRow(
                 arrival_seconds=moment,
-                input_tokens=int(record["ContextTokens"]),
-                output_tokens=int(record["GeneratedTokens"]),
+                input_tokens=_tokens(record["ContextTokens"]),
+                output_tokens=_tokens(record["GeneratedTokens"]),
             )
         except (TypeError, ValueError, AttributeError):
             raise TraceError(f"line {reader.line_num} of the trace: {_azure_complaint(record)}") from None
@@ -107,8 +108,8 @@ def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
             record = json.loads(line)
             yield TraceRow(
                 arrival_seconds=_finite(record["timestamp"]) / 1000.0,
-                input_tokens=int(record["input_length"]),
-                output_tokens=int(record["output_length"]),
+                input_tokens=_tokens(record["input_length"]),
+                output_tokens=_tokens(record["output_length"]),
                 prefix_blocks=tuple(int(block) for block in record.get("hash_ids", ())),
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
@@ -124,6 +125,13 @@ def _shown(text: str) -> str:
     """Not all of a line that may be long."""
     text = text.strip()
     return json.dumps(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…", ensure_ascii=False)
+
+
+def _tokens(value: str | float) -> int:
+    number = int(value)
+    if abs(number) > _MOST_TOKENS:
+        raise ValueError("no prompt and no answer is so long")
+    return number
 
 
 def _finite(value: float) -> float:
