@@ -351,7 +351,8 @@ def aot_cases(target: Target) -> list[AotCase]:
                 },
                 num_warps=draw.num_warps,
                 num_stages=draw.num_stages,
-                decode_path=True,
+                # Only drafts of a second model need telling.
+                decode_path=not tells,
             )
         )
     return cases
