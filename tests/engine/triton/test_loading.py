@@ -1,0 +1,172 @@
+"""From a model folder to answers on the Triton path, through ``load_model`` as it serves."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from quire_parity import cases
+from quire_parity.cases import Case
+from quire_parity.reference import generate, load_reference
+
+from quire_engine.config import (
+    CacheOptions,
+    DeviceOptions,
+    EngineConfig,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import make_engine
+from quire_engine.errors import FlagsError
+from quire_engine.model.candidate import BuildOptions
+from quire_engine.model.linear import TorchLinearBackend
+from quire_engine.model.loader import find_native_candidate
+from quire_engine.runner import load_model
+from quire_engine.runner.cache_size import CacheDemand
+from quire_engine.runner.device_start import start_on_device
+from quire_engine.runner.kv_cache import cache_groups
+from quire_engine.runner.profiling import DeviceMemory
+from quire_engine.runner.start_parts import MemoryUse, ModelInMemory
+from quire_kernels.dispatch import INTERPRETED
+
+DEMO = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
+
+
+def config_of(folder: Path, *, tokens: int = 32, max_model_len: int = 48, **device: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelOptions(path=folder, dtype="float32", max_model_len=max_model_len),
+        cache=CacheOptions(kv_cache_memory_bytes=1 << 20, enable_prefix_caching=False),
+        scheduler=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=tokens),
+        parallel=ParallelOptions(),
+        server=ServerOptions(),
+        device=DeviceOptions(device="cpu" if INTERPRETED else "cuda", **{"enforce_eager": True, **device}),
+        threads=1,
+    )
+
+
+@dataclass
+class Heard:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[list[float]] = field(default_factory=list)
+
+
+def ask(config: EngineConfig, prompts: list[list[int]], *, max_tokens: int) -> list[Heard]:
+    model = load_model(config)
+    assert model.asynchronous and model.step_costs is not None
+    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
+    heard = [Heard() for _ in prompts]
+    for key, prompt in enumerate(prompts):
+        assert engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0)) is None
+    while engine.has_work:
+        if (step := engine.step()) is None:
+            continue
+        for i, key in enumerate(step.output.keys):
+            heard[key].token_ids.append(step.output.token_ids[i])
+            assert step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None
+            heard[key].logprobs.append(entry.logprobs)
+    engine.close()
+    return heard
+
+
+def test_the_demo_model_says_what_transformers_says_of_it() -> None:
+    prompts = [[5, 6, 7, 8, 9], [40, 41, 42]]
+    heard = ask(config_of(DEMO, tokens=8, max_model_len=16), prompts, max_tokens=2)
+    reference = load_reference(DEMO, "eager")
+    assert [each.token_ids for each in heard] == [generate(reference, prompt).token_ids[:2] for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    cases.save(Case(family="llama", fields={"num_hidden_layers": 1}), folder)
+    return folder
+
+
+@pytest.fixture
+def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies by NumPy, whose library gives a row other bits at another place of the same matrix: a
+    GPU's instructions do not. So here each element is summed by itself."""
+
+    def matmul(a: np.ndarray, b: np.ndarray, dtype: Any = None) -> np.ndarray:
+        return np.einsum("...ij,...jk->...ik", a, b, dtype=dtype)
+
+    monkeypatch.setattr(np, "matmul", matmul)
+
+
+@pytest.mark.usefixtures("products_by_row")
+def test_deterministic_answers_are_the_same_bits_however_prompts_are_cut(small: Path) -> None:
+    prompt, other = [17, *range(3, 24)], [9, 8, 7]
+    (whole,) = ask(config_of(small, deterministic=True), [prompt], max_tokens=2)
+    assert ask(config_of(small, tokens=9, deterministic=True), [other, prompt], max_tokens=2)[1] == whole
+
+
+def test_heads_that_the_kernels_do_not_take_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    cases.save(Case(family="llama", fields={"num_hidden_layers": 1, "head_dim": 320}), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FlagsError, match="LlamaForCausalLM cannot be served on .*: head dim 320: up to 256 is needed"):
+        load_model(config_of(tmp_path))
+
+
+@dataclass
+class FakeMeter:
+    """A GPU of which every look finds a little less free, for the steps in between take some."""
+
+    left: int = 512 << 20
+
+    def free(self) -> int:
+        self.left -= 1 << 20
+        return self.left
+
+    def settle(self) -> None:
+        pass
+
+
+def test_a_gpus_memory_is_tried_out_and_divided(small: Path) -> None:
+    config = config_of(small, enforce_eager=False, cudagraph_capture_sizes=(1, 2), deterministic=False)
+    config = replace(config, cache=CacheOptions(swap_space_bytes=1 << 18), server=ServerOptions(max_logprobs=5))
+    device = torch.device("cpu") if INTERPRETED else torch.device("cuda", 0)
+    candidate = find_native_candidate(small).limited_to(48)
+    built = candidate.build(
+        BuildOptions(
+            load_format="dummy",
+            seed=1,
+            dtype=torch.float32,
+            backend=TorchLinearBackend(torch.float32),
+            device=device,
+        )
+    )
+    demand = CacheDemand(
+        groups=cache_groups(candidate.shape, torch.float32, 16, device),
+        block_size=16,
+        model_limit=48,
+        must_hold_limit=True,
+        max_num_seqs=2,
+        max_num_batched_tokens=32,
+    )
+    model = ModelInMemory(
+        built=built,
+        shape=candidate.shape,
+        dtype=torch.float32,
+        cache_dtype=torch.float32,
+        device=device,
+        demand=demand,
+    )
+    memory = DeviceMemory(meter=FakeMeter(), total=1 << 30, free_before=512 << 20)
+    warm = start_on_device(config, model, sizes=(1, 2), memory=memory)
+    assert warm.memory == MemoryUse(
+        activations=1 << 20,
+        graphs=(1 << 20) + (12 << 20),
+        graph_sizes=(1, 2),
+        before=512 << 20,
+        free=507 << 20,
+    )
+    assert warm.size.num_blocks == (2 * 3,), "what two sequences of 48 tokens can use, and no more"
+    assert warm.measured.swap_bytes_per_second is not None
+    warm.runner.close()
