@@ -1,6 +1,10 @@
 """What benchmarks/kernels holds to be right or wrong, and what becomes of a case that fails. No GPU, no times."""
 
+import importlib.util
+import json
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,7 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 
 import cases_attention
+import plain
 from cases_attention import Attention, decode, prompts
+from gpu_timing import Card, Timing
 from kernel_cases import BOUNDS, Case, Prepared, compare
 from measuring import Row, measure
 from quire_kernels.errors import ArgumentError
@@ -113,3 +119,94 @@ def test_a_filled_cache_gives_every_sequence_blocks_of_its_own() -> None:
     used = [*tables[0, :3].tolist(), *tables[1, :1].tolist()]
     assert sorted(used) == [0, 1, 2, 3] and cache.num_blocks == 4
     assert cache.keys.abs().min() > 0.0
+
+
+# --- rows with times, from a timer that only counts ---
+
+
+class CountingTimer:
+    """Ours takes 1 ms, whatever is timed after it 2 ms more each."""
+
+    def __init__(self) -> None:
+        self.timed = 0
+
+    def time(self, call: Callable[[], object]) -> Timing:
+        call()
+        self.timed += 1
+        return Timing(median=1e-3 * (2 * self.timed - 1), fastest=9e-4, calls=10)
+
+
+CARD = Card(read_bytes_per_second=4e12, copy_bytes_per_second=3e12, gemm_flops={"float32": 5e13})
+
+
+def timed_row(**peers: Callable[[], object]) -> Row:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        return Prepared(
+            call=lambda: torch.ones(2, 2), expected=lambda: torch.ones(2, 2), bytes=2 * 10**9, flops=10**9, peers=peers
+        )
+
+    case = Case(op="op", name="case", prepare=prepare)
+    return measure(case, CPU, torch.float32, CountingTimer(), CARD)  # type: ignore[arg-type]
+
+
+def refuses() -> Tensor:
+    raise ValueError("no such head dim")
+
+
+def test_a_time_is_held_against_what_the_card_reached() -> None:
+    row = timed_row()
+    assert (row.seconds, row.calls, row.bytes_per_second) == (1e-3, 10, 2e12)
+    assert row.bandwidth_share == pytest.approx(0.5) and row.gemm_share == pytest.approx(0.02)
+
+
+def test_peers_are_compared_then_timed_and_one_that_fails_costs_nothing_else() -> None:
+    row = timed_row(slower=lambda: torch.ones(2, 2), wrong=lambda: torch.zeros(2, 2), refusing=refuses)
+    assert row.peers["slower"].ratio == pytest.approx(3.0) and row.peers["slower"].error == 0.0
+    assert row.peers["wrong"].seconds is None and (row.peers["wrong"].failed or "").startswith("wrong: error 1")
+    assert row.peers["refusing"].failed == "ValueError: no such head dim"
+    assert row.failed is None and row.seconds is not None
+
+
+@pytest.fixture
+def command() -> ModuleType:
+    """benchmarks/kernels/run.py; another folder on the path has a module of that name."""
+    path = Path(cases_attention.__file__).with_name("run.py")
+    spec = importlib.util.spec_from_file_location("kernel_benchmark_run", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_names_what_was_reached_who_refused_and_what_is_missing(
+    command: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = {"device": "a GPU", "torch": "2", "triton": "3", "python": "3.12", "peers": {}}
+    failed = Row(op="op", case="other", failed="ArgumentError: op: x is wrong")
+    command.show([timed_row(refusing=refuses, slower=lambda: torch.ones(2, 2)), failed], machine, CARD, ["op: third"])
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "2,000 GB/s",
+        "50% of bandwidth",
+        "slower 3.00x",
+        "refusing: ValueError: no such head dim",
+        "op: other: ArgumentError: op: x is wrong",
+        "not measured, the time was up: op: third",
+        "read 4,000 GB/s",
+    ):
+        assert words in said, said
+
+
+def test_results_are_written_whole_and_drawn(command: ModuleType, tmp_path: Path) -> None:
+    command.write(tmp_path / "deep" / "rows.json", {"rows": [1]})
+    command.write(tmp_path / "deep" / "rows.json", {"rows": [1, 2]})
+    assert json.loads((tmp_path / "deep" / "rows.json").read_text()) == {"rows": [1, 2]}
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["rows.json"]
+    command.draw(tmp_path / "rows.svg", [timed_row()], "a GPU")
+    assert "<svg" in (tmp_path / "rows.svg").read_text()
+
+
+def test_tables_are_readable_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(plain, "Console", None)
+    plain.show_table("Title", ["case", "µs"], [["a long name", "1.0"], ["b", "10.0"]], ["a note"])
+    assert capsys.readouterr().out == "\nTitle\ncase           µs\na long name   1.0\nb            10.0\na note\n"
