@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -6,7 +7,9 @@ import torch
 from torch import Tensor
 
 from quire_kernels.errors import ArgumentError
-from quire_kernels.paged_attention import paged_attention, plan_attention, reference
+from quire_kernels.kv_cache import FP8
+from quire_kernels.paged_attention import paged_attention, plan_attention, reference, unsupported
+from quire_kernels.paged_attention.plan import Workspace
 
 Close = Callable[[Tensor, Tensor], None]
 
@@ -31,6 +34,8 @@ def attend(
     block_size: int = 16,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What the kernel and the reference make of a random batch."""
     queries, contexts = [q for q, _ in batch], [c for _, c in batch]
@@ -43,7 +48,8 @@ def attend(
         block_size=block_size,
         window=window,
     )
-    found = paged_attention(q, filled.cache, plan, head_dim**-0.5, soft_cap)
+    bends: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    found = paged_attention(q, filled.cache, plan, head_dim**-0.5, **bends)
     expected = reference.paged_attention(
         q,
         filled.cache,
@@ -52,7 +58,7 @@ def attend(
         context_lens=contexts,
         scale=head_dim**-0.5,
         window=window,
-        soft_cap=soft_cap,
+        **bends,
     )
     return found, expected
 
@@ -100,6 +106,72 @@ def test_a_soft_cap_bounds_the_scores(
 ) -> None:
     batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]
     assert_close(*attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, window=window, soft_cap=soft_cap))
+
+
+@pytest.mark.parametrize("has_slopes", [False, True])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
+def test_sinks_and_slopes_bend_the_scores(
+    has_sinks: bool,
+    has_slopes: bool,
+    window: int | None,
+    soft_cap: float | None,
+    dtype: torch.dtype,
+    fill_cache: Callable[..., Any],
+    assert_close: Close,
+) -> None:
+    batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]  # split and not
+    bends: dict[str, Any] = {
+        "sinks": torch.tensor([3.0, -2.0, 0.0, 9.0, -50.0, 1.0], dtype=dtype) if has_sinks else None,
+        "alibi_slopes": torch.linspace(0.01, 0.5, 6) if has_slopes else None,
+        "window": window,
+        "soft_cap": soft_cap,
+    }
+    assert_close(*attend(fill_cache, batch, heads=6, kv_heads=2, head_dim=32, dtype=dtype, **bends))
+
+
+def test_a_sink_takes_its_share_of_the_weights(fill_cache: Callable[..., Any]) -> None:
+    filled = fill_cache([1], kv_heads=1, head_dim=32, dtype=torch.float32)
+    plan = plan_attention(block_tables=filled.block_tables, query_lens=[1], context_lens=[1], block_size=16)
+    rule: dict[str, Any] = {"q": torch.zeros(1, 1, 32), "cache": filled.cache, "plan": plan, "scale": 1.0}
+    # One token of score 0 against a sink of score ln 3: a quarter is left.
+    torch.testing.assert_close(
+        paged_attention(**rule, sinks=torch.tensor([3.0]).log()), paged_attention(**rule) / 4, rtol=1e-6, atol=0.0
+    )
+
+
+def test_writes_where_it_is_told_to(fill_cache: Callable[..., Any]) -> None:
+    filled = fill_cache([40], kv_heads=1, head_dim=32, dtype=torch.float32)
+    plan = plan_attention(block_tables=filled.block_tables, query_lens=[20], context_lens=[40], block_size=16)
+    q, out = torch.randn(20, 2, 32), torch.full((20, 2, 32), torch.nan)
+    assert paged_attention(q, filled.cache, plan, 1.0, out=out) is out
+    assert torch.equal(out, paged_attention(q, filled.cache, plan, 1.0))
+
+
+def test_deterministic_a_token_has_the_same_bits_in_whatever_steps_it_comes(fill_cache: Callable[..., Any]) -> None:
+    filled = fill_cache([900, 90], kv_heads=2, head_dim=64, dtype=torch.float32)
+    queries = [torch.randn(length, 6, 64) for length in (900, 90)]
+
+    def run(*chosen: tuple[int, int, int]) -> list[Tensor]:
+        """The results of (sequence, tokens before, queries) as one batch."""
+        plan = plan_attention(
+            block_tables=filled.block_tables[[index for index, _, _ in chosen]].contiguous(),
+            query_lens=[count for _, _, count in chosen],
+            context_lens=[before + count for _, before, count in chosen],
+            block_size=16,
+            deterministic=True,
+        )
+        q = torch.cat([queries[index][before : before + count] for index, before, count in chosen])
+        return list(paged_attention(q, filled.cache, plan, 0.125).split([count for _, _, count in chosen]))
+
+    whole = run((0, 850, 50))[0]
+    parts = [
+        run((0, 850, 17))[0],
+        run((1, 89, 1), (0, 867, 1))[1],
+        run((0, 868, 3))[0],
+        run((0, 871, 29), (1, 3, 9))[0],
+    ]
+    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> None:
@@ -191,6 +263,32 @@ def test_refuses_queries_it_cannot_take(q: Tensor, message: str, fill_cache: Cal
     plan = plan_attention(block_tables=filled.block_tables, query_lens=[1], context_lens=[20], block_size=16)
     with pytest.raises(ArgumentError, match=f"paged_attention: {message}"):
         paged_attention(q, filled.cache, plan, 1.0)
+
+
+def test_refuses_what_only_triton_has(fill_cache: Callable[..., Any]) -> None:
+    filled = fill_cache([20], kv_heads=2, head_dim=32, dtype=torch.float32)
+    lengths: dict[str, Any] = {"query_lens": [1], "context_lens": [20], "block_size": 16}
+    space = Workspace(buffer=torch.empty(1), split_tokens=None)
+    with pytest.raises(ArgumentError, match="plan_attention: workspace is given; attention on a CPU has none"):
+        plan_attention(block_tables=filled.block_tables, **lengths, workspace=space)
+    plan = plan_attention(block_tables=filled.block_tables, **lengths)
+    quantised = dataclasses.replace(filled.cache, keys=filled.cache.keys.to(FP8), values=filled.cache.values.to(FP8))
+    with pytest.raises(ArgumentError, match="paged_attention: cache holds torch.float8_e4m3fn"):
+        paged_attention(torch.zeros(1, 4, 32), quantised, plan, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"head_dim": 512}, None),
+        ({"block_size": 24}, "block size 24: a multiple of 16 is needed"),
+        ({"cache_dtype": FP8}, "KV cache dtype torch.float8_e4m3fn: torch.bfloat16 is needed on cpu"),
+    ],
+)
+def test_says_what_it_does_not_support(change: dict[str, Any], reason: str | None) -> None:
+    layer: dict[str, Any] = {"head_dim": 128, "group": 4, "block_size": 16, "dtype": torch.bfloat16}
+    assert unsupported(**{"device_type": "cpu", **layer, "cache_dtype": torch.bfloat16, **change}) == reason
 
 
 @pytest.mark.parametrize("block", [-1, 4, 1 << 30])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire_kernels.checks import refuse
 from quire_kernels.cpu_runtime import Worker, float_bits, launch
-from quire_kernels.cpu_runtime.micro_kernel import WIDTH, advance, multiply_strip
+from quire_kernels.cpu_runtime.micro_kernel import ROWS, WIDTH, advance, multiply_strip
 from quire_kernels.cpu_runtime.scalars import (
     FAST,
     FAST_WITHOUT_NAN,
@@ -60,6 +60,7 @@ class CpuPlan:
     num_partials: int
     max_tile_tokens: int
     products: int  # query tokens x context tokens
+    deterministic: bool
 
 
 def plan_attention(
@@ -92,6 +93,7 @@ def plan_attention(
         num_partials=len(tile) if is_split.any() else 0,
         max_tile_tokens=int(tiles[2].max()),
         products=int((query * context).sum()),
+        deterministic=deterministic,
     )
 
 
@@ -158,6 +160,7 @@ def paged_attention(
         float_bits(soft_cap or 0.0),
         0 if sinks is None else sinks.data_ptr(),
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),
+        int(plan.deterministic),
     )
     parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
     if launch(_WORKER, q.dtype, plan.items.shape[1] * cache.kv_heads, arguments, parallel=parallel):
@@ -306,7 +309,7 @@ def _merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any,
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 30)
+    a = carray(counter, 31)
     q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
     block_tables, table_width = a[8], a[9]
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
@@ -317,9 +320,9 @@ def _attend_worker(block: Any) -> None:
     head_bytes = dim * size
     # Of one KV head in one block.
     key_bytes, value_bytes = block_size * dim * size, block_size * value_dim * size
-    all_queries = np.empty((max_rows, dim), dtype=np.float32)
-    all_scores = np.empty((max_rows, piece_tokens), dtype=np.float32)
-    all_attended = np.empty((max_rows, value_dim), dtype=np.float32)
+    all_queries = np.empty((max_rows + 1, dim), dtype=np.float32)
+    all_scores = np.empty((max_rows + 1, piece_tokens), dtype=np.float32)
+    all_attended = np.empty((max_rows + 1, value_dim), dtype=np.float32)
     largest, totals = np.empty(max_rows, dtype=np.float32), np.empty(max_rows, dtype=np.float32)
     while True:
         taken = fetch_add(counter, 0)
@@ -333,6 +336,11 @@ def _attend_worker(block: Any) -> None:
         first_block = max(0, (first_position + 1 - window) // block_size)
         table = carray(int32_pointer(block_tables + tiles[0, tile] * table_width * 4), table_width)
         queries, scores, attended = all_queries[:rows], all_scores[:rows], all_attended[:rows]
+        # A single last row would be summed in another order than among others, and have other bits: it gets company.
+        computed = rows + a[30] * (rows % ROWS == 1)
+        computed_queries, computed_attended = all_queries[:computed], all_attended[:computed]
+        all_queries[rows:computed] = np.float32(0.0)
+        all_scores[rows:computed] = np.float32(0.0)
         scores_pointer = float32_pointer(scores.ctypes.data)
         attended[:] = np.float32(0.0)
         largest[:] = np.float32(-np.inf)
@@ -355,7 +363,9 @@ def _attend_worker(block: Any) -> None:
                     ahead = table[start // block_size + 1]
                     prefetch(key_cache + (ahead * kv_heads + kv_head) * key_bytes, key_bytes)
                 tokens = min(block_size, end - start)
-                _add_scores(queries, keys, block_size, tokens, advance(scores_pointer, start - begin), piece_tokens)
+                _add_scores(
+                    computed_queries, keys, block_size, tokens, advance(scores_pointer, start - begin), piece_tokens
+                )
             for r in range(rows):
                 position = first_position + r // group
                 low, high = max(0, position + 1 - window - begin), min(end, position + 1) - begin
@@ -368,7 +378,7 @@ def _attend_worker(block: Any) -> None:
                 index = table[start // block_size]
                 values = storage_pointer(block, value_cache + (index * kv_heads + kv_head) * value_bytes)
                 tokens = min(block_size, end - start)
-                _add_values(advance(scores_pointer, start - begin), piece_tokens, values, tokens, attended)
+                _add_values(advance(scores_pointer, start - begin), piece_tokens, values, tokens, computed_attended)
 
         count = tiles[6, tile]
         if count > 1:
