@@ -60,7 +60,8 @@ $(CLIENTS)/.done: $(BIN)/uv requirements/clients.lock
 up: $(VENV)/.runtime ## Start FILE (examples/demo.yaml) locally on PORT; Ctrl-C drains
 	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
 
-test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted ## Run every check and test
+test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted kernels-aot ## Run every check and test
+	$(MAKE) --no-print-directory kernels-aot TRITON=3.6 AOT_TARGETS=sm_90
 	$(BIN)/pytest
 
 kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels and the runner over them without a GPU, in Triton's interpreter
