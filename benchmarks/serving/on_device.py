@@ -247,6 +247,9 @@ class Run:
 def main() -> None:
     arguments = parse_arguments()
     began = perf_counter()
+    # As the engine's process has it (ipc.process); threads that spin as they wait take the CPU from those that work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     try:
         import torch
     except ImportError:
