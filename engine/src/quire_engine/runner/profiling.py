@@ -84,8 +84,12 @@ def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Met
         after = meter.free()
         graph = 0
         if captures:
+            # Capturing gives back what is kept for reuse, which would hide what the graph takes.
+            meter.settle()
+            held = meter.free()
             runner.capture_graphs()
-            graph = max(0, after - meter.free())
+            meter.settle()
+            graph = max(0, held - meter.free())
     finally:
         runner.close()
     return Profile(free=after, activations=max(0, before - after), graph=graph)
