@@ -1,6 +1,7 @@
 """The sampler in Triton draws what the reference draws. A launch has rows of all kinds, as a batch has."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,36 @@ def test_any_split_of_a_row_draws_the_same(device: torch.device, monkeypatch: py
         monkeypatch.setattr(device_kernels, "number_of_parts", lambda *_, parts=parts: parts)
         drawn.append(sample(logits, **settings).tolist())
     assert drawn == [reference.sample(logits.cpu(), **on_cpu(settings)).tolist()] * 3
+
+
+class Launches:
+    """Stands before a kernel, and keeps what each launch has of constants."""
+
+    def __init__(self, launched: Any) -> None:
+        self._launched = launched
+        self.constants: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*operands: object, **constants: Any) -> None:
+            self.constants.append(constants)
+            self._launched[grid](*operands, **constants)
+
+        return launch
+
+
+def test_a_growing_batch_meets_no_compilation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are split into fewer parts the more there are; a constant that followed would be another kernel each."""
+    launches = []
+    for module, name in ((device_kernels, "_weigh_kernel"), (kernel, "_draw_kernel"), (kernel, "_first_kernel")):
+        launches.append(Launches(getattr(module, name)))
+        monkeypatch.setattr(module, name, launches[-1])
+    monkeypatch.setattr(device_kernels, "number_of_parts", lambda rows, *_: 8 // rows)
+    monkeypatch.setattr(kernel, "number_of_parts", lambda rows, *_: 8 // rows)
+    for rows in (1, 2):
+        logits = torch.randn(rows, 500, device=device)
+        sample(logits, **columns([{}] * rows, 500, device))
+        greedy(logits)
+    assert all(len(seen.constants) == 2 and seen.constants[0] == seen.constants[1] for seen in launches)
 
 
 def test_more_candidates_than_a_list_holds_are_looked_for_in_the_row(

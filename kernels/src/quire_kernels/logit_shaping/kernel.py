@@ -161,6 +161,8 @@ def _count_kernel(token_ids, rows, ids, values, bounds, num_drawn, tails, num_ro
     own = bounds + row * _BOUNDS
     begin, end, room = tl.load(own + 4), tl.load(own + 5), tl.load(own + 6)
     drawn = tl.load(num_drawn + row)
+    # One thread moves the end and the number on: not before all have read them, or warps would loop differently.
+    tl.debug_barrier()
     if room > begin:
         lanes = tl.arange(0, TILE)
         start, place = begin, end

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire_kernels.logprobs import Logprobs
 from quire_kernels.sampling.device_functions import LOWEST_KEY, NUM_PIVOTS, boundary, key_of, load_logits
-from quire_kernels.sampling.device_kernels import MOST_CANDIDATES, list_candidates, survey
+from quire_kernels.sampling.device_kernels import MOST_CANDIDATES, MOST_PARTS, list_candidates, survey
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
@@ -58,7 +58,7 @@ def _pick_likeliest(
         written += tl.sum(taken.to(tl.int32), axis=0)
 
 
-@kernel(varying=["most"])
+@kernel(varying=["most", "parts"])
 def _report_kernel(
     logits,
     row_stride,
@@ -66,6 +66,7 @@ def _report_kernel(
     token_ids,
     vocabulary,
     part_length,
+    parts,
     most,
     part_largest,
     part_units,
@@ -78,7 +79,7 @@ def _report_kernel(
     rank,
     likeliest,  # [K, M]
     logprobs,  # [K, M]
-    PARTS: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
     MOST_CANDIDATES: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -87,9 +88,11 @@ def _report_kernel(
     row = logits + tl.load(lines + item) * row_stride
     token = tl.load(token_ids + item)
     tl.device_assert((token >= 0) & (token < vocabulary), "token_logprobs: token_ids leave the vocabulary")
-    parts = item * PARTS + tl.arange(0, PARTS)
-    largest = tl.max(tl.load(part_largest + parts), axis=0)
-    log_of_sum = tl.log(tl.sum(tl.load(part_units + parts), axis=0).to(tl.float32) * 2.0**-44)
+    is_part = tl.arange(0, MOST_PARTS) < parts
+    places = item * parts + tl.arange(0, MOST_PARTS)
+    largest = tl.max(tl.load(part_largest + places, mask=is_part, other=float("-inf")), axis=0)
+    units = tl.sum(tl.load(part_units + places, mask=is_part, other=0), axis=0)
+    log_of_sum = tl.log(units.to(tl.float32) * 2.0**-44)
     value = load_logits(row, token, vocabulary)
     # Not largest + log_of_sum first: that would be rounded to the former.
     tl.store(of_token + item, (value - largest) - log_of_sum)
@@ -102,17 +105,17 @@ def _report_kernel(
     if most == 0:
         return
 
-    each = parts[:, None] * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)[None, :]
-    count = tl.sum(tl.load(counts + each), axis=0)
+    each = places[:, None] * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)[None, :]
+    count = tl.sum(tl.load(counts + each, mask=is_part[:, None], other=0), axis=0)
     chosen = tl.min(tl.where(count >= most, tl.arange(0, NUM_PIVOTS), NUM_PIVOTS), axis=0)
     size = tl.sum(tl.where(tl.arange(0, NUM_PIVOTS) == chosen, count, 0), axis=0)
     own_picked, own_tokens = picked + item * most, picked_tokens + item * most
     if (chosen < NUM_PIVOTS) & (size <= MOST_CANDIDATES):
         own_list = list_logits + item * MOST_CANDIDATES
         own_names = list_tokens + item * MOST_CANDIDATES
-        own_counts = counts + item * PARTS * NUM_PIVOTS
+        own_counts = counts + item * parts * NUM_PIVOTS
         list_candidates(
-            row, vocabulary, part_length, largest, 1.0, own_counts, chosen, own_list, own_names, PARTS, TILE
+            row, vocabulary, part_length, parts, largest, 1.0, own_counts, chosen, own_list, own_names, TILE
         )
         tl.debug_barrier()
         _pick_likeliest(own_list, size, own_names, largest, most, own_picked, own_tokens, True, TILE)
@@ -165,6 +168,7 @@ def _report(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int, made: L
         token_ids,
         logits.shape[1],
         found.part_length,
+        found.parts,
         most,
         found.largest,
         found.units,
@@ -177,7 +181,7 @@ def _report(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int, made: L
         made.rank,
         made.token_ids,
         made.logprobs,
-        PARTS=found.parts,
+        MOST_PARTS=MOST_PARTS,
         MOST_CANDIDATES=MOST_CANDIDATES,
         **config.options,
     )
@@ -187,22 +191,23 @@ def aot_cases(target: Target) -> list[AotCase]:
     config = config_for("logprobs.report", target)
     return [
         AotCase(
-            name=f"report {dtype} p{parts}",
+            name=f"report {dtype}",
             kernel=_report_kernel,
             signature={
                 "logits": f"*{dtype}:16",
                 "row_stride": "i64:16",
                 "vocabulary": "i32:16",
                 "part_length": "i32:16",
+                "parts": "i32",
                 "most": "i32",
                 **dict.fromkeys(("lines", "token_ids", "part_units", "rank", "likeliest"), "*i64:16"),
                 **dict.fromkeys(("part_largest", "list_logits", "picked", "of_token", "logprobs"), "*fp32:16"),
                 **dict.fromkeys(("counts", "list_tokens", "picked_tokens"), "*i32:16"),
             },
-            constexprs={"PARTS": parts, "MOST_CANDIDATES": MOST_CANDIDATES, **config.blocks},
+            constexprs={"MOST_PARTS": MOST_PARTS, "MOST_CANDIDATES": MOST_CANDIDATES, **config.blocks},
             num_warps=config.num_warps,
             num_stages=config.num_stages,
             decode_path=True,
         )
-        for dtype, parts in (("bf16", 64), ("bf16", 1), ("fp32", 64))
+        for dtype in ("bf16", "fp32")
     ]

@@ -22,7 +22,8 @@ from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
 from quire_kernels.triton_runtime.target import Target
 
-_MOST_PARTS = 64
+MOST_PARTS = 64
+"""A power of two. How many parts there are is no constant of a kernel, or a growing batch would meet compilations."""
 _SHORTEST_PART = 2048
 """A program that reads less costs more to start than it reads."""
 MOST_CANDIDATES = 8192
@@ -46,7 +47,7 @@ class Survey:
 
 def number_of_parts(rows: int, vocabulary: int, multiprocessors: int) -> int:
     """A power of two: enough programs for two on each multiprocessor, none of them with next to nothing to read."""
-    wanted = min(-(-2 * multiprocessors // max(rows, 1)), vocabulary // _SHORTEST_PART, _MOST_PARTS)
+    wanted = min(-(-2 * multiprocessors // max(rows, 1)), vocabulary // _SHORTEST_PART, MOST_PARTS)
     return 1 << max(wanted, 1).bit_length() - 1
 
 
@@ -92,7 +93,7 @@ def _largest_kernel(
     tl.store(tokens + item * parts + part, first.to(tl.int64))
 
 
-@kernel
+@kernel(varying=["parts"])
 def _weigh_kernel(
     logits,
     row_stride,
@@ -100,11 +101,12 @@ def _weigh_kernel(
     temperature,
     vocabulary,
     part_length,
+    parts,
     largest,
     units,
     counts,
     masses,
-    PARTS: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
     HAS_LINES: tl.constexpr,
     HAS_TEMPERATURE: tl.constexpr,
     TILE: tl.constexpr,
@@ -121,7 +123,8 @@ def _weigh_kernel(
     if HAS_LINES:
         line = tl.load(lines + item)
     row = logits + line * row_stride
-    top = tl.max(tl.load(largest + item * PARTS + tl.arange(0, PARTS)), axis=0)
+    others = tl.arange(0, MOST_PARTS)
+    top = tl.max(tl.load(largest + item * parts + others, mask=others < parts, other=float("-inf")), axis=0)
     begin = part * part_length
     end = tl.minimum(begin + part_length, vocabulary)
     lanes = tl.arange(0, TILE)
@@ -136,7 +139,7 @@ def _weigh_kernel(
         above = heights[None, :] >= pivots[:, None]
         count += above.to(tl.int32)
         mass += tl.where(above, weights[None, :], 0.0)
-    place = item * PARTS + part
+    place = item * parts + part
     tl.store(units + place, tl.sum(total, axis=0))
     each = place * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)
     tl.store(counts + each, tl.sum(count, axis=1))
@@ -148,13 +151,13 @@ def list_candidates(
     row,
     vocabulary,
     part_length,
+    parts,
     largest,
     inverse,
     counts,
     chosen,
     list_logits,
     list_tokens,
-    PARTS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """Writes what stands at or above pivot ``chosen`` to the row's list, in the order of tokens; the caller knows that
@@ -162,7 +165,7 @@ def list_candidates(
     lanes = tl.arange(0, TILE)
     pivot = pivot_at(chosen)
     size = chosen * 0
-    for part in range(PARTS):
+    for part in range(parts):
         if tl.load(counts + part * NUM_PIVOTS + chosen) > 0:
             end = tl.minimum((part + 1) * part_length, vocabulary)
             for start in range(part * part_length, end, TILE):
@@ -206,11 +209,12 @@ def survey(
         temperature,
         vocabulary,
         found.part_length,
+        parts,
         found.largest,
         found.units,
         found.counts,
         found.masses,
-        PARTS=parts,
+        MOST_PARTS=MOST_PARTS,
         HAS_LINES=lines is not None,
         HAS_TEMPERATURE=temperature is not None,
         **config.options,
@@ -271,10 +275,10 @@ def survey_cases(target: Target) -> list[AotCase]:
                 AotCase(
                     name=f"weigh {name}",
                     kernel=_weigh_kernel,
-                    signature={**logits, **heat, **outputs},
+                    signature={**logits, **heat, "parts": "i32", **outputs},
                     constexprs={
                         **constants,
-                        "PARTS": 64,
+                        "MOST_PARTS": MOST_PARTS,
                         "HAS_TEMPERATURE": not lines,
                         **({"temperature": None} if lines else {}),
                         **weigh.blocks,

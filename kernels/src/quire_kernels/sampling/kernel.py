@@ -33,6 +33,7 @@ from quire_kernels.sampling.device_functions import (
 )
 from quire_kernels.sampling.device_kernels import (
     MOST_CANDIDATES,
+    MOST_PARTS,
     Survey,
     find_largest,
     list_candidates,
@@ -47,21 +48,23 @@ from quire_kernels.triton_runtime.device import device_properties, require_devic
 from quire_kernels.triton_runtime.target import Target
 
 
-@kernel
-def _first_kernel(largest, tokens, drawn, PARTS: tl.constexpr) -> None:
+@kernel(varying=["parts"])
+def _first_kernel(largest, tokens, drawn, parts, MOST_PARTS: tl.constexpr) -> None:
     """drawn[b] = tokens[b, argmax of largest[b]], the first of equals. Grid: B."""
     item = tl.program_id(0).to(tl.int64)
-    places = item * PARTS + tl.arange(0, PARTS)
-    tops = tl.load(largest + places)
-    tl.store(drawn + item, tl.min(tl.where(tops == tl.max(tops, axis=0), tl.load(tokens + places), 1 << 62), axis=0))
+    part = tl.arange(0, MOST_PARTS)
+    tops = tl.load(largest + item * parts + part, mask=part < parts, other=float("-inf"))
+    names = tl.load(tokens + item * parts + part, mask=part < parts, other=1 << 62)
+    tl.store(drawn + item, tl.min(tl.where(tops == tl.max(tops, axis=0), names, 1 << 62), axis=0))
 
 
-@kernel
+@kernel(varying=["parts"])
 def _draw_kernel(
     logits,
     row_stride,
     vocabulary,
     part_length,
+    parts,
     temperatures,
     top_ks,
     top_ps,
@@ -80,7 +83,7 @@ def _draw_kernel(
     kept_floats,
     kept_keys,
     kept_totals,
-    PARTS: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
     MOST_CANDIDATES: tl.constexpr,
     TELLS_KEPT: tl.constexpr,
     TILE: tl.constexpr,
@@ -95,11 +98,13 @@ def _draw_kernel(
     """
     item = tl.program_id(0).to(tl.int64)
     row = logits + item * row_stride
-    places = tl.arange(0, PARTS)
-    tops = tl.load(part_largest + item * PARTS + places)
+    places = tl.arange(0, MOST_PARTS)
+    is_part = places < parts
+    tops = tl.load(part_largest + item * parts + places, mask=is_part, other=float("-inf"))
     largest = tl.max(tops, axis=0)
     heat = tl.load(temperatures + item)
-    first = tl.min(tl.where(tops == largest, tl.load(part_tokens + item * PARTS + places), 1 << 62), axis=0)
+    firsts = tl.load(part_tokens + item * parts + places, mask=is_part, other=1 << 62)
+    first = tl.min(tl.where(tops == largest, firsts, 1 << 62), axis=0)
     tl.store(drawn + item, first)
     # A row of minus infinities has nothing to draw from either.
     if (heat == 0.0) | (largest == float("-inf")):
@@ -116,10 +121,10 @@ def _draw_kernel(
     cuts_mass = top_p < 1.0
 
     # The candidates: all that stands at or above the highest pivot that is surely not above the first boundary.
-    each = (item * PARTS + places[:, None]) * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)[None, :]
-    count = tl.sum(tl.load(counts + each), axis=0)
-    mass = tl.sum(tl.load(masses + each), axis=0)
-    units = tl.load(part_units + item * PARTS + places)
+    each = (item * parts + places[:, None]) * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)[None, :]
+    count = tl.sum(tl.load(counts + each, mask=is_part[:, None], other=0), axis=0)
+    mass = tl.sum(tl.load(masses + each, mask=is_part[:, None], other=0.0), axis=0)
+    units = tl.load(part_units + item * parts + places, mask=is_part, other=0)
     total = tl.sum(units, axis=0)
     pivots = pivot_at(tl.arange(0, NUM_PIVOTS))
     # Their own sums are off by less than 1e-4. Under top_k or min_p, what top_p is a share of is not known yet.
@@ -133,9 +138,9 @@ def _draw_kernel(
     own_logits = list_logits + item * MOST_CANDIDATES
     own_tokens = list_tokens + item * MOST_CANDIDATES
     if listed:
-        own_counts = counts + item * PARTS * NUM_PIVOTS
+        own_counts = counts + item * parts * NUM_PIVOTS
         list_candidates(
-            row, vocabulary, part_length, largest, inverse, own_counts, chosen, own_logits, own_tokens, PARTS, TILE
+            row, vocabulary, part_length, parts, largest, inverse, own_counts, chosen, own_logits, own_tokens, TILE
         )
         tl.debug_barrier()
         source = own_logits
@@ -221,7 +226,7 @@ def greedy(logits: Tensor) -> Tensor:
     find_largest(logits, largest, tokens, None)
     if parts > 1:
         config = config_for("sampling.first", target_of(device))
-        _first_kernel[(rows,)](largest, tokens, drawn, PARTS=parts, **config.options)
+        _first_kernel[(rows,)](largest, tokens, drawn, parts, MOST_PARTS=MOST_PARTS, **config.options)
     return drawn
 
 
@@ -283,6 +288,7 @@ def _draw(
         logits.stride(0),
         vocabulary,
         found.part_length,
+        found.parts,
         temperature,
         top_k,
         top_p,
@@ -301,7 +307,7 @@ def _draw(
         kept.floats if kept else None,
         kept.keys if kept else None,
         kept.totals if kept else None,
-        PARTS=found.parts,
+        MOST_PARTS=MOST_PARTS,
         MOST_CANDIDATES=MOST_CANDIDATES,
         TELLS_KEPT=kept is not None,
         **config.options,
@@ -309,15 +315,15 @@ def _draw(
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    """A vocabulary that is a multiple of 16, as most are, in one part and in many."""
+    """A vocabulary that is a multiple of 16, as most are."""
     cases = survey_cases(target)
     first = config_for("sampling.first", target)
     cases.append(
         AotCase(
-            name="first p64",
+            name="first",
             kernel=_first_kernel,
-            signature={"largest": "*fp32:16", "tokens": "*i64:16", "drawn": "*i64:16"},
-            constexprs={"PARTS": 64},
+            signature={"largest": "*fp32:16", "tokens": "*i64:16", "drawn": "*i64:16", "parts": "i32"},
+            constexprs={"MOST_PARTS": MOST_PARTS},
             num_warps=first.num_warps,
             num_stages=first.num_stages,
             decode_path=True,
@@ -329,6 +335,7 @@ def aot_cases(target: Target) -> list[AotCase]:
         "row_stride": "i64:16",
         "vocabulary": "i32:16",
         "part_length": "i32:16",
+        "parts": "i32",
         **dict.fromkeys(("temperatures", "top_ps", "min_ps", "typical_ps"), "*fp32:16"),
         **dict.fromkeys(("top_ks", "seeds", "positions"), "*i64:16"),
         **dict.fromkeys(("part_largest", "masses", "list_logits"), "*fp32:16"),
@@ -336,14 +343,14 @@ def aot_cases(target: Target) -> list[AotCase]:
         **dict.fromkeys(("counts", "list_tokens"), "*i32:16"),
     }
     kept = {"kept_floats": "*fp32:16", "kept_keys": "*i32:16", "kept_totals": "*i64:16"}
-    for parts, tells in ((1, False), (64, False), (1, True)):
+    for tells in (False, True):
         cases.append(
             AotCase(
-                name=f"draw p{parts}{' telling' * tells}",
+                name=f"draw{' telling' * tells}",
                 kernel=_draw_kernel,
                 signature={**signature, **(kept if tells else {})},
                 constexprs={
-                    "PARTS": parts,
+                    "MOST_PARTS": MOST_PARTS,
                     "MOST_CANDIDATES": MOST_CANDIDATES,
                     "TELLS_KEPT": tells,
                     **({} if tells else dict.fromkeys(kept)),
