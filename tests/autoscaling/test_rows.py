@@ -10,12 +10,12 @@ import pytest
 
 from laws import LAWS, ConfigurationError, tuned
 from loads import Load, fitted
-from matrix import Row
+from matrix import Row, rows_of, simulations
 from policies.static import ReactiveBound, needed_so_far
 from quire_operator.domain.observation import Observation
 from quire_operator.domain.tuning import Tuning
 from quire_operator.simulation.scenario import Request
-from scenarios import Case, FaultKind
+from scenarios import TARGETS, Case, FaultKind
 from scoring import Score, Statics, reactive_bound, score_law
 from tables import markdown, verdict
 from tune import cost, drawn, search
@@ -168,12 +168,17 @@ def test_the_command_writes_rows_of_any_trace(tmp_path: Path) -> None:
     rows = [{"timestamp": 500 * t, "input_length": 600, "output_length": 5, "hash_ids": [0, t]} for t in range(60)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     out, plot = tmp_path / "rows.json", tmp_path / "rows.png"
-    done = run("--trace", str(trace), "--seeds", "1", "--fault", "none", "--json", str(out), "--plot", str(plot))
+    timeline = tmp_path / "time.svg"
+    done = run(
+        *("--trace", str(trace), "--fault", "none", "--json", str(out)),
+        *("--plot", str(plot), "--timeline", str(timeline)),
+    )
     assert done.returncode == 0, done.stderr
     written = json.loads(out.read_text())
     assert list(written) == ["rows"] and len(written["rows"]) == 3 * 2
     assert {row["trace"] for row in written["rows"]} == {"tiny"}
-    assert "rows won" in done.stdout and plot.read_bytes().startswith(b"\x89PNG")
+    assert "rows won" in done.stdout and "3 seeds of 3" in done.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG") and (tmp_path / "time-tiny.svg").exists()
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "odd.csv"])
@@ -181,6 +186,18 @@ def test_the_command_says_what_is_wrong_with_a_trace(tmp_path: Path, name: str) 
     (tmp_path / "odd.csv").write_text("a,b\n1,2\n")
     done = run("--trace", str(tmp_path / name))
     assert done.returncode == 1 and name in done.stderr and "Traceback" not in done.stderr
+
+
+def test_processes_change_nothing_but_the_time(case: Case) -> None:
+    chosen = {name: law.defaults for name, law in LAWS.items()}
+    crashed = replace(case, fault=FaultKind.CRASHED_POD)
+    told: list[int] = []
+    alone, together = (
+        [row.as_json() for row in rows_of([case, crashed], chosen, (0,), told=told.append, jobs=jobs)]
+        for jobs in (1, 2)
+    )
+    assert alone == together and len(alone) == 2 * len(TARGETS)
+    assert sum(told) == 2 * simulations([case, crashed], 1)
 
 
 def test_scores_are_means_but_for_the_worst_queue(case: Case) -> None:
