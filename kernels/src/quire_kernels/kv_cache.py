@@ -5,18 +5,16 @@ A cache of float8 holds keys and values divided by a scale per head, and is for 
 Legend: N blocks, S block size, HK KV heads, D head dim, DV = D rounded up to whole vectors. slot = block * S + offset.
 """
 
-import contextlib
 import dataclasses
 import functools
-import mmap
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
 
 from quire_kernels.checks import STORAGE_DTYPES, refuse
 from quire_kernels.dispatch import runs_triton
+from quire_kernels.host_memory import lazy_zeros, pinned_zeros
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -66,7 +64,7 @@ def allocate_kv_cache(
     else:
         key_shape = (num_blocks, kv_heads, head_dim, block_size)
         value_shape = (num_blocks, kv_heads, block_size, -(-head_dim // VECTOR) * VECTOR)
-    zeros = _lazy_zeros if device.type == "cpu" else functools.partial(torch.zeros, device=device)
+    zeros = lazy_zeros if device.type == "cpu" else functools.partial(torch.zeros, device=device)
     scales = [torch.ones(kv_heads, device=device) if dtype == FP8 else None for _ in range(2)]
     return KVCache(
         keys=zeros(key_shape, dtype=dtype),
@@ -89,7 +87,7 @@ def allocate_swap_space(cache: KVCache, num_blocks: int) -> KVCache:
 
     def zeros(like: Tensor) -> Tensor:
         shape = (num_blocks, *like.shape[1:])
-        return torch.zeros(shape, dtype=like.dtype, pin_memory=True) if like.is_cuda else _lazy_zeros(shape, like.dtype)
+        return (pinned_zeros if like.is_cuda else lazy_zeros)(shape, like.dtype)
 
     return dataclasses.replace(cache, keys=zeros(cache.keys), values=zeros(cache.values), num_blocks=num_blocks)
 
@@ -127,16 +125,3 @@ def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
         return x
     # The conversion alone would make NaN of what is too large.
     return (x.float() / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8)
-
-
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    # torch.zeros would write every page. Huge pages, where there are any: blocks lie scattered, and with small pages
-    # each of them costs a walk through the page tables.
-    size = prod(shape) * dtype.itemsize
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
-        return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,69 @@
+"""Host memory for a cache's blocks, of the very size asked for: pages that come as they are written, or pinned ones.
+
+torch's own pinned memory is rounded up to a power of two, tensor by tensor, which may be twice what a swap space was
+given. So pages are mapped here, and then registered with CUDA: the GPU reads and writes them by itself, at the
+addresses that the process has them at.
+"""
+
+import contextlib
+import mmap
+from math import prod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Cudart(Protocol):
+    """``torch.cuda.cudart()``, as far as it is used here."""
+
+    def cudaHostRegister(self, address: int, size: int, flags: int, /) -> Any: ...
+
+    def cudaHostUnregister(self, address: int, /) -> Any: ...
+
+    def cudaGetErrorString(self, error: Any, /) -> str: ...
+
+
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """torch.zeros would write every page."""
+    size = prod(shape) * dtype.itemsize
+    if not size or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(_Pages(size), dtype=dtype).view(shape)
+
+
+def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype, cudart: Cudart | None = None) -> Tensor:
+    """Taken now, for as long as the tensor or a view of it lives. Raises RuntimeError where CUDA cannot pin so much."""
+    size = prod(shape) * dtype.itemsize
+    if not size or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+    pages = _Pages(size)
+    zeros = torch.frombuffer(pages, dtype=dtype).view(shape)
+    pages.register(zeros.data_ptr(), torch.cuda.cudart() if cudart is None else cudart)
+    return zeros
+
+
+class _Pages(mmap.mmap):
+    """Anonymous pages, which CUDA forgets before they are unmapped if it knows of them."""
+
+    _cudart: Cudart | None = None
+    _address = 0
+
+    def __new__(cls, size: int) -> "_Pages":
+        pages = super().__new__(cls, -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Blocks lie scattered, and with small pages each of them costs a walk through the page tables.
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        return pages
+
+    def register(self, address: int, cudart: Cudart) -> None:
+        error = cudart.cudaHostRegister(address, len(self), 0)
+        if int(error):
+            reason = cudart.cudaGetErrorString(error)
+            raise RuntimeError(f"CUDA error: {len(self):,} bytes of host memory cannot be pinned: {reason}")
+        self._cudart, self._address = cudart, address
+
+    def __del__(self) -> None:
+        if self._cudart is not None:
+            self._cudart.cudaHostUnregister(self._address)
