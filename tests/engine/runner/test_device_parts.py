@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from subprocess import CalledProcessError
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.errors import OutOfResources
 
 from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates, PromptPositions
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
@@ -273,6 +275,22 @@ def test_a_fault_of_the_device_is_told_in_a_line(message: str) -> None:
         raise RuntimeError(message)
     text = str(caught.value)
     assert "the GPU failed while running a step" in text and "QUIRE_KERNELS_CHECK=1" in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), "no C compiler: install gcc"),
+        (CalledProcessError(1, ["gcc", "main.c"]), r"headers of Python and of the C library \(gcc main.c\)"),
+        (OutOfResources(300_000, 232_448, "shared memory"), "Required: 300000, .*QUIRE_KERNEL_CONFIGS"),
+    ],
+)
+def test_a_kernel_that_cannot_be_built_is_told_in_a_line(error: Exception, words: str) -> None:
+    with (
+        pytest.raises(DeviceError, match=f"Triton could not build a kernel while running a step: .*{words}"),
+        device_faults("running a step", when_full=""),
+    ):
+        raise error
 
 
 def test_our_own_faults_stay_what_they_are() -> None:

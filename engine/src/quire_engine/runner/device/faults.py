@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import CalledProcessError
 
 import torch
 
@@ -13,7 +14,8 @@ _SIGNS = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "cuBLAS")
 
 @contextmanager
 def device_faults(doing: str, *, when_full: str) -> Iterator[None]:
-    """Turns what CUDA raises into DeviceError. ``doing`` is the work, ``when_full`` what to change if memory ran out.
+    """Turns what CUDA, and Triton as it builds a kernel, raise into DeviceError. ``doing`` is the work, ``when_full``
+    what to change if memory ran out.
 
     After any other fault nothing that lies on the device can be trusted, nor will CUDA do anything more for this
     process: it has to end.
@@ -22,7 +24,9 @@ def device_faults(doing: str, *, when_full: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"the GPU ran out of memory while {doing}: {when_full} ({_first_line(error)})") from error
-    except RuntimeError as error:
+    except Exception as error:
+        if (reason := _why_not_built(error)) is not None:
+            raise DeviceError(f"Triton could not build a kernel while {doing}: {reason}") from error
         if not _is_fault(error):
             raise
         raise DeviceError(
@@ -31,9 +35,25 @@ def device_faults(doing: str, *, when_full: str) -> Iterator[None]:
         ) from error
 
 
-def _is_fault(error: RuntimeError) -> bool:
+def _why_not_built(error: Exception) -> str | None:
+    """Triton compiles for the GPU by itself, but has a compiler of C build what launches the result."""
+    if isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error):
+        return "there is no C compiler: install gcc and the C library's headers, or name one by CC"
+    if isinstance(error, CalledProcessError):
+        command = error.cmd if isinstance(error.cmd, str) else " ".join(map(str, error.cmd))
+        return f"the C compiler failed, which needs the headers of Python and of the C library ({command})"
+    # By name: where there is no GPU there need not be a Triton.
+    kind = type(error)
+    if kind.__module__ == "triton.runtime.errors" and kind.__name__ in ("OutOfResources", "PTXASError"):
+        return f"{_first_line(error)}. QUIRE_KERNEL_CONFIGS names a folder with smaller blocks for this GPU"
+    return None
+
+
+def _is_fault(error: Exception) -> bool:
     fault: type[Exception] | None = getattr(torch, "AcceleratorError", None)
-    return (fault is not None and isinstance(error, fault)) or any(sign in str(error) for sign in _SIGNS)
+    if fault is not None and isinstance(error, fault):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def _first_line(error: Exception) -> str:
