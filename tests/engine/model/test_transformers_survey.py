@@ -85,15 +85,15 @@ def test_a_random_model_says_packed_what_it_says_alone(
     description = describe(model_type, **changes)
     layers, probe = judge_class(description)
     assert windows is None or layers.windows == windows
-    model = checkpoint.random_weights(description, torch.float32, seed=11)
+    model = checkpoint.random_weights(description, torch.float32, 11, torch.device("cpu"))
     checkpoint.pack_linears(model, probe.linears, choose_linear_backend(torch.float32))
     shape = make_shape(description, layers, probe)
-    check_faithful(model, TransformersModel(model, layers, shape.windows), shape, torch.float32)
+    check_faithful(model, TransformersModel(model, layers, shape.windows), shape, torch.float32, torch.device("cpu"))
     with pytest.raises(ModelFolderError, match="cannot be served faithfully"):  # the check would have told
         wrong = torch.nn.Module.get_submodule(model, layers.names[0])
         unlike = TransformersModel(model, layers, shape.windows)
         unlike._places[wrong] = unlike._places[model.get_submodule(layers.names[-1])]
-        check_faithful(model, unlike, shape, torch.float32)
+        check_faithful(model, unlike, shape, torch.float32, torch.device("cpu"))
 
 
 def test_a_window_wider_than_any_test_is_still_a_window() -> None:
