@@ -12,6 +12,7 @@ from torch import Tensor
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.errors import ArgumentError
 from quire_kernels.paged_attention import paged_attention, plan_attention, reference
+from quire_kernels.paged_attention.kernel import short_rows
 from quire_kernels.paged_attention.plan import (
     MAX_SHORT_QUERIES,
     DevicePlan,
@@ -341,3 +342,26 @@ def test_the_tiles_of_few_queries_are_planned_for_the_longest_of_them(device: to
     for queries, longest in (([1, 40, 1], 1), ([1, 40, 4], 4), ([40, 40, 40], 1), ([16, 17, 1], MAX_SHORT_QUERIES)):
         plan = plan_attention(block_tables=tables, query_lens=queries, context_lens=[100] * 3, block_size=16)
         assert isinstance(plan, DevicePlan) and plan.max_short_len == longest
+
+
+@pytest.mark.parametrize(
+    ("max_queries", "group", "head_dim", "query_bytes", "rows"),
+    [
+        (1, 4, 128, 2, 16),
+        (1, 7, 128, 2, 16),
+        (5, 5, 128, 2, 32),
+        (16, 4, 128, 2, 64),
+        (16, 8, 64, 2, 64),
+        (16, 4, 256, 2, 32),
+        (16, 4, 192, 2, 32),
+        (16, 4, 64, 4, 32),
+        (16, 4, 32, 4, 64),
+        (1, 71, 64, 2, 128),
+        (16, 64, 256, 2, 64),
+    ],
+)
+def test_tiles_of_few_queries_are_whole_tokens_and_smaller_for_wide_heads(
+    max_queries: int, group: int, head_dim: int, query_bytes: int, rows: int
+) -> None:
+    """64 rows of 256 would ask for more shared memory than Ada and small Blackwells have."""
+    assert short_rows(max_queries, group, head_dim, query_bytes) == rows

@@ -120,7 +120,7 @@ def paged_attention(
     if fixed:
         block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(group))
     else:
-        block_m = short_rows(splitting.max_queries, group)
+        block_m = short_rows(splitting.max_queries, group, head_dim, q.dtype.itemsize)
     tiles = len(plan.context_lens) * -(-splitting.max_queries // (block_m // group))
     most_items = tiles * splitting.max_splits + (_most_tiles(plan, block_m // group) if has_long and fixed else 0)
     programs = min(processors * config.blocks["PROGRAMS_PER_SM"], most_items * cache.kv_heads)
@@ -160,10 +160,15 @@ def config_key(head_dim: int, cache_bytes: int) -> str:
     return f"head_dim={_padded(head_dim)} bytes={cache_bytes}"
 
 
-def short_rows(max_queries: int, group: int) -> int:
-    """Rows of a query tile of the split kernel: whole tokens, as few as a matrix instruction takes."""
+def short_rows(max_queries: int, group: int, head_dim: int, query_bytes: int) -> int:
+    """Rows of a query tile of the split kernel: whole tokens, as few as a matrix instruction takes.
+
+    query_bytes  of an element of the queries
+    """
     wanted = triton.next_power_of_2(max_queries * group)
-    return max(16, min(64, wanted), triton.next_power_of_2(group))
+    # More rows of wide heads do not fit into registers, nor beside the cache's tiles into 99 KiB of shared memory.
+    most = 64 if _padded(head_dim) * query_bytes**2 <= 512 else 32
+    return max(16, min(most, wanted), triton.next_power_of_2(group))
 
 
 def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> Splitting:
@@ -223,6 +228,7 @@ def _options(config: LaunchConfig, **constants: Any) -> dict[str, Any]:
 def aot_cases(target: Target) -> list[AotCase]:
     """The kernels over shapes that are served, each of their options somewhere: dtype, head dim, block size."""
     plain = _Layer(name="bf16 d128 g4", head_dim=128, group=4)
+    wide = _Layer(name="bf16 d256 g2 soft cap", head_dim=256, group=2, soft_cap=True)
     layers = [
         plain,
         # A vector of block ids a tile, and one id.
@@ -231,11 +237,13 @@ def aot_cases(target: Target) -> list[AotCase]:
         ),
         _Layer(name="bf16 d64 g8 window sinks", head_dim=64, group=8, window=True, sinks=True),
         _Layer(name="bf16 d80 g1 alibi", head_dim=80, group=1, alibi=True),
-        _Layer(name="bf16 d256 g2 soft cap", head_dim=256, group=2, soft_cap=True),
+        wide,
     ]
     if target.capability >= 89:
         layers.append(_Layer(name="bf16 d128 g4 fp8 cache", head_dim=128, group=4, cache="fp8e4nv"))
     cases = [_tiles_case(layer, kernel, target) for layer in layers for kernel in ("split", "attend")]
+    # Short chunks, and drafts to verify.
+    cases += [_tiles_case(layer, "split", target, queries=MAX_SHORT_QUERIES) for layer in (plain, wide)]
     return [*cases, _tiles_case(plain, "fixed", target), _join_case(plain, target)]
 
 
@@ -267,7 +275,7 @@ class _Layer:
 _VARYING_SPLIT = {"max_splits": "i32", "split_tokens": "i32", "max_queries": "i32"}
 
 
-def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
+def _tiles_case(layer: _Layer, kernel: str, target: Target, *, queries: int = 1) -> AotCase:
     cache_bytes = 2 if layer.cache == "bf16" else 1
     config = config_for(f"paged_attention.{kernel}", target, config_key(layer.head_dim, cache_bytes))
     pointers = {name: f"*{layer.cache}:16" for name in ("keys", "values")}
@@ -278,7 +286,10 @@ def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
         {"out": "*bf16:16", "q": "*bf16:16", "q_stride": "i32:16", "scale": "fp32"} | pointers | tables | numbers
     )
     signature |= {name: kind for name, kind in optional.items() if kind is not None}
-    rows = max(config.blocks.get("BLOCK_M", 16), triton.next_power_of_2(layer.group))
+    if kernel == "split":
+        rows = short_rows(queries, layer.group, layer.head_dim, 2)
+    else:
+        rows = max(config.blocks["BLOCK_M"], triton.next_power_of_2(layer.group))
     constants: dict[str, object] = {name: None for name, kind in optional.items() if kind is None}
     constants |= {**_shape(8, layer.group, layer.head_dim, layer.block_size)}
     constants |= {"BLOCK_M": rows, "TILE": config.blocks["TILE"], "INTERPRETED": False}
@@ -286,13 +297,13 @@ def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
         signature |= {"partials": "*fp32:16", **_VARYING_SPLIT}
         constants["FIXED"] = kernel == "fixed"
     return AotCase(
-        name=f"{kernel} {layer.name}",
+        name=f"{kernel} {layer.name}{f' {queries} queries' * (queries > 1)}",
         kernel=_attend_kernel if kernel == "attend" else _split_kernel,
         signature=signature,
         constexprs=constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        decode_path=kernel != "attend",
+        decode_path=kernel != "attend" and queries == 1,
     )
 
 
