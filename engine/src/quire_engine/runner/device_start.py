@@ -18,7 +18,7 @@ from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_lay
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
-from quire_engine.runner.warm_up import Measured, warm_up
+from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
 
 _log = logging.getLogger(__name__)
 _PROFILED_BLOCKS = 4
@@ -52,7 +52,8 @@ def start_on_device(
     layout = make_layout(model.shape, config.cache.block_size, size)
     runner = _make_runner(config, model, layout, size.max_model_len, sizes)
     made = time.perf_counter()
-    measured = _warm_up(runner, model, layout, size)
+    # The interpreter compiles nothing.
+    measured = _warm_up(runner, model, layout, size, chunks=() if memory is None else SHORT_CHUNKS)
     _capture(runner, sizes)
     free = None
     if memory is not None:
@@ -140,13 +141,21 @@ def _make_runner(
         )
 
 
-def _warm_up(runner: DeviceRunner, model: ModelInMemory, layout: KVCacheLayout, size: CacheSize) -> Measured:
+def _warm_up(
+    runner: DeviceRunner,
+    model: ModelInMemory,
+    layout: KVCacheLayout,
+    size: CacheSize,
+    *,
+    chunks: tuple[int, ...] = (),
+) -> Measured:
     return warm_up(
         runner,
         layout,
         max_model_len=size.max_model_len,
         max_tokens=model.demand.max_num_batched_tokens,
         block_bytes=tuple(group.block_bytes for group in model.demand.groups),
+        chunks=chunks,
     )
 
 

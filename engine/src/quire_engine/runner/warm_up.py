@@ -1,7 +1,8 @@
 """Takes a fresh runner through every kind of step once, so that no request pays for compiling; and times what matters.
 
-A prompt longer than a short query, then one more token drawn with every sampling parameter set, then one greedy token.
-What is timed afterwards is where the scheduler's own measurements begin.
+A prompt longer than a short query, then one more token drawn with every sampling parameter set, then one greedy token,
+and where kernels are compiled for them a few chunks of few tokens. What is timed afterwards is where the scheduler's
+own measurements begin.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from quire_engine.core.ports import Runner
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.stall_bound import StepCosts
 
+SHORT_CHUNKS = (2, 4, 8, 16)
+"""Tokens: Triton's attention has another kernel for each power of two up to its longest short query."""
 _PROMPT_TOKENS = 24
 _SAMPLED = SamplingParams(
     max_tokens=2, temperature=1.0, top_k=2, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=1
@@ -34,17 +37,26 @@ class Measured:
 
 
 def warm_up(
-    runner: Runner, layout: KVCacheLayout, *, max_model_len: int, max_tokens: int, block_bytes: tuple[int, ...]
+    runner: Runner,
+    layout: KVCacheLayout,
+    *,
+    max_model_len: int,
+    max_tokens: int,
+    block_bytes: tuple[int, ...],
+    chunks: tuple[int, ...] = (),
 ) -> Measured:
     """Leaves no row taken; what it wrote into the cache lies in blocks that nobody has been given yet.
 
-    ``max_tokens`` bounds a step, ``block_bytes`` is what a block of each group takes.
+    ``max_tokens`` bounds a step, ``block_bytes`` is what a block of each group takes; ``chunks`` are numbers of tokens
+    to run besides.
     """
     steps = _Steps(runner, layout)
     prompt = max(1, min(_PROMPT_TOKENS, max_model_len - 1, max_tokens))
     for params in (_SAMPLED, _GREEDY):
         filled = steps.prefill(prompt, params)
         drawn = steps.go_on(prompt, 1) if max_model_len > prompt else filled
+    for chunk in chunks:
+        steps.go_on(0, min(chunk, max_model_len, max_tokens))
     room = min(group.num_blocks for group in layout.groups) * layout.block_size
     longest = min(_TIMED_TOKENS, max_model_len - 1, max_tokens, room)
     return Measured(
