@@ -35,9 +35,9 @@ MIXED = replace(DEMAND, groups=(CacheGroup(block_bytes=MIB), CacheGroup(block_by
         (CacheOptions(), USE, 53 * GIB - 2 * MIB),
         (CacheOptions(gpu_memory_utilization=0.5), USE, 21 * GIB - 2 * MIB),
         # All of it: what CUDA took before this process counted is not there.
-        (CacheOptions(gpu_memory_utilization=1.0), USE, 60 * GIB + GIB // 2 - 128 * MIB - 2 * MIB),
+        (CacheOptions(gpu_memory_utilization=1.0), USE, 60 * GIB + GIB // 2 - 256 * MIB - 2 * MIB),
         # Another process has 30 GiB: what is free is less than the share.
-        (CacheOptions(), replace(USE, free=31 * GIB, before=30 * GIB), 30 * GIB + GIB // 2 - 128 * MIB - 2 * MIB),
+        (CacheOptions(), replace(USE, free=31 * GIB, before=30 * GIB), 30 * GIB + GIB // 2 - 256 * MIB - 2 * MIB),
         # Two that share a card by halves do not come into each other's way.
         (CacheOptions(gpu_memory_utilization=0.45), replace(USE, free=25 * GIB, before=36 * GIB), 17 * GIB - 2 * MIB),
         (CacheOptions(kv_cache_memory_bytes=10 * GIB), USE, 10 * GIB),
@@ -73,7 +73,7 @@ def test_no_group_gets_more_than_it_can_use() -> None:
         (
             CacheOptions(kv_cache_memory_bytes=GIB),
             replace(USE, free=GIB, before=60 * GIB),
-            ["other processes took 64,424,509,440 before", "at most 400556032 would fit"],
+            ["other processes took 64,424,509,440 before", "at most 266338304 would fit"],
         ),
         (
             CacheOptions(kv_cache_memory_bytes=GIB),

@@ -12,8 +12,9 @@ from quire_engine.config import CacheOptions
 from quire_engine.runner.cache_size import Budget, CacheDemand, CacheSize, CacheTooSmall, divide_budget
 from quire_engine.runner.memory import AvailableMemory
 
-_KEPT_FREE = 128 << 20
-"""Where all that is free may be taken: for what the driver and libraries ask for later."""
+_KEPT_FREE = 256 << 20
+"""Where all that is free may be taken: for what the driver and libraries ask for later, and for rounding. torch takes
+memory in steps of 2 MiB, so that each layer's keys and values take up to so much more: with 80 layers 160 MiB."""
 # Each captured graph besides the first: its launches' parameters. The first one's working memory serves all.
 _BYTES_PER_FURTHER_GRAPH = 12 << 20
 
