@@ -102,6 +102,7 @@ OWNER = """
 import signal, sys
 from pathlib import Path
 from quire_cluster.processes import Guard, Process
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
 state = Path(sys.argv[1])
 guard = Guard(state)
 process = Process("sleeper", lambda: sys.argv[2:], state)

@@ -113,9 +113,9 @@ def test_the_sentence_says_what_where_and_what_would_help() -> None:
     refused = judge(spec, facts(), memory)
     assert refused is not None
     assert refused.message == (
-        "a replica needs 19.3 GiB and the largest GPU of this cluster's nodes (Tesla-T4) is 15 GiB, of which it may "
-        "fill 90 %: weights 15 GiB (bfloat16), working space 1.44 GiB, KV cache 1 GiB for one sequence of 8,192 "
-        "tokens; give a replica 19.3 GiB"
+        "a replica needs 19.9 GiB and the largest GPU of this cluster's nodes (Tesla-T4) is 15 GiB, of which it may "
+        "fill 90 %: weights 15 GiB (bfloat16), working space 1.93 GiB, KV cache 1 GiB for one sequence of 8,192 "
+        "tokens; give a replica 19.9 GiB"
     )
 
 
