@@ -9,7 +9,7 @@ from loads import busy_seconds
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.simulation.scenario import EngineModel, Request
 from real_fleet import Look, later_startup_seconds
-from validate import speed_for
+from validate import curves, error, main, speed_for
 
 STEP, PREFILL, DECODE = 0.002, 1 / 20_000, 0.0001
 
@@ -82,6 +82,23 @@ def test_the_clock_of_the_trace_is_set_by_what_the_fleet_can_do():
     assert busy_seconds(requests, model) / (100 / alone) == pytest.approx(0.8, rel=0.01)
     # Two that share the cores do 1.25 times as much as one.
     assert speed_for(0.8, requests, calibration, 2) == pytest.approx(alone * 2 / 1.6, rel=0.01)
+
+
+def test_curves_are_means_of_bins_and_the_error_is_their_distance():
+    seen = [(0.0, 2.0, 10.0, 1.0), (5.0, 4.0, 30.0, 1.0), (12.0, 8.0, 50.0, 2.0)]
+    real = curves(seen, [(1.0, 0.5), (2.0, 1.5)], 15.0)
+    assert (real.waiting, real.kv_percent, real.ttft) == ([3.0, 8.0], [20.0, 50.0], [1.0, 0.0])
+    assert error([1.0, 3.0], [2.0, 3.0]) == 0.25
+    assert error([0.0], [0.0]) == 0.0
+
+
+@pytest.mark.parametrize(("option", "value"), [("--start", "soon"), ("--duration", "5 parsecs"), ("--load", "0")])
+def test_wrong_durations_and_loads_are_refused_by_name(option: str, value: str, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["validate.py", "--trace", "nowhere.csv", option, value])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert option in capsys.readouterr().err
 
 
 def told(process: str, phase: str, second: float) -> dict[str, str]:

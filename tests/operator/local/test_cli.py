@@ -149,7 +149,7 @@ def test_plan_ends_with_1_where_it_fits_nowhere_and_says_what_would_help(quire: 
     write(DOCUMENT % (", maxModelLength: 8192", "resources: {limits: {nvidia.com/gpu: 1}}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "T4")
     assert code == 1
-    assert "It does not fit. What would help: give a replica 19.3 GiB; use a GPU such as A10G 24GB." in out
+    assert "It does not fit. What would help: give a replica 19.9 GiB; use a GPU such as A10G 24GB." in out
     code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "19Gi")
     assert code == 1
-    assert "set spec.engine.maxModelLength to 5" in out
+    assert "set spec.engine.maxModelLength to 1744 or less" in out
