@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quire_parity.batches import batch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import OutOfResources
 
@@ -37,23 +38,6 @@ def make_cache(num_blocks: int, device: torch.device = DEVICE) -> KVCache:
     return allocate_kv_cache(
         num_blocks=num_blocks, block_size=16, kv_heads=2, head_dim=32, dtype=torch.float32, device=device
     )
-
-
-def batch(**changes: Any) -> Batch:
-    fields: dict[str, Any] = {
-        "step": 1,
-        "rows": [],
-        "num_computed": [],
-        "num_scheduled": [],
-        "num_draft": [],
-        "token_ids": [],
-        "samples": [],
-        "feedback_tokens": [],
-        "admitted": [],
-        "block_updates": (BlockUpdates(),),
-        "released_rows": [],
-    }
-    return Batch(**{**fields, **changes})
 
 
 # --- graphs ---

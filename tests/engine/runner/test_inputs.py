@@ -1,9 +1,9 @@
 """From a batch to the tensors of a step."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
+from quire_parity.batches import batch
 
 from quire_engine.core.batch import Batch, BlockUpdates, PromptPositions
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
@@ -12,23 +12,6 @@ from quire_engine.runner.inputs import RowState, build
 from quire_engine.runner.logprobs import logits_rows
 
 LAYOUT = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=50),))
-
-
-def batch(**changes: Any) -> Batch:
-    fields: dict[str, Any] = {
-        "step": 1,
-        "rows": [],
-        "num_computed": [],
-        "num_scheduled": [],
-        "num_draft": [],
-        "token_ids": [],
-        "samples": [],
-        "feedback_tokens": [],
-        "admitted": [],
-        "block_updates": (BlockUpdates(),),
-        "released_rows": [],
-    }
-    return Batch(**{**fields, **changes})
 
 
 def state(layout: KVCacheLayout = LAYOUT) -> RowState:

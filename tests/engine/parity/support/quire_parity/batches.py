@@ -1,0 +1,22 @@
+"""Batches for tests of what runners make of them: empty but for what a test says."""
+
+from typing import Any
+
+from quire_engine.core.batch import Batch, BlockUpdates
+
+
+def batch(**changes: Any) -> Batch:
+    fields: dict[str, Any] = {
+        "step": 1,
+        "rows": [],
+        "num_computed": [],
+        "num_scheduled": [],
+        "num_draft": [],
+        "token_ids": [],
+        "samples": [],
+        "feedback_tokens": [],
+        "admitted": [],
+        "block_updates": (BlockUpdates(),),
+        "released_rows": [],
+    }
+    return Batch(**{**fields, **changes})
