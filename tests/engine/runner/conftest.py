@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quire_parity.answering import Answering
 
 from quire_engine.config import (
     CacheOptions,
@@ -15,11 +16,9 @@ from quire_engine.config import (
     SchedulerOptions,
     ServerOptions,
 )
-from quire_engine.core.batch import TokenLogprobs
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.sequence import Request
-from quire_engine.engine import Engine, make_engine
+from quire_engine.engine import make_engine
 from quire_engine.runner import load_model
 
 VOCABULARY = 250
@@ -88,35 +87,10 @@ def engine_config() -> Callable[..., EngineConfig]:
 
 
 @dataclass
-class Running:
-    """An engine over a loaded model, and what its requests have said."""
+class Running(Answering):
+    """Over a loaded model."""
 
-    model: LoadedModel
-    engine: Engine
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-
-    def add(self, key: int, prompt: list[int], params: SamplingParams, seed: int = 0) -> None:
-        self.tokens[key], self.logprobs[key] = [], []
-        refusal = self.engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=seed))
-        assert refusal is None, refusal
-
-    def finish(self) -> None:
-        while self.engine.has_work:
-            self.step()
-
-    def step(self) -> None:
-        step = self.engine.step()
-        self.engine.check_integrity()
-        if step is None:
-            return
-        for report in step.output.prompt_logprobs:
-            self.prompt_logprobs.setdefault(report.key, []).extend(report.entries)
-        for i, key in enumerate(step.output.keys):
-            self.tokens[key].append(step.output.token_ids[i])
-            if step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None:
-                self.logprobs[key].append(entry)
+    model: LoadedModel = field(kw_only=True)
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +99,7 @@ def start(engine_config: Callable[..., EngineConfig]) -> Callable[..., Running]:
         config = engine_config(folder, **changes)
         model = load_model(config)
         engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
-        return Running(model, engine)
+        return Running(engine, model=model)
 
     return make
 

@@ -8,22 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from quire_parity import cases
+from quire_parity.answering import Answering
 from quire_parity.cases import Case
 from quire_parity.reference import Answer, generate, load_reference
 
-from quire_engine.core.batch import TokenLogprobs
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
 from quire_engine.core.ports import Runner
 from quire_engine.core.preemption import PreemptionMode
-from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
-from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.config import ModelConfig
@@ -134,36 +131,8 @@ class World:
 
 
 @dataclass
-class Running:
-    """An engine, and what its requests have said."""
-
-    engine: Engine
-    runner: Runner
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-
-    def add(self, key: int, prompt: list[int], params: SamplingParams, seed: int = 0, **fields: Any) -> None:
-        self.tokens[key], self.logprobs[key] = [], []
-        request = Request(key=key, prompt_token_ids=prompt, params=params, seed=seed, **fields)
-        refusal = self.engine.add(request)
-        assert refusal is None, refusal
-
-    def finish(self) -> None:
-        while self.engine.has_work:
-            self.step()
-
-    def step(self) -> None:
-        step = self.engine.step()
-        self.engine.check_integrity()
-        if step is None:
-            return
-        for report in step.output.prompt_logprobs:
-            self.prompt_logprobs.setdefault(report.key, []).extend(report.entries)
-        for i, key in enumerate(step.output.keys):
-            self.tokens[key].append(step.output.token_ids[i])
-            if step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None:
-                self.logprobs[key].append(entry)
+class Running(Answering):
+    runner: Runner = field(kw_only=True)
 
 
 def _build(checkpoint: Checkpoint, device: torch.device) -> CausalLM:
@@ -230,7 +199,7 @@ def start(
         )
         runner.capture_graphs()
         runners.append(runner)
-        return Running(Engine(scheduler=world.scheduler(layout), runner=runner, overlap=world.overlap), runner)
+        return Running(Engine(scheduler=world.scheduler(layout), runner=runner, overlap=world.overlap), runner=runner)
 
     yield make
     for runner in runners:
@@ -262,7 +231,7 @@ def on_the_cpu_path(
                     max_model_len=MAX_MODEL_LEN,
                     threads=ThreadChooser(1, shared_from_tokens=1),
                 )
-                yield Running(Engine(scheduler=world.scheduler(layout), runner=runner), runner)
+                yield Running(Engine(scheduler=world.scheduler(layout), runner=runner), runner=runner)
             finally:
                 dispatch.implementation.cache_clear()
 
