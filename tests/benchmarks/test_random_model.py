@@ -1,0 +1,82 @@
+"""The random checkpoint: a tokenizer in which each id is visible text of its own, tensors that fit their config."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from random_model import MARK, SMOLLM2_135M, LlamaShape, ensure_model, tensor_shapes, tokenizer
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+TINY = LlamaShape(hidden=64, layers=2, heads=4, kv_heads=2, intermediate=96, vocabulary=1_000, max_positions=128)
+
+
+@pytest.mark.parametrize("vocabulary", [97, 98, 1_000, 49_152])
+def test_every_token_is_visible_text_of_its_own(vocabulary: int) -> None:
+    made = Tokenizer.from_str(json.dumps(tokenizer(vocabulary)))
+    texts = [made.decode([number]) for number in range(1, vocabulary)]
+    assert made.get_vocab_size() == vocabulary
+    assert len(set(texts)) == vocabulary - 1
+    assert [text for text in texts if not text.isprintable() and text != "\n"] == []
+    assert "" not in texts
+
+
+def test_text_survives_encoding() -> None:
+    made = Tokenizer.from_str(json.dumps(tokenizer(49_152)))
+    text = "The quick brown fox,\n jumps over 13 lazy dogs {and} more"
+    assert made.decode(made.encode(text).ids) == text
+    assert made.encode("abcd").tokens == ["abcd"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_of_the_tensors(tied: bool) -> None:
+    shape = dataclasses.replace(SMOLLM2_135M, tied_embeddings=tied)
+    sizes = tensor_shapes(shape).values()
+    assert shape.parameters == sum(size[0] * (size[1] if len(size) == 2 else 1) for size in sizes)
+
+
+def test_the_default_is_smollm2_135m() -> None:
+    assert SMOLLM2_135M.parameters == 134_515_008
+
+
+def test_a_checkpoint_is_made_once_and_anew_when_another_is_asked_for(tmp_path: Path) -> None:
+    folder = ensure_model(tmp_path / "model", TINY)
+    weights = folder / "model.safetensors"
+    with safe_open(weights, framework="pt") as file:
+        assert {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} == tensor_shapes(TINY)  # noqa: SIM118
+    written, first = weights.stat().st_mtime_ns, weights.read_bytes()
+    ensure_model(folder, TINY)
+    assert weights.stat().st_mtime_ns == written
+    ensure_model(folder, TINY, seed=1)
+    assert weights.read_bytes() != first
+
+
+def test_a_half_made_checkpoint_is_made_anew(tmp_path: Path) -> None:
+    folder = ensure_model(tmp_path / "model", TINY)
+    (folder / MARK).unlink()
+    (folder / "model.safetensors").write_bytes(b"half")
+    ensure_model(folder, TINY)
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert set(file.keys()) == set(tensor_shapes(TINY))
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds thesis\.txt already"):
+        ensure_model(tmp_path, TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"heads": 5}, "hidden size 64 is not a multiple of 5 heads"),
+        ({"kv_heads": 3}, "4 heads are not a multiple of 3 KV heads"),
+        ({"vocabulary": 50}, "no room for the 97 tokens"),
+        ({"vocabulary": 500_000}, "more than the 457749 words"),
+    ],
+)
+def test_an_impossible_shape_is_refused_with_its_reason(tmp_path: Path, change: dict[str, int], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        ensure_model(tmp_path, dataclasses.replace(TINY, **change))
