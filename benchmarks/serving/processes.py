@@ -25,13 +25,16 @@ class Server:
 
 
 @contextmanager
-def serving(*flags: str, fake: dict[str, Any] | None = None) -> Iterator[Server]:
-    """The demo model under the name ``demo``; with ``fake`` its tokenizer over the fake runner with these options."""
+def serving(
+    *flags: str, fake: dict[str, Any] | None = None, model: Path = DEMO_MODEL, threads: int = 1
+) -> Iterator[Server]:
+    """The demo model, or another, under the name ``demo``; with ``fake`` its tokenizer over the fake runner with these
+    options."""
     program = ["-m", "quire_engine"]
     if fake is not None:
         program = ["-m", "quire_engine.server.fake", json.dumps({"vocab_size": DEMO_VOCABULARY, **fake})]
-    command = [sys.executable, *program, "--model", str(DEMO_MODEL), "--served-model-name", "demo"]
-    command += ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--log-format", "text", *flags]
+    command = [sys.executable, *program, "--model", str(model), "--served-model-name", "demo"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--threads", str(threads), "--log-format", "text", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         try:
             host, port = _address_when_ready(child)
@@ -46,7 +49,8 @@ def serving(*flags: str, fake: dict[str, Any] | None = None) -> Iterator[Server]
 def _address_when_ready(child: "subprocess.Popen[str]") -> tuple[str, int]:
     assert child.stderr is not None
     log = ""
-    while " ready: " not in log:
+    # The engine process says "ready" of its model before the server does of itself.
+    while " ready: demo" not in log:
         line = child.stderr.readline()
         if not line:
             raise SystemExit(f"the server did not start:\n{log}")

@@ -86,13 +86,18 @@ def ensure_model(folder: Path, shape: LlamaShape = SMOLLM2_135M, *, seed: int = 
     folder.mkdir(parents=True, exist_ok=True)
     mark.unlink(missing_ok=True)
     write_weights(folder / "model.safetensors", shape, seed=seed)
+    write_description(folder, shape)
+    mark.write_text(made_from, encoding="utf-8")
+    return folder
+
+
+def write_description(folder: Path, shape: LlamaShape) -> None:
+    """All but the weights: enough for an engine that draws its own (``--load-format dummy``)."""
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     _write(folder / "config.json", _config(shape))
     _write(folder / "generation_config.json", special)
     _write(folder / "tokenizer.json", tokenizer(shape.vocabulary))
     _write(folder / "tokenizer_config.json", _tokenizer_config(shape))
-    mark.write_text(made_from, encoding="utf-8")
-    return folder
 
 
 def write_weights(path: Path, shape: LlamaShape, *, seed: int) -> None:

@@ -33,12 +33,20 @@ class StepTime:
 class Bench:
     """One loaded model; each measurement has a fresh scheduler over it. Load it after the environment is set."""
 
-    def __init__(self, folder: Path, *, threads: int, dtype: DType = "auto", dummy: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        threads: int,
+        dtype: DType = "auto",
+        dummy: bool = False,
+        kv_cache_bytes: int | None = None,
+    ) -> None:
         from quire_engine.runner import load_model
 
         self.config = EngineConfig(
             model=ModelOptions(path=folder, dtype=dtype, load_format="dummy" if dummy else "safetensors"),
-            cache=CacheOptions(enable_prefix_caching=False),
+            cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=kv_cache_bytes),
             scheduler=SchedulerOptions(max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS),
             parallel=ParallelOptions(),
             server=ServerOptions(),
