@@ -29,8 +29,9 @@ class KVCache:
     """Keys and values of one layer, by block.
 
     On a CPU a key block is held transposed, so that the scores of a block's tokens are one vector operation per
-    component of the query: keys [N, HK, D, S], values [N, HK, S, DV]. For Triton both are [N, HK, S, D]: what one head
-    reads of a block is one stretch of memory.
+    component of the query: keys [N, HK, D, S], values [N, HK, S, DV]. Where the CPU multiplies pairs of bfloat16, what
+    is multiplied together lies side by side: keys [N, HK, D / 2 rounded up, S, 2], values [N, HK, S / 2, DV, 2]. For
+    Triton both are [N, HK, S, D]: what one head reads of a block is one stretch of memory.
     """
 
     keys: Tensor
@@ -43,6 +44,12 @@ class KVCache:
     key_scale: Tensor | None
     """[HK] float32, of a float8 cache, else None: stored = key / scale."""
     value_scale: Tensor | None
+    in_pairs: bool = False
+
+    @property
+    def value_dim(self) -> int:
+        """DV, or D for Triton."""
+        return self.values.shape[3]
 
 
 def allocate_kv_cache(
@@ -59,11 +66,18 @@ def allocate_kv_cache(
     if dtype not in STORAGE_DTYPES and not (triton and dtype == FP8):
         allowed = "float32, bfloat16, float16" + (" or float8_e4m3fn" if triton else "")
         refuse("allocate_kv_cache", "dtype", f"is {dtype}; {allowed} is needed on {device.type}")
-    if triton:
-        key_shape = value_shape = (num_blocks, kv_heads, block_size, head_dim)
-    else:
-        key_shape = (num_blocks, kv_heads, head_dim, block_size)
-        value_shape = (num_blocks, kv_heads, block_size, -(-head_dim // VECTOR) * VECTOR)
+    key_shape: tuple[int, ...] = (num_blocks, kv_heads, block_size, head_dim)
+    value_shape = key_shape
+    in_pairs = False
+    if not triton:
+        value_dim = -(-head_dim // VECTOR) * VECTOR
+        in_pairs = _in_pairs(dtype)
+        if in_pairs:
+            key_shape = (num_blocks, kv_heads, -(-head_dim // 2), block_size, 2)
+            value_shape = (num_blocks, kv_heads, block_size // 2, value_dim, 2)
+        else:
+            key_shape = (num_blocks, kv_heads, head_dim, block_size)
+            value_shape = (num_blocks, kv_heads, block_size, value_dim)
     zeros = lazy_zeros if device.type == "cpu" else functools.partial(torch.zeros, device=device)
     scales = [torch.ones(kv_heads, device=device) if dtype == FP8 else None for _ in range(2)]
     return KVCache(
@@ -76,7 +90,17 @@ def allocate_kv_cache(
         keys_transposed=not triton,
         key_scale=scales[0],
         value_scale=scales[1],
+        in_pairs=in_pairs,
     )
+
+
+def _in_pairs(dtype: torch.dtype) -> bool:
+    if dtype != torch.bfloat16:
+        return False
+    # Here, because a machine with a GPU may have no numba.
+    from quire_kernels.cpu_runtime.features import multiplies_bfloat16
+
+    return multiplies_bfloat16()
 
 
 def allocate_swap_space(cache: KVCache, num_blocks: int) -> KVCache:
@@ -99,24 +123,39 @@ def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Te
     """
     count = -(-length // cache.block_size)
     chosen = blocks[:count].long()
-    keys = cache.keys.index_select(0, chosen).transpose(0, 1)  # [HK, M, S, D], or [HK, M, D, S]
-    if cache.keys_transposed:
-        keys = keys.transpose(2, 3)
-    values = cache.values.index_select(0, chosen).transpose(0, 1)  # [HK, M, S, D]
+    keys, values = _by_token(
+        cache, cache.keys.index_select(0, chosen).transpose(0, 1), cache.values.index_select(0, chosen).transpose(0, 1)
+    )
     shape = (cache.kv_heads, count * cache.block_size, -1)
-    keys = keys.reshape(shape)[:, :length]
+    keys = keys.reshape(shape)[:, :length, : cache.head_dim]
     values = values.reshape(shape)[:, :length, : cache.head_dim]
     if cache.key_scale is None or cache.value_scale is None:
         return keys, values
     return keys.float() * cache.key_scale[:, None, None], values.float() * cache.value_scale[:, None, None]
 
 
+def _by_token(cache: KVCache, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """[.., S, D] and [.., S, DV] of such [.., block] as ``cache`` holds."""
+    if cache.in_pairs:  # [.., D / 2, S, 2], [.., S / 2, DV, 2]
+        return keys.transpose(-3, -2).flatten(-2), values.transpose(-2, -1).flatten(-3, -2)
+    return (keys.transpose(-2, -1) if cache.keys_transposed else keys), values
+
+
 def write_tokens(cache: KVCache, slots: Tensor, keys: Tensor, values: Tensor) -> None:
     """Plain torch write of [T, HK, D] keys and values to their slots; ``store_kv`` is the fast one."""
     blocks, offsets = slots // cache.block_size, slots % cache.block_size  # [T], [T]
+    keys, values = _stored(keys, cache.key_scale), _stored(values, cache.value_scale)
+    if cache.in_pairs:
+        keys = torch.nn.functional.pad(keys, (0, cache.head_dim % 2))  # half a pair is no pair
+        components = torch.arange(keys.shape[2])
+        tokens, heads = blocks[:, None, None], torch.arange(cache.kv_heads)[:, None]
+        cache.keys[tokens, heads, components // 2, offsets[:, None, None], components % 2] = keys
+        components = components[: cache.head_dim]
+        cache.values[tokens, heads, offsets[:, None, None] // 2, components, offsets[:, None, None] % 2] = values
+        return
     by_token = cache.keys.transpose(2, 3) if cache.keys_transposed else cache.keys  # [N, HK, S, D]
-    by_token[blocks, :, offsets] = _stored(keys, cache.key_scale)
-    cache.values[blocks, :, offsets, : cache.head_dim] = _stored(values, cache.value_scale)
+    by_token[blocks, :, offsets] = keys
+    cache.values[blocks, :, offsets, : cache.head_dim] = values
 
 
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:

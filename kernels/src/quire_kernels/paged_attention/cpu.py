@@ -20,23 +20,23 @@ from torch import Tensor
 
 from quire_kernels.checks import refuse
 from quire_kernels.cpu_runtime import Worker, float_bits, launch
-from quire_kernels.cpu_runtime.micro_kernel import ROWS, WIDTH, advance, multiply_strip
+from quire_kernels.cpu_runtime.micro_kernel import WIDTH, is_in_pairs, multiply_keys, multiply_values
 from quire_kernels.cpu_runtime.scalars import (
     FAST,
-    FAST_WITHOUT_NAN,
     as_int64_pointer,
+    copy_bytes,
     exp_float32,
     fetch_add,
     float32_pointer,
     float_from_bits,
     int32_pointer,
     int64_pointer,
-    prefetch,
     storage_pointer,
     tanh_float32,
     to_float32,
     to_storage,
 )
+from quire_kernels.cpu_runtime.softmax import largest_score, weigh_scores
 from quire_kernels.kv_cache import KVCache
 
 _TILE_TOKENS = 16
@@ -60,7 +60,6 @@ class CpuPlan:
     num_partials: int
     max_tile_tokens: int
     products: int  # query tokens x context tokens
-    deterministic: bool
 
 
 def plan_attention(
@@ -93,7 +92,6 @@ def plan_attention(
         num_partials=len(tile) if is_split.any() else 0,
         max_tile_tokens=int(tiles[2].max()),
         products=int((query * context).sum()),
-        deterministic=deterministic,
     )
 
 
@@ -128,7 +126,7 @@ def paged_attention(
         sinks = sinks.float()
     heads, dim = q.shape[1:]
     rows = plan.max_tile_tokens * heads // cache.kv_heads
-    value_dim = cache.values.shape[3]
+    value_dim = cache.value_dim
     # A partial result: for each row the largest score, the sum of weights, and the weighted values.
     partials = torch.empty(plan.num_partials * cache.kv_heads * rows * (value_dim + 2))
     finished = np.zeros(plan.tiles.shape[1] * cache.kv_heads if plan.num_partials else 0, dtype=np.int64)
@@ -160,7 +158,6 @@ def paged_attention(
         float_bits(soft_cap or 0.0),
         0 if sinks is None else sinks.data_ptr(),
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),
-        int(plan.deterministic),
     )
     parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
     if launch(_WORKER, q.dtype, plan.items.shape[1] * cache.kv_heads, arguments, parallel=parallel):
@@ -169,40 +166,54 @@ def paged_attention(
 
 
 @njit
-def _load_queries(
-    block: Any, source: Any, row_bytes: Any, head_bytes: Any, group: Any, scale: Any, queries: Any
-) -> None:
-    """A KV head's queries, scaled, as float32: row r is query token r / group, head r % group."""
+def _load_queries(block: Any, source: Any, row_bytes: Any, head_bytes: Any, group: Any, dim: Any, queries: Any) -> None:
+    """A KV head's queries, as the products want them: row r is query token r / group, head r % group."""
+    if is_in_pairs(block):
+        queries[:, -1] = np.float32(0.0)  # half of it may be all that is left of a head
     for r in range(queries.shape[0]):
         place = source + (r // group) * row_bytes + (r % group) * head_bytes
-        vector = carray(storage_pointer(block, place), queries.shape[1])
-        for i in range(queries.shape[1]):
-            queries[r, i] = to_float32(vector[i]) * scale
+        if is_in_pairs(block):
+            copy_bytes(queries[r].ctypes.data, place, head_bytes)
+        else:
+            vector = carray(storage_pointer(block, place), dim)
+            for i in range(dim):
+                queries[r, i] = to_float32(vector[i])
 
 
-@njit
-def _add_scores(queries: Any, keys: Any, block_size: Any, tokens: Any, scores: Any, scores_stride: Any) -> None:
-    """One block's scores: ``keys`` is its [D, S], ``scores`` points to its first column."""
-    rows, dim = queries.shape
-    pointer = float32_pointer(queries.ctypes.data)
-    for j in range(0, tokens, WIDTH):
-        multiply_strip(pointer, dim, advance(keys, j), block_size, dim, advance(scores, j), scores_stride, rows)
+@njit(fastmath=False)
+def _score_tokens(block: Any, queries: Any, strips: Any, count: Any, step: Any, scale: Any, scores: Any) -> None:
+    """Without fast arithmetic: every sum keeps its order."""
+    rows, units = queries.shape
+    multiply_keys(
+        block,
+        queries.ctypes.data,
+        units,
+        rows,
+        units,
+        strips.ctypes.data,
+        count,
+        step,
+        scale,
+        scores.ctypes.data,
+        scores.shape[1],
+    )
 
 
-@njit
-def _add_values(weights: Any, weights_stride: Any, values: Any, tokens: Any, attended: Any) -> None:
-    """One block's weighted values: ``values`` is its [S, DV], ``weights`` points to its first column."""
+@njit(fastmath=False)
+def _add_values(block: Any, weights: Any, tokens: Any, strips: Any, step: Any, attended: Any) -> None:
     rows, dim = attended.shape
-    pointer = float32_pointer(attended.ctypes.data)
-    for j in range(0, dim, WIDTH):
-        multiply_strip(weights, weights_stride, advance(values, j), dim, tokens, advance(pointer, j), dim, rows)
-
-
-@njit(fastmath=FAST_WITHOUT_NAN)
-def _largest(values: Any, largest: Any) -> Any:
-    for i in range(values.size):
-        largest = values[i] if values[i] > largest else largest
-    return largest
+    multiply_values(
+        block,
+        weights.ctypes.data,
+        weights.shape[1],
+        rows,
+        tokens,
+        strips.ctypes.data,
+        dim // WIDTH,
+        step,
+        attended.ctypes.data,
+        dim,
+    )
 
 
 @njit(fastmath=FAST)
@@ -237,30 +248,23 @@ def _add_sinks(place: Any, group: Any, largest: Any, totals: Any, attended: Any)
             attended[r, i] *= shrink
 
 
-@njit(fastmath=FAST)
-def _weigh_row(scores: Any, low: Any, high: Any, end: Any, largest: Any, total: Any, attended: Any) -> tuple[Any, Any]:
-    """Turns one row's scores[low:high] into weights exp(score - largest), the rest of scores[:end] into 0.
+@njit(fastmath=False)
+def _weigh_row(
+    block: Any, scores: Any, low: Any, high: Any, tokens: Any, largest: Any, total: Any, attended: Any
+) -> tuple[Any, Any]:
+    """Turns one row's scores[low:high] into weights exp(score - largest), the rest of its ``tokens`` into 0.
 
     ``largest``, ``total`` and ``attended`` are what earlier pieces came to, and are rescaled to the new largest score
     (online softmax, arXiv 1805.02867). Returns the new largest score and sum of weights.
     """
-    if low >= high:
-        scores[:end] = np.float32(0.0)
-        return largest, total
-    scores[:low] = np.float32(0.0)
-    scores[high:end] = np.float32(0.0)
-    visible = scores[low:high]
-    grown = _largest(visible, largest)
-    if total > np.float32(0.0):
+    found = largest_score(scores.ctypes.data, low, high)
+    grown = found if found > largest else largest
+    if grown > largest and total > np.float32(0.0):
         shrink = exp_float32(largest - grown)
         total *= shrink
         for i in range(attended.size):
             attended[i] *= shrink
-    for i in range(visible.size):
-        weight = exp_float32(visible[i] - grown)
-        visible[i] = weight
-        total += weight
-    return grown, total
+    return grown, total + weigh_scores(block, scores.ctypes.data, low, high, tokens, grown)
 
 
 @njit(fastmath=FAST)
@@ -309,7 +313,7 @@ def _merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any,
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 31)
+    a = carray(counter, 30)
     q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
     block_tables, table_width = a[8], a[9]
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
@@ -318,12 +322,17 @@ def _attend_worker(block: Any) -> None:
     soft_cap = np.float32(float_from_bits(a[27]))  # 0 is none
     group = heads // kv_heads
     head_bytes = dim * size
+    # The products take so many components or tokens at once.
+    unit = 2 if is_in_pairs(block) else 1
+    units = (dim + unit - 1) // unit
     # Of one KV head in one block.
-    key_bytes, value_bytes = block_size * dim * size, block_size * value_dim * size
-    all_queries = np.empty((max_rows + 1, dim), dtype=np.float32)
-    all_scores = np.empty((max_rows + 1, piece_tokens), dtype=np.float32)
-    all_attended = np.empty((max_rows + 1, value_dim), dtype=np.float32)
+    key_bytes, value_bytes = block_size * units * unit * size, block_size * value_dim * size
+    all_queries = np.empty((max_rows, units), dtype=np.float32)
+    all_scores = np.empty((max_rows, piece_tokens), dtype=np.float32)
+    all_attended = np.empty((max_rows, value_dim), dtype=np.float32)
     largest, totals = np.empty(max_rows, dtype=np.float32), np.empty(max_rows, dtype=np.float32)
+    # Where the keys and the values of each 16 tokens of a piece lie.
+    key_strips, value_strips = np.empty(piece_tokens // WIDTH, np.int64), np.empty(piece_tokens // WIDTH, np.int64)
     while True:
         taken = fetch_add(counter, 0)
         if taken >= a[1]:
@@ -336,49 +345,38 @@ def _attend_worker(block: Any) -> None:
         first_block = max(0, (first_position + 1 - window) // block_size)
         table = carray(int32_pointer(block_tables + tiles[0, tile] * table_width * 4), table_width)
         queries, scores, attended = all_queries[:rows], all_scores[:rows], all_attended[:rows]
-        # A single last row would be summed in another order than among others, and have other bits: it gets company.
-        computed = rows + a[30] * (rows % ROWS == 1)
-        computed_queries, computed_attended = all_queries[:computed], all_attended[:computed]
-        all_queries[rows:computed] = np.float32(0.0)
-        all_scores[rows:computed] = np.float32(0.0)
-        scores_pointer = float32_pointer(scores.ctypes.data)
         attended[:] = np.float32(0.0)
         largest[:] = np.float32(-np.inf)
         totals[:] = np.float32(0.0)
         source = q + (query_start * q_stride + kv_head * group * dim) * size
-        _load_queries(block, source, q_stride * size, head_bytes, group, scale, queries)
+        _load_queries(block, source, q_stride * size, head_bytes, group, dim, queries)
 
         for piece in range(items[1, item], items[1, item] + items[2, item]):
             begin = max(piece * piece_tokens, first_block * block_size)
             end = min((piece + 1) * piece_tokens, context_len)
-            scores[:, : end - begin] = np.float32(0.0)
-            for start in range(begin, end, block_size):
-                index = table[start // block_size]
+            count = (end - begin + WIDTH - 1) // WIDTH
+            for strip in range(count):
+                place = begin + strip * WIDTH
+                index, within = table[place // block_size], place % block_size
                 if index < 0 or index >= num_blocks:
                     a[2] = 1
                     return
-                keys = storage_pointer(block, key_cache + (index * kv_heads + kv_head) * key_bytes)
-                prefetch(value_cache + (index * kv_heads + kv_head) * value_bytes, value_bytes)
-                if start + block_size < end:
-                    ahead = table[start // block_size + 1]
-                    prefetch(key_cache + (ahead * kv_heads + kv_head) * key_bytes, key_bytes)
-                tokens = min(block_size, end - start)
-                _add_scores(
-                    computed_queries, keys, block_size, tokens, advance(scores_pointer, start - begin), piece_tokens
+                key_strips[strip] = key_cache + (index * kv_heads + kv_head) * key_bytes + within * unit * size
+                value_strips[strip] = (
+                    value_cache + (index * kv_heads + kv_head) * value_bytes + within * value_dim * size
                 )
+            _score_tokens(block, queries, key_strips, count, block_size * unit * size, scale, scores)
             for r in range(rows):
                 position = first_position + r // group
                 low, high = max(0, position + 1 - window - begin), min(end, position + 1) - begin
-                visible, head = scores[r, low : max(low, high)], kv_head * group + r % group
-                _adjust_scores(visible, soft_cap, a[29], head, begin + low - position)
+                if low >= high:
+                    low = high = 0
+                head = kv_head * group + r % group
+                _adjust_scores(scores[r, low:high], soft_cap, a[29], head, begin + low - position)
                 largest[r], totals[r] = _weigh_row(
-                    scores[r], low, high, end - begin, largest[r], totals[r], attended[r]
+                    block, scores[r], low, high, end - begin, largest[r], totals[r], attended[r]
                 )
-            for start in range(begin, end, block_size):
-                index = table[start // block_size]
-                values = storage_pointer(block, value_cache + (index * kv_heads + kv_head) * value_bytes)
-                tokens = min(block_size, end - start)
-                _add_values(advance(scores_pointer, start - begin), piece_tokens, values, tokens, computed_attended)
+            _add_values(block, scores, end - begin, value_strips, unit * value_dim * size, attended)
 
         count = tiles[6, tile]
         if count > 1:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire_kernels.checks import refuse
 from quire_kernels.cpu_runtime import Worker, float_bits, launch
+from quire_kernels.cpu_runtime.micro_kernel import is_in_pairs
 from quire_kernels.cpu_runtime.scalars import (
     FAST,
     as_int64_pointer,
@@ -38,6 +39,29 @@ def _normalise_head(head: Any, weight: Any, dim: Any, eps: Any) -> None:
     scale = np.float32(1.0 / np.sqrt(np.float64(total) / dim + eps))
     for i in range(dim):
         head[i] = to_storage(to_float32(head[i]) * scale * to_float32(weight[i]), head[i])
+
+
+@njit
+def _write_pairs(block: Any, key: Any, place: Any, block_size: Any, offset: Any) -> None:
+    """A token's column of a key block [D / 2, S, 2]."""
+    dim = key.size
+    key_block = carray(storage_pointer(block, place), (dim + dim % 2) * block_size)
+    for i in range(dim // 2):
+        first = (i * block_size + offset) * 2
+        key_block[first] = key[2 * i]
+        key_block[first + 1] = key[2 * i + 1]
+    if dim % 2:
+        first = ((dim // 2) * block_size + offset) * 2
+        key_block[first] = key[dim - 1]
+        key_block[first + 1] = 0
+
+
+@njit
+def _write_half_pairs(block: Any, value: Any, place: Any, value_dim: Any, offset: Any) -> None:
+    """A token's row of a value block [S / 2, DV, 2]; the other half of its pairs may be another thread's."""
+    row = carray(storage_pointer(block, place + (offset // 2) * value_dim * 4), value_dim * 2)
+    for i in range(value.size):
+        row[2 * i + offset % 2] = value[i]
 
 
 def _store_kv_worker(block: Any) -> None:
@@ -74,13 +98,17 @@ def _store_kv_worker(block: Any) -> None:
             if a[25] != 0:
                 _normalise_head(key, k_weight, dim, k_eps)
             rotate_head(key, cos_sin, width // 2)
-            key_block = carray(storage_pointer(block, key_cache + rows * dim * size), dim * block_size)
-            for i in range(dim):
-                key_block[i * block_size + offset] = key[i]
             value = carray(storage_pointer(block, v + token * v_bytes + h * dim * size), dim)
-            value_row = carray(storage_pointer(block, value_cache + (rows + offset) * value_dim * size), dim)
-            for i in range(dim):
-                value_row[i] = value[i]
+            if is_in_pairs(block):
+                _write_pairs(block, key, key_cache + rows * (dim + dim % 2) * size, block_size, offset)
+                _write_half_pairs(block, value, value_cache + rows * value_dim * size, value_dim, offset)
+            else:
+                key_block = carray(storage_pointer(block, key_cache + rows * dim * size), dim * block_size)
+                for i in range(dim):
+                    key_block[i * block_size + offset] = key[i]
+                value_row = carray(storage_pointer(block, value_cache + (rows + offset) * value_dim * size), dim)
+                for i in range(dim):
+                    value_row[i] = value[i]
 
 
 _WORKER = Worker(_store_kv_worker)
@@ -119,7 +147,7 @@ def store_kv(
         cache.values.data_ptr(),
         cache.num_blocks,
         cache.block_size,
-        cache.values.shape[3],
+        cache.value_dim,
         *_norm_arguments(q_norm),
         *_norm_arguments(k_norm),
     )
