@@ -25,7 +25,7 @@ ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -101,6 +101,7 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/serving/busy_neighbour.py --json out/bench/busy_neighbour.json
 	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
 	$(BIN)/python benchmarks/serving/generation_stall.py --json out/bench/generation_stall.json
+	$(BIN)/python benchmarks/serving/compare.py --quick --json out/bench/compare.json
 	$(BIN)/python benchmarks/serving/fair_sharing.py --queued 100 --requests 3 --json out/bench/fair_sharing.json
 	$(BIN)/python benchmarks/kernels/run.py --quick --json out/bench/kernels.json
 	$(BIN)/python benchmarks/serving/on_device.py --concurrency 1 4 --prompt 64 --output 16 --rounds 1 --steps 16 --json out/bench/on_device.json
@@ -108,6 +109,14 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 
 bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE, into JSON (minutes for an hour's trace)
 	$(BIN)/python benchmarks/autoscaling/run.py $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
+
+guard-update: $(VENV)/.dev ## Set tests/engine/guard/bounds.json to what a step and a streamed token cost now
+	PYTHONPATH=tests/engine/guard/support:benchmarks/serving $(BIN)/python -m quire_guard --update
+
+peers: $(VENV)/.runtime ## Install the peers that benchmarks/serving/compare.py measures beside quire (about half an hour)
+	$(BIN)/python benchmarks/peers/install_vllm.py
+	$(BIN)/python benchmarks/peers/install_transformers.py
+	$(BIN)/python benchmarks/peers/install_llama_cpp.py
 
 soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each), and outages as long as real ones
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler

@@ -1,0 +1,198 @@
+"""Where peers live, and how one is made: a folder of its own in the cache, step after step, a mark at last.
+
+A folder without its mark is half made and is made anew. Two makers of one folder wait for each other. Knows no peer.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "installed.json"
+LOG = "install.log"
+_LAST_LINES = 15
+
+
+class PeerError(Exception):
+    """A peer cannot be made, or is not there. The message says what would help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One version of one peer. ``bound_to`` is what else it depends on: made anew when that differs."""
+
+    name: str
+    version: str
+    bound_to: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return peers_folder() / f"{self.name}-{self.version}"
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / "venv"
+
+    @property
+    def python(self) -> Path:
+        return self.environment / "bin" / "python"
+
+    @property
+    def installed(self) -> bool:
+        mark = self.folder / MARK
+        try:
+            return bool(json.loads(mark.read_text(encoding="utf-8"))["bound_to"] == self.bound_to)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A part of making a peer, and what to tell people of it."""
+
+    what: str
+    do: Callable[["Workshop"], None]
+
+
+class Workshop:
+    """The folder in which a peer is being made: runs commands there, at the lowest priority, into one log."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.folder = peer.folder
+        self._log = peer.folder / LOG
+
+    def run(self, *command: str | Path, environment: Mapping[str, str] | None = None) -> None:
+        """Raises PeerError with the end of what the command said where it fails."""
+        words = [str(word) for word in command]
+        with self._log.open("ab") as log:
+            log.write(f"\n$ {' '.join(words)}\n".encode())
+            log.flush()
+            try:
+                ended = subprocess.run(
+                    words,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **(environment or {})},
+                    check=False,
+                    preexec_fn=_yield_to_others,
+                )
+            except FileNotFoundError:
+                raise PeerError(f"{words[0]} is not installed here, and {self.peer.name} needs it") from None
+        if ended.returncode:
+            said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+            told = "\n  ".join(said)
+            raise PeerError(
+                f"`{' '.join(words)[:200]}` ended with {ended.returncode}:\n  {told}\nall of it: {self._log}"
+            )
+
+    def create_environment(self) -> None:
+        self.uv("venv", "-q", "--clear", "--python", sys.executable, str(self.peer.environment))
+
+    def install(self, *arguments: str) -> None:
+        """``pip install`` into the peer's environment, out of uv's cache where it can."""
+        self.uv("pip", "install", "--python", str(self.peer.python), *arguments)
+
+    def uv(self, *arguments: str) -> None:
+        # The machine's own certificates, as requirements/install.sh does.
+        self.run(_uv(), *arguments, environment={"UV_SYSTEM_CERTS": os.environ.get("UV_SYSTEM_CERTS", "1")})
+
+
+def peers_folder() -> Path:
+    """$XDG_CACHE_HOME/quire/peers, by default ~/.cache/quire/peers."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "quire" / "peers"
+
+
+def say(words: str) -> None:
+    """At once, into a file too: a step takes minutes."""
+    print(words, flush=True)
+
+
+def make(peer: Peer, steps: Sequence[Step], *, again: bool) -> None:
+    """``peer`` installed: at once where it is already, unless ``again``. Raises PeerError."""
+    peer.folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(peer):
+        if peer.installed and not again:
+            say(f"{peer.name} {peer.version} is installed in {peer.folder}")
+            return
+        if peer.folder.exists():
+            say(f"==> {peer.name} {peer.version}: removing what lies in {peer.folder}")
+            shutil.rmtree(peer.folder)
+        peer.folder.mkdir()
+        workshop, began = Workshop(peer), time.monotonic()
+        for number, step in enumerate(steps, 1):
+            say(f"==> {peer.name} {peer.version} [{number}/{len(steps)}] {step.what}")
+            started = time.monotonic()
+            step.do(workshop)
+            say(f"    done in {time.monotonic() - started:.0f} s")
+        seconds = round(time.monotonic() - began)
+        record = {"name": peer.name, "version": peer.version, "bound_to": peer.bound_to, "seconds": seconds}
+        (peer.folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        say(f"{peer.name} {peer.version} is installed in {peer.folder} ({seconds} s)")
+
+
+def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequence[Step]]]) -> None:
+    """The main program of a peer's script: makes those asked for, by default the first; errors in words, not a
+    traceback."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if len(peers) > 1:
+        parser.add_argument("variant", nargs="*", choices=[*peers, []], help=f"which (default: {next(iter(peers))})")
+    parser.add_argument("--again", action="store_true", help="remove what is there and start over")
+    parser.add_argument("--where", action="store_true", help="print the folder, and install nothing")
+    arguments = parser.parse_args()
+    chosen = (getattr(arguments, "variant", None) or [next(iter(peers))]) if peers else []
+    for name in chosen:
+        peer, steps = peers[name]
+        if arguments.where:
+            print(peer.folder)
+            continue
+        try:
+            make(peer, steps, again=arguments.again)
+        except PeerError as problem:
+            sys.exit(f"{peer.name} {peer.version} could not be installed: {problem}")
+        except KeyboardInterrupt:
+            sys.exit(f"stopped; run it again, and {peer.folder} is made anew")
+
+
+def cpu_features() -> str:
+    """What code compiled for this very processor may not outlive."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return " ".join(sorted(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split()))
+
+
+@contextmanager
+def _alone(peer: Peer) -> Iterator[None]:
+    with (peer.folder.parent / f".{peer.folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that installs {peer.name} {peer.version}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _uv() -> Path:
+    beside = Path(sys.executable).parent / "uv"
+    found = beside if beside.exists() else shutil.which("uv")
+    if not found:
+        raise PeerError("uv is neither in .venv/bin nor on the PATH; `make setup` installs it")
+    return Path(found)
+
+
+def _yield_to_others() -> None:
+    os.nice(19)

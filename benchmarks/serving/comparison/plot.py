@@ -1,0 +1,90 @@
+"""The comparison as a picture: throughput and latencies, a group of bars for each workload."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from comparison.results import Row, Turn, rows
+
+_COLOURS = {
+    "quire": "tab:blue",
+    "quire-int8": "tab:cyan",
+    "vllm": "tab:orange",
+    "llama.cpp": "tab:green",
+    "transformers": "tab:grey",
+}
+_BAR = 0.8
+
+
+def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], title: str) -> None:
+    """``floors``: total tokens per second by workload, drawn as lines over their groups."""
+    from matplotlib.figure import Figure  # slow to import, and only this needs it
+
+    table = rows(turns)
+    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure.suptitle(title)
+    top, *bottom = figure.subplot_mosaic("AAA;BCD", height_ratios=(3, 2)).values()
+    _bars(top, table, lambda row: row.total_tokens_per_second, "total tokens/s", spread=True)
+    for place, workload in enumerate(dict.fromkeys(str(row.workload) for row in table)):
+        if workload in floors:
+            top.hlines(
+                floors[workload],
+                place - _BAR / 2,
+                place + _BAR / 2,
+                colors="black",
+                linestyles="dashed",
+                label="floor: linear layers and attention alone" if place == 0 else None,
+            )
+    top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    panels: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
+        ("median TTFT (ms)", lambda row: row.ttft_seconds and row.ttft_seconds * 1e3),
+        ("median ITL (ms)", lambda row: row.itl_seconds and row.itl_seconds * 1e3),
+        ("start to first token (s)", lambda row: row.start_seconds),
+    )
+    for axes, (name, value) in zip(bottom, panels, strict=True):
+        _bars(axes, table, value, name, spread=False)
+    figure.savefig(path, dpi=110)
+
+
+def _bars(axes, table: Sequence[Row], value: Callable[[Row], float | None], name: str, *, spread: bool) -> None:  # type: ignore[no-untyped-def]
+    workloads = list(dict.fromkeys(row.workload for row in table))
+    names = list(dict.fromkeys(row.contestant for row in table))
+    width = _BAR / len(names)
+    shades = _shades(table)
+    for number, contestant in enumerate(names):
+        mine = [row for row in table if row.contestant == contestant and value(row) is not None]
+        if not mine:
+            continue
+        places = [workloads.index(row.workload) - _BAR / 2 + (number + 0.5) * width for row in mine]
+        heights = [value(row) or 0.0 for row in mine]
+        ends = [
+            [h - row.spread[0] for h, row in zip(heights, mine, strict=True)],
+            [row.spread[1] - h for h, row in zip(heights, mine, strict=True)],
+        ]
+        colour, alpha = shades[contestant]
+        axes.bar(
+            places,
+            heights,
+            width * 0.92,
+            label=contestant,
+            color=colour,
+            alpha=alpha,
+            yerr=ends if spread else None,
+            capsize=2,
+        )
+        if spread:
+            for place, height in zip(places, heights, strict=True):
+                axes.annotate(f"{height:,.0f}", (place, height), ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(range(len(workloads)), [str(workload) for workload in workloads], fontsize=9 if spread else 7)
+    axes.set(ylabel=name, ylim=(0, None))
+
+
+def _shades(table: Sequence[Row]) -> dict[str, tuple[str, float]]:
+    """A colour by family, paler for each further member."""
+    shades: dict[str, tuple[str, float]] = {}
+    members: dict[str, int] = {}
+    for row in table:
+        if row.contestant not in shades:
+            earlier = members.get(row.family, 0)
+            shades[row.contestant] = (_COLOURS[row.family], max(0.35, 1.0 - 0.3 * earlier))
+            members[row.family] = earlier + 1
+    return shades

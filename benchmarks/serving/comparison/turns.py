@@ -1,0 +1,195 @@
+"""One contestant's turn: its server started alone, warmed up, measured with quire's client, stopped."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import aiohttp
+
+from comparison.contestants import Contestant, Launch, Setting, batch_command
+from comparison.process_tree import ProcessTree, ServerError, free_port, running
+from comparison.results import Measured, Turn
+from comparison.workloads import Workload, conversations, rounds_for
+from quire_operator.bench import client
+from quire_operator.bench.summary import Objective, Summary, summarise
+
+_START_SECONDS, _POLL_SECONDS, _BATCH_SECONDS = 900.0, 0.1, 1800.0
+_WARM_UP_SEED = 1_000_000
+_NO_OBJECTIVE = Objective()
+
+Say = Callable[[str], None]
+
+
+class Bench:
+    """What all turns share: the model, how long to measure, where logs go."""
+
+    def __init__(self, *, model: Path, workloads: Sequence[Workload], seconds: float, logs: Path, say: Say) -> None:
+        self.model = model
+        self.workloads = tuple(workloads)
+        self.seconds = seconds
+        self.logs = logs
+        self.say = say
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        self.vocabulary = int(config["vocab_size"])
+
+    def turn(self, contestant: Contestant, run: int) -> Turn:
+        """Never raises for what a peer does: its problem is part of the result."""
+        starts: list[float] = []
+        peaks: list[int] = []
+        measured: list[Measured] = []
+        problem = None
+        try:
+            if contestant.batches is not None:
+                self._batches(contestant, contestant.batches, run, peaks, measured)
+            else:
+                assert contestant.launches is not None
+                setting = Setting(model=self.model, port=free_port(), workloads=self.workloads)
+                for launch in contestant.launches(setting):
+                    self._served(contestant, launch, setting, run, starts, peaks, measured)
+        except ServerError as error:
+            problem = str(error)
+        except CalledProcessError as error:
+            problem = f"{error.cmd[0]} ended with {error.returncode}: {(error.stderr or '')[-2000:]}"
+        except OSError as error:
+            problem = str(error)
+        return Turn(
+            contestant=contestant.name,
+            family=contestant.family,
+            run=run,
+            start_seconds=min(starts) if starts else None,
+            peak_rss_bytes=max(peaks) if peaks else None,
+            measured=tuple(measured),
+            problem=problem,
+        )
+
+    def _served(
+        self,
+        contestant: Contestant,
+        launch: Launch,
+        setting: Setting,
+        run: int,
+        starts: list[float],
+        peaks: list[int],
+        measured: list[Measured],
+    ) -> None:
+        log = self.logs / f"{contestant.name}-run{run}.log"
+        with running(launch.command, launch.environment, log) as tree:
+            base_url = f"http://127.0.0.1:{setting.port}/v1"
+            starts.append(asyncio.run(seconds_to_first_token(tree, base_url)))
+            self.say(f"{contestant.name}: first token {starts[-1]:.1f} s after its start")
+            for workload in launch.workloads:
+                measured.append(asyncio.run(self.measure(base_url, workload, run)))
+                self.say(f"{contestant.name}: {workload}  {in_words(measured[-1])}")
+            peaks.append(tree.peak_rss_bytes)
+
+    async def measure(self, base_url: str, workload: Workload, run: int) -> Measured:
+        """A round to warm up, which tells how many more are to be measured."""
+        warm = await self._run(base_url, workload, rounds=1, seed=_WARM_UP_SEED + run)
+        rounds = rounds_for(self.seconds, warm.duration_seconds)
+        summary = await self._run(base_url, workload, rounds=rounds, seed=run)
+        return measured_from(workload, summary)
+
+    async def _run(self, base_url: str, workload: Workload, *, rounds: int, seed: int) -> Summary:
+        questions = conversations(workload, rounds=rounds, vocabulary=self.vocabulary, seed=seed)
+        target = client.Target(base_url=base_url, model="model", endpoint="completions")
+        async with client.open_session(None) as session:
+            outcomes = await client.run(
+                session,
+                target,
+                questions,
+                concurrency=workload.concurrency,
+                on_sent=lambda: None,
+                on_done=lambda _: None,
+            )
+        summary = summarise(outcomes, _NO_OBJECTIVE)
+        check(summary, workload, len(questions))
+        return summary
+
+    def _batches(self, contestant: Contestant, mode: str, run: int, peaks: list[int], measured: list[Measured]) -> None:
+        """Without a server there is no latency to see: tokens over the time of one round."""
+        prompts, results = (self.logs / f"{contestant.name}-{what}.json" for what in ("prompts", "results"))
+        asked = {str(workload): self._round(workload, run) for workload in self.workloads}
+        prompts.write_text(json.dumps(asked), encoding="utf-8")
+        results.unlink(missing_ok=True)
+        command = batch_command(mode, self.model, prompts, results)
+        with running(command, {"HF_HUB_OFFLINE": "1"}, self.logs / f"{contestant.name}-run{run}.log") as tree:
+            if tree.wait(_BATCH_SECONDS) != 0 or not results.exists():
+                tree.check()
+            peaks.append(tree.peak_rss_bytes)
+        seconds = json.loads(results.read_text(encoding="utf-8"))
+        for workload in self.workloads:
+            measured.append(batch_measured(workload, seconds[str(workload)]))
+            self.say(f"{contestant.name}: {workload}  {in_words(measured[-1])}")
+
+    def _round(self, workload: Workload, run: int) -> dict[str, object]:
+        asked = conversations(workload, rounds=1, vocabulary=self.vocabulary, seed=run)
+        ids = [list(conversation.turns[0].prompt_token_ids) for conversation in asked]
+        return {"prompts": ids, "output_tokens": workload.output_tokens}
+
+
+async def seconds_to_first_token(tree: ProcessTree, base_url: str) -> float:
+    """Since the command was started. Asks again and again, as a readiness probe would; one token is proof."""
+    body = {"model": "model", "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0.0}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_START_SECONDS)) as session:
+        while time.perf_counter() - tree.began < _START_SECONDS:
+            tree.check()
+            try:
+                async with session.post(f"{base_url}/completions", json=body) as response:
+                    if response.status == 200:
+                        await response.read()
+                        return time.perf_counter() - tree.began
+                    if response.status < 500:
+                        raise ServerError(f"it answered {response.status}: {(await response.text())[:300]}; {tree.log}")
+            except (aiohttp.ClientError, TimeoutError):
+                pass
+            await asyncio.sleep(_POLL_SECONDS)
+    raise ServerError(f"no first token within {_START_SECONDS:.0f} s; its log: {tree.log}")
+
+
+def check(summary: Summary, workload: Workload, requests: int) -> None:
+    """Figures count only of answers of the length asked for, to prompts of the length sent. Raises ServerError."""
+    if summary.errors:
+        message, count = next(iter(summary.errors.items()))
+        raise ServerError(f"{workload}: {count} of {requests} requests failed: {message}")
+    if summary.short:
+        raise ServerError(f"{workload}: {summary.short} of {requests} answers were shorter than asked for")
+    if summary.prompt_tokens != requests * workload.input_tokens:
+        sent, counted = requests * workload.input_tokens, summary.prompt_tokens
+        raise ServerError(f"{workload}: the server counted {counted} prompt tokens where {sent} were sent")
+
+
+def measured_from(workload: Workload, summary: Summary) -> Measured:
+    ttft, itl, tpot = summary.ttft_seconds, summary.itl_seconds, summary.tpot_seconds
+    return Measured(
+        workload=workload,
+        requests=summary.requests,
+        seconds=summary.duration_seconds,
+        total_tokens_per_second=summary.total_tokens_per_second,
+        output_tokens_per_second=summary.output_tokens_per_second,
+        ttft_p50_seconds=ttft.p50 if ttft else None,
+        itl_p50_seconds=itl.p50 if itl else None,
+        tpot_p50_seconds=tpot.p50 if tpot else None,
+    )
+
+
+def batch_measured(workload: Workload, seconds: float) -> Measured:
+    return Measured(
+        workload=workload,
+        requests=workload.concurrency,
+        seconds=seconds,
+        total_tokens_per_second=workload.round_tokens / seconds,
+        output_tokens_per_second=workload.concurrency * workload.output_tokens / seconds,
+        ttft_p50_seconds=None,
+        itl_p50_seconds=None,
+        tpot_p50_seconds=None,
+    )
+
+
+def in_words(measured: Measured) -> str:
+    words = f"{measured.total_tokens_per_second:,.0f} tokens/s"
+    if measured.ttft_p50_seconds is not None and measured.itl_p50_seconds is not None:
+        words += f", TTFT {measured.ttft_p50_seconds * 1e3:,.0f} ms, ITL {measured.itl_p50_seconds * 1e3:,.1f} ms"
+    return words

@@ -1,0 +1,55 @@
+"""What every contestant is asked: prompts of random token ids, of one length, so many at a time. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire_operator.bench.workload import Alphabet, Conversation, Shape, synthetic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """``concurrency`` requests under way at all times, each of ``input_tokens`` in and ``output_tokens`` out."""
+
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"{self.input_tokens}/{self.output_tokens}@{self.concurrency}"
+
+    @property
+    def round_tokens(self) -> int:
+        """Of as many requests as there are at a time, in and out."""
+        return self.concurrency * (self.input_tokens + self.output_tokens)
+
+
+STANDARD = (
+    Workload(input_tokens=256, output_tokens=64, concurrency=16),
+    Workload(input_tokens=1024, output_tokens=128, concurrency=8),
+    Workload(input_tokens=32, output_tokens=128, concurrency=32),
+)
+QUICK = (Workload(input_tokens=64, output_tokens=32, concurrency=8),)
+MIN_ROUNDS, MAX_ROUNDS = 2, 100
+
+
+def parse_workload(text: str) -> Workload:
+    """``256/64@16``. Raises ValueError."""
+    found = re.fullmatch(r"(\d+)/(\d+)@(\d+)", text.strip())
+    if found is None or "0" in found.groups():
+        raise ValueError(f"{text!r} is no workload; write input/output@concurrency, such as 256/64@16")
+    sizes = [int(number) for number in found.groups()]
+    return Workload(input_tokens=sizes[0], output_tokens=sizes[1], concurrency=sizes[2])
+
+
+def rounds_for(seconds: float, round_seconds: float) -> int:
+    """How many rounds of a workload take about ``seconds``, when one takes ``round_seconds``."""
+    return max(MIN_ROUNDS, min(MAX_ROUNDS, round(seconds / max(round_seconds, 1e-3))))
+
+
+def conversations(workload: Workload, *, rounds: int, vocabulary: int, seed: int) -> Sequence[Conversation]:
+    """The same seed asks the same. No two prompts begin alike, so that prefix caches have nothing to find; token 0,
+    which ends texts in our models, is left out."""
+    shape = Shape(input_tokens=workload.input_tokens, output_tokens=workload.output_tokens)
+    ids = Alphabet(first_token_id=1, last_token_id=vocabulary - 1, words=False)
+    return synthetic(shape, ids, count=rounds * workload.concurrency, rate=None, burstiness=1.0, seed=seed)
