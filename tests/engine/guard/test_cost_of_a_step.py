@@ -1,0 +1,58 @@
+"""What a step and a streamed token cost has not grown: counts, and ratios to a loop of the same kind, against
+``bounds.json``. Nothing here is a time of its own, so that a busy machine changes no verdict.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from quire_guard import bounds
+
+ROOT = Path(__file__).resolve().parents[3]
+RECORDED = bounds.read()
+
+
+@pytest.fixture(scope="session")
+def measured() -> bounds.Measures:
+    """In a process of its own: no other test has filled its caches or set its threads."""
+    folders = (ROOT / "tests/engine/guard/support", ROOT / "benchmarks/serving", os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if str(folder))}
+    done = subprocess.run(
+        [sys.executable, "-m", "quire_guard"], env=environment, capture_output=True, text=True, timeout=290
+    )
+    assert done.returncode == 0, done.stderr
+    found: bounds.Measures = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name"), bounds.names(RECORDED.measures))
+def test_it_costs_no_more_than_recorded(measured: bounds.Measures, kind: str, name: str) -> None:
+    problem = bounds.excess(kind, name, measured[kind][name], RECORDED)
+    assert problem is None, problem
+
+
+def test_everything_measured_has_a_bound(measured: bounds.Measures) -> None:
+    assert sorted(bounds.names(measured)) == sorted(bounds.names(RECORDED.measures)), f"renew: {bounds.RENEW}"
+
+
+def test_cost_grows_with_scheduled_sequences_in_proportion_and_not_with_those_that_wait(
+    measured: bounds.Measures,
+) -> None:
+    counts = measured["counts"]
+    few = counts["scheduler: instructions per sequence, 1 to 64"]
+    many = counts["scheduler: instructions per sequence, 64 to 256"]
+    assert many <= 1.02 * few
+    # Whether the first that waits may run is asked once a step, however many wait.
+    assert measured["exact"]["scheduler: more instructions with 1,000 waiting"] < few
+
+
+def test_runner_model_and_kernels_visit_no_sequence_in_python(measured: bounds.Measures) -> None:
+    assert measured["exact"]["step: more Python calls in runner, model and kernels at 64"] <= 0
+    assert measured["exact"]["step: more torch operators at 64"] <= 0
+
+
+def test_no_step_compiles_a_kernel_once_the_engine_is_warm(measured: bounds.Measures) -> None:
+    assert measured["exact"]["steady engine: numba compilations"] == 0
