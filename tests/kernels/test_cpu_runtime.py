@@ -92,7 +92,7 @@ def test_every_item_is_done_once_and_a_fault_is_reported(parallel: bool, threads
 
 def test_without_an_openmp_runtime_the_calling_thread_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = import_module("quire_kernels.cpu_runtime.workers")
-    monkeypatch.setattr(workers, "_parallel_region", lambda: None)
+    monkeypatch.setattr(workers, "parallel_region", lambda: None)
     done = np.zeros(100, dtype=np.int64)
     launch(Worker(_count_worker), torch.float32, 100, (done.ctypes.data,), parallel=True)
     assert (done == 1).all()
@@ -100,7 +100,7 @@ def test_without_an_openmp_runtime_the_calling_thread_does_the_work(monkeypatch:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GOMP_parallel on Linux")
 def test_torchs_own_openmp_runtime_is_found() -> None:
-    assert import_module("quire_kernels.cpu_runtime.workers")._parallel_region() is not None
+    assert import_module("quire_kernels.cpu_runtime.workers").parallel_region() is not None
 
 
 @pytest.fixture

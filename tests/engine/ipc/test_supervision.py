@@ -33,9 +33,11 @@ def test_silence(looks: str, hung: bool) -> None:
 
 
 def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idle() -> None:
+    """They spin for a moment first, which only a passive policy lets the engine stop."""
     environment = compute_environment(3, {"PATH": "/bin", "OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "ACTIVE"})
     assert environment["PATH"] == "/bin"
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert 0 < int(environment["GOMP_SPINCOUNT"]) < 100_000
     pools = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     assert {environment[pool] for pool in pools} == {"3"}
 

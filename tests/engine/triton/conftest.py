@@ -30,7 +30,7 @@ from quire_engine.model.loader import find_native_candidate
 from quire_engine.runner.device.accelerator import Accelerator
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.model_runner import ModelRunner
-from quire_engine.runner.threads import ThreadChooser
+from quire_engine.runner.threads import ALWAYS_SHARED, ThreadChooser
 from quire_kernels import dispatch
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
@@ -229,7 +229,7 @@ def on_the_cpu_path(
                     vocab_size=shape.vocab_size,
                     max_rows=world.max_rows,
                     max_model_len=MAX_MODEL_LEN,
-                    threads=ThreadChooser(1, shared_from_tokens=1),
+                    threads=ThreadChooser(1, shared_from=ALWAYS_SHARED),
                 )
                 yield Running(Engine(scheduler=world.scheduler(layout), runner=runner), runner=runner)
             finally:

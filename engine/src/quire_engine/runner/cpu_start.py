@@ -9,8 +9,10 @@ from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_lay
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
-from quire_engine.runner.threads import ThreadChooser, sharing_begins
+from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom, ThreadChooser, sharing_begins
+from quire_engine.runner.waiting import Waits
 from quire_engine.runner.warm_up import warm_up
+from quire_kernels.cpu_runtime.spin_switch import SpinSwitch
 
 
 def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) -> WarmRunner:
@@ -32,7 +34,11 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         vocab_size=shape.vocab_size,
         max_rows=demand.max_num_seqs,
         max_model_len=size.max_model_len,
-        threads=ThreadChooser(threads, shared_from_tokens=1 if deterministic else _sharing_begins(model)),
+        threads=ThreadChooser(
+            threads,
+            shared_from=ALWAYS_SHARED if deterministic else _sharing_begins(model),
+            waits=Waits(SpinSwitch(threads), threads=threads) if threads > 1 else None,
+        ),
         deterministic=deterministic,
     )
     made = time.perf_counter()
@@ -56,7 +62,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
     )
 
 
-def _sharing_begins(model: ModelInMemory) -> int:
+def _sharing_begins(model: ModelInMemory) -> SharedFrom:
     linears = 4 * model.shape.num_layers + 1
     linear_bytes = (model.built.weight_bytes - model.built.looked_up_bytes) / linears
     return sharing_begins(mean_linear_bytes=linear_bytes, mean_linear_weights=linear_bytes / model.dtype.itemsize)

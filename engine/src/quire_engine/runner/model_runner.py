@@ -90,7 +90,8 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        """Nothing outlives the object: the caches and weights go with it."""
+        """The caches and weights go with the object."""
+        self._threads.close()
 
     def _draw(self, batch: Batch, logits: torch.Tensor) -> Drawn | None:
         sampled = np.asarray(batch.samples, dtype=np.bool_)

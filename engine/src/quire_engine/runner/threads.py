@@ -2,42 +2,70 @@
 
 A parallel region costs about 25 microseconds to enter and leave when waiting threads sleep, and beside a busy process
 it waits for whichever thread was kept from its core. A step of a small model is a hundred such regions of a few tens of
-microseconds each: on one thread it is faster, and a neighbour hardly touches it.
+microseconds each: on one thread it is faster, and a neighbour hardly touches it. While threads spin (``waiting``) a
+region costs a few microseconds, and smaller layers are worth sharing.
 """
 
 import logging
 import os
+from dataclasses import dataclass
 
 import torch
+
+from quire_engine.runner.waiting import Waits
 
 _log = logging.getLogger(__name__)
 
 # What one thread of a present-day CPU reaches, roughly: the rule below only needs the order of magnitude.
 _BYTES_PER_SECOND = 20e9
 _PRODUCTS_PER_SECOND = 80e9
-_WORTH_SHARING_SECONDS = 100e-6
+_WORTH_SHARING_SECONDS = {"asleep": 100e-6, "spinning": 10e-6}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFrom:
+    """From how many tokens on a step is shared among threads, by how they wait."""
+
+    asleep: int
+    spinning: int
+
+
+ALWAYS_SHARED = SharedFrom(asleep=1, spinning=1)
 
 
 class ThreadChooser:
     """Sets torch's threads, which the kernels follow, before a step that is large or small enough to change them."""
 
-    def __init__(self, threads: int, *, shared_from_tokens: int) -> None:
+    def __init__(self, threads: int, *, shared_from: SharedFrom, waits: Waits | None = None) -> None:
         self._threads = threads
-        self._shared_from_tokens = shared_from_tokens
+        self._shared_from = shared_from
+        self._waits = waits
         self._current = 0
 
     def prepare(self, num_tokens: int) -> None:
-        wanted = self._threads if num_tokens >= self._shared_from_tokens else 1
+        if self._waits is not None:
+            self._waits.look()
+        spinning = self._waits is not None and self._waits.spinning
+        shared_from = self._shared_from.spinning if spinning else self._shared_from.asleep
+        wanted = self._threads if num_tokens >= shared_from else 1
         if wanted != self._current:
             torch.set_num_threads(wanted)
             self._current = wanted
 
+    def close(self) -> None:
+        if self._waits is not None:
+            self._waits.close()
 
-def sharing_begins(*, mean_linear_bytes: float, mean_linear_weights: float) -> int:
+
+def sharing_begins(*, mean_linear_bytes: float, mean_linear_weights: float) -> SharedFrom:
     """From how many tokens on a linear layer of that size keeps one thread busy long enough to call for others."""
-    if mean_linear_bytes / _BYTES_PER_SECOND >= _WORTH_SHARING_SECONDS:
-        return 1
-    return max(1, round(_WORTH_SHARING_SECONDS * _PRODUCTS_PER_SECOND / mean_linear_weights))
+
+    def begins(worth: float) -> int:
+        if mean_linear_bytes / _BYTES_PER_SECOND >= worth:
+            return 1
+        return max(1, round(worth * _PRODUCTS_PER_SECOND / mean_linear_weights))
+
+    return SharedFrom(**{wait: begins(worth) for wait, worth in _WORTH_SHARING_SECONDS.items()})
 
 
 def use_threads(threads: int) -> int:

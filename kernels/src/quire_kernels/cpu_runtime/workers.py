@@ -54,7 +54,7 @@ def launch(worker: Worker, dtype: torch.dtype, items: int, arguments: tuple[int,
     block = (ctypes.c_int64 * (3 + len(arguments)))(0, items, 0, *arguments)
     address = worker.address(dtype)
     threads = min(torch.get_num_threads(), items) if parallel else 1
-    enter = _parallel_region()
+    enter = parallel_region()
     if threads > 1 and enter is not None:
         enter(address, block, threads, 0)
     else:
@@ -72,7 +72,7 @@ _SIGNATURE = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 
 
 @functools.cache
-def _parallel_region() -> Any | None:
+def parallel_region() -> Any | None:
     """``void GOMP_parallel(void (*fn)(void *), void *data, unsigned threads, unsigned flags)`` of torch's OpenMP."""
     try:
         enter = ctypes.CDLL(None).GOMP_parallel

@@ -1,0 +1,47 @@
+"""The switch between spinning and sleeping waits of torch's OpenMP threads."""
+
+import os
+import sys
+import threading
+
+import pytest
+
+from quire_kernels.cpu_runtime.spin_switch import SpinSwitch
+
+
+def sleepers() -> int:
+    return sum(thread.name == "openmp-sleepers" for thread in threading.enumerate())
+
+
+def test_asking_twice_is_asking_once() -> None:
+    switch = SpinSwitch(threads=2)
+    switch.spin()
+    assert sleepers() == 0
+    switch.sleep()
+    switch.sleep()
+    assert sleepers() == 1
+    switch.spin()
+    switch.spin()
+    assert sleepers() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings libgomp on Linux")
+def test_more_threads_than_cpus_are_managed_while_threads_sleep() -> None:
+    """What libgomp's rule asks for, seen from outside: the threads of this process."""
+    compute_threads = 2
+    cpus = len(os.sched_getaffinity(0))
+    before = len(os.listdir("/proc/self/task"))
+    switch = SpinSwitch(compute_threads)
+    switch.sleep()
+    try:
+        # One is the thread that holds the team, which libgomp does not count.
+        managed = len(os.listdir("/proc/self/task")) - before - 1
+        assert compute_threads + managed > cpus
+    finally:
+        switch.spin()
+    # A team's threads end shortly after the one that made it.
+    for _ in range(100):
+        if len(os.listdir("/proc/self/task")) <= before:
+            break
+        threading.Event().wait(0.02)
+    assert len(os.listdir("/proc/self/task")) <= before
