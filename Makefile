@@ -25,7 +25,7 @@ ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -105,6 +105,8 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/serving/fair_sharing.py --queued 100 --requests 3 --json out/bench/fair_sharing.json
 	$(BIN)/python benchmarks/kernels/run.py --quick --json out/bench/kernels.json
 	$(BIN)/python benchmarks/serving/on_device.py --concurrency 1 4 --prompt 64 --output 16 --rounds 1 --steps 16 --json out/bench/on_device.json
+	$(BIN)/python benchmarks/serving/step_breakdown.py --model demo --sequences 1 16 --rounds 2 --seconds 1 --json out/bench/step_breakdown.json
+	$(BIN)/python benchmarks/serving/growth.py --quick --json out/bench/growth.json
 	$(BIN)/python benchmarks/autoscaling/run.py --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
 
 bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE, into JSON (minutes for an hour's trace)
