@@ -85,6 +85,7 @@ def _pointer_maker(element: Any) -> Any:
 float32_pointer = _pointer_maker(types.float32)
 float64_pointer = _pointer_maker(types.float64)
 int32_pointer = _pointer_maker(types.int32)
+uint8_pointer = _pointer_maker(types.uint8)
 int64_pointer = _pointer_maker(types.int64)
 
 
@@ -110,6 +111,24 @@ def fetch_add(typingctx: Any, pointer: Any, index: Any) -> Any:
         return builder.atomic_rmw("add", place, ir.Constant(_I64, 1), "acq_rel")
 
     return types.int64(types.CPointer(types.int64), types.int64), codegen
+
+
+@intrinsic
+def _counted(typingctx: Any, pointer: Any, index: Any) -> Any:
+    """``pointer[index]``; who sees a count also sees what the others wrote before they counted."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
+
+    return types.int64(types.CPointer(types.int64), types.int64), codegen
+
+
+@njit
+def await_count(pointer: Any, index: Any, count: Any) -> None:
+    """Until ``pointer[index]``, which others raise by ``fetch_add``, has come to ``count``: for waits of microseconds
+    on work that has been begun."""
+    while _counted(pointer, index) < count:
+        pass
 
 
 @intrinsic
@@ -195,7 +214,7 @@ def largest_of(values: Any) -> Any:
 
 
 @intrinsic
-def _nearest(typingctx: Any, value: Any) -> Any:
+def nearest(typingctx: Any, value: Any) -> Any:
     """The nearest whole number, as an instruction: a call would keep the loop around it from vectorising."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -212,7 +231,7 @@ def exp_float32(x: Any) -> Any:
     Below -87.3 (where the result would be subnormal) it is 0; above 88 it is infinity.
     """
     clamped = min(max(x, np.float32(-87.3)), np.float32(88.0))
-    n = _nearest(clamped * np.float32(1.4426950408889634))
+    n = nearest(clamped * np.float32(1.4426950408889634))
     # ln 2 in two parts, so that n * ln 2 is exact.
     r = (clamped - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
     series = np.float32(1.0 / 5040.0)

@@ -1,0 +1,243 @@
+"""The inner loop of products with packed weights, written as vector instructions: a tile of results in registers.
+
+C[r, c] = sum over u of A[r, u] . W[u, c], for up to ``ROWS`` rows and a panel of 32 columns. A *unit* u is four bytes
+along K: four uint8 activations and int8 weights, or two bfloat16 of each. A panel holds its units one after the other,
+each of all 32 columns, so a weight is read once, in order, and used for all rows of the tile.
+
+Sums of bytes are whole numbers, and those of bfloat16 are taken in the order of K: a result does not depend on the
+tile it was computed in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from quire_kernels.cpu_runtime.features import byte_products, has_avx512
+
+PANEL = 32
+"""Columns that are packed together."""
+
+_LANES = 16
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
+_INTEGERS = ir.VectorType(_I32, _LANES)
+_FLOATS = ir.VectorType(ir.FloatType(), _LANES)
+
+_Step = Callable[[Any, list[list[Any]], list[Any], Any, list[Any]], None]
+"""One unit: builder, cells of sums by row and vector, places of every third row's unit, the stride between rows in
+bytes, and the weights' vectors."""
+
+
+def _spelt_out(instruction: str, sums: Any) -> _Step:
+    """In assembly: left to itself LLVM loads the activations of many rows early, and then lacks registers for sums."""
+    # The parser is not among what numba sets up. Code that comes from the cache does without.
+    llvmlite.binding.initialize_native_asmparser()
+
+    def step(builder: Any, cells: list[list[Any]], places: list[Any], stride: Any, weights: list[Any]) -> None:
+        for first in range(0, len(cells), 3):
+            group = [cell for row in cells[first : first + 3] for cell in row]
+            spare, count, vectors = len(group), len(group), len(weights)
+            # Operands: the sums, a spare register, the sums again, the place, the stride, the weights.
+            place, step_ = f"${2 * count + 1}", f"${2 * count + 2}"
+            addresses = (f"({place})", f"({place},{step_})", f"({place},{step_},2)")
+            lines = []
+            for row in range(count // vectors):
+                lines.append(f"vpbroadcastd {addresses[row]}, ${spare}")
+                lines += [f"{instruction} ${2 * count + 3 + v}, ${spare}, ${row * vectors + v}" for v in range(vectors)]
+            operands = [*map(builder.load, group), places[first // 3], stride, *weights]
+            constraints = ["=v"] * count + ["=&v"] + [str(i) for i in range(count)] + ["r", "r"] + ["v"] * vectors
+            kind = ir.FunctionType(
+                ir.LiteralStructType([sums] * count + [_INTEGERS]), [operand.type for operand in operands]
+            )
+            code = ir.InlineAsm(kind, "\n".join(lines), ",".join(constraints), side_effect=True)
+            results = builder.call(code, operands)
+            for i, cell in enumerate(group):
+                builder.store(builder.extract_value(results, i), cell)
+
+    return step
+
+
+def _composed(dot: Callable[[Any, Any, Any, Any], Any]) -> _Step:
+    """Of a function from builder, sums, a row's unit in every lane, and weights, to the new sums."""
+
+    def step(builder: Any, cells: list[list[Any]], places: list[Any], stride: Any, weights: list[Any]) -> None:
+        for row, sums in enumerate(cells):
+            byte = builder.bitcast(places[row // 3], ir.IntType(8).as_pointer())
+            offset = builder.mul(stride, ir.Constant(stride.type, row % 3))
+            place = builder.bitcast(builder.gep(byte, [offset]), _I32.as_pointer())
+            splat = _splat(builder, builder.load(place, align=4))
+            for cell, vector in zip(sums, weights, strict=True):
+                builder.store(dot(builder, builder.load(cell), splat, vector), cell)
+
+    return step
+
+
+def _dot_avx_vnni(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
+    def half(total: Any, activations: Any, weights: Any) -> Any:
+        return _call(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, total, activations, weights)
+
+    return _by_halves(builder, half, total, activations, weights)
+
+
+def _dot_avx2(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
+    """Even and odd bytes apart, as 16-bit numbers: the instruction for bytes themselves cuts off what is too large."""
+    shorts = ir.VectorType(_I16, _LANES)
+    eight, low_byte = ir.Constant(shorts, [8] * _LANES), ir.Constant(shorts, [255] * _LANES)
+
+    def half(total: Any, activations: Any, weights: Any) -> Any:
+        a, w = builder.bitcast(activations, shorts), builder.bitcast(weights, shorts)
+        odd = builder.lshr(a, eight), builder.ashr(w, eight)
+        even = builder.and_(a, low_byte), builder.ashr(builder.shl(w, eight), eight)
+        for pair in (odd, even):
+            total = builder.add(total, _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, *pair))
+        return total
+
+    return _by_halves(builder, half, total, activations, weights)
+
+
+def _dot_anywhere(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
+    def lanes(value: int) -> Any:
+        return ir.Constant(_INTEGERS, [value] * _LANES)
+
+    for byte in range(4):
+        activation = builder.and_(builder.lshr(activations, lanes(8 * byte)), lanes(255))
+        weight = builder.ashr(builder.shl(weights, lanes(24 - 8 * byte)), lanes(24))
+        total = builder.add(total, builder.mul(activation, weight))
+    return total
+
+
+def _by_halves(builder: Any, compute: Callable[[Any, Any, Any], Any], *operands: Any) -> Any:
+    none, half = ir.Constant(_INTEGERS, ir.Undefined), _LANES // 2
+
+    def lanes(first: int, count: int) -> Any:
+        return ir.Constant(ir.VectorType(_I32, count), list(range(first, first + count)))
+
+    parts = [
+        compute(*(builder.shuffle_vector(operand, none, lanes(first, half)) for operand in operands))
+        for first in (0, half)
+    ]
+    return builder.shuffle_vector(*parts, lanes(0, _LANES))
+
+
+def _call(builder: Any, name: str, result: Any, *operands: Any) -> Any:
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(builder.module.declare_intrinsic(name, (), kind), operands)
+
+
+def _splat(builder: Any, value: Any) -> Any:
+    none = ir.Constant(_INTEGERS, ir.Undefined)
+    single = builder.insert_element(none, value, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(single, none, ir.Constant(_INTEGERS, [0] * _LANES))
+
+
+# Of AVX-512's 32 registers 24 hold sums; with 16 of half the length 4 rows of one vector take eight.
+ROWS, _VECTORS = (12, 2) if has_avx512() else (4, 1)
+"""Rows of a tile, at most."""
+
+
+def _tile(rows: int, step: _Step, sums: Any) -> Any:
+    @intrinsic
+    def tile(typingctx: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            a_ptr, a_step, w_ptr, count, c_ptr = args
+
+            def number(value: int) -> Any:
+                return ir.Constant(count.type, value)
+
+            cells = [[cgutils.alloca_once(builder, sums) for _ in range(_VECTORS)] for _ in range(rows)]
+            for cell in (cell for row in cells for cell in row):
+                builder.store(ir.Constant(sums, None), cell)
+            # Rows between are reached by one and two strides, as an address can be written.
+            thirds = [builder.gep(a_ptr, [builder.mul(a_step, number(row))]) for row in range(0, rows, 3)]
+            stride = builder.mul(a_step, number(4))
+            with cgutils.for_range(builder, count) as loop:
+                unit = builder.gep(w_ptr, [builder.mul(loop.index, number(PANEL))])
+                places = [builder.gep(unit, [number(_LANES * v)]) for v in range(_VECTORS)]
+                vectors = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
+                step(builder, cells, [builder.gep(third, [loop.index]) for third in thirds], stride, vectors)
+            for row in range(rows):
+                for v, cell in enumerate(cells[row]):
+                    target = builder.gep(c_ptr, [number(PANEL * row + _LANES * v)])
+                    builder.store(builder.load(cell), builder.bitcast(target, sums.as_pointer()), align=4)
+            return context.get_dummy_value()
+
+        return types.void(a, types.int64, weights, types.int64, c), codegen
+
+    return tile
+
+
+@intrinsic
+def advance(typingctx: Any, pointer: Any, elements: Any) -> Any:
+    """The pointer so many elements on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, types.int64), codegen
+
+
+def _by_rows(step: _Step, sums: Any) -> Any:  # noqa: C901 - a choice among twelve
+    """multiply(rows, a, a_stride, weights, depth, c): C[0:rows, 0:32] = A . W, rows at most ``ROWS``.
+
+    ``a`` and ``weights`` point to int32, a unit each; ``a_stride`` and ``depth`` count units; ``c`` is [rows, 32].
+    """
+    tiles = [_tile(min(rows, ROWS), step, sums) for rows in range(1, 13)]
+    tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12 = tiles
+    columns = _LANES * _VECTORS
+
+    @njit
+    def multiply(rows: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> None:  # noqa: C901
+        for column in range(0, PANEL, columns):
+            w, out = advance(weights, column), advance(c, column)
+            if rows == 12:
+                tile_12(a, a_stride, w, depth, out)
+            elif rows == 11:
+                tile_11(a, a_stride, w, depth, out)
+            elif rows == 10:
+                tile_10(a, a_stride, w, depth, out)
+            elif rows == 9:
+                tile_9(a, a_stride, w, depth, out)
+            elif rows == 8:
+                tile_8(a, a_stride, w, depth, out)
+            elif rows == 7:
+                tile_7(a, a_stride, w, depth, out)
+            elif rows == 6:
+                tile_6(a, a_stride, w, depth, out)
+            elif rows == 5:
+                tile_5(a, a_stride, w, depth, out)
+            elif rows == 4:
+                tile_4(a, a_stride, w, depth, out)
+            elif rows == 3:
+                tile_3(a, a_stride, w, depth, out)
+            elif rows == 2:
+                tile_2(a, a_stride, w, depth, out)
+            else:
+                tile_1(a, a_stride, w, depth, out)
+
+    return multiply
+
+
+def _byte_step() -> _Step:
+    match byte_products():
+        case "avx512-vnni":
+            return _spelt_out("vpdpbusd", _INTEGERS)
+        case "avx-vnni":
+            return _composed(_dot_avx_vnni)
+        case "avx2":
+            return _composed(_dot_avx2)
+        case "none":
+            return _composed(_dot_anywhere)
+
+
+multiply_bytes = _by_rows(_byte_step(), _INTEGERS)
+"""Products of A's unsigned and W's signed bytes, into int32."""
+
+
+def make_pair_product() -> Any:
+    """Products of bfloat16 into float32, where ``multiplies_bfloat16``."""
+    return _by_rows(_spelt_out("vdpbf16ps", _FLOATS), _FLOATS)

@@ -1,0 +1,168 @@
+"""Linear layers on a CPU over weights packed once for the instructions that multiply them: int8, or bfloat16.
+
+int8 is W8A8: each output's weights share a scale, and each row of activations gets its own scale and zero point as it
+comes (Dettmers et al., "LLM.int8()", 2022, without its outliers; Yao et al., "ZeroQuant", 2022). Products are added up
+as whole numbers. bfloat16 is added up in float32 in the order of K. Either way a row's result has the same bits in
+every batch, at every place in it, and on any number of threads.
+
+Legend: T rows, K inputs, N outputs, P panels of 32 outputs, U units of K.
+"""
+
+import functools
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from quire_kernels.checks import check_dense, check_storage, refuse
+from quire_kernels.errors import UnsupportedDeviceError
+
+PANEL = 32
+"""Outputs whose weights are packed together."""
+INT8_UNIT = 4
+PAIR_UNIT = 2
+"""Inputs that one instruction takes of each row: four bytes."""
+
+MAX_INT8_INPUTS = 65_536
+"""Sums of so many products of 255 by 127 fit into an int32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Weights:
+    inputs: int
+    outputs: int
+    panels: Tensor  # [P, U, 32, 4] int8
+    scales: Tensor  # [P * 32] float32
+    sums: Tensor  # [P * 32] int32: of an output's weights as they are held
+    bias: Tensor  # [P * 32] float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BFloat16Weights:
+    inputs: int
+    outputs: int
+    panels: Tensor  # [P, U, 32, 2] bfloat16
+    bias: Tensor  # [P * 32] float32
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None = None) -> Int8Weights:
+    """``weight`` [N, K] rounded to 255 levels of each output's own scale, and packed.
+
+    Raises ArgumentError on other shapes or dtypes, or more inputs than ``MAX_INT8_INPUTS``.
+    """
+    _check_weight("pack_int8", weight, bias)
+    outputs, inputs = weight.shape
+    if inputs > MAX_INT8_INPUTS:
+        refuse("pack_int8", "weight", f"has {inputs} inputs; at most {MAX_INT8_INPUTS} are added up in an int32")
+    filled_outputs = _filled(outputs, PANEL)
+    quantised, scales = quantise_weight(weight)
+    held = torch.zeros((filled_outputs, _filled(inputs, INT8_UNIT)), dtype=torch.int8)
+    held[:outputs, :inputs] = quantised
+    return Int8Weights(
+        inputs=inputs,
+        outputs=outputs,
+        panels=_in_panels(held, INT8_UNIT),
+        scales=_vector(scales, filled_outputs),
+        sums=held.sum(dim=1, dtype=torch.int32),
+        bias=_vector(bias, filled_outputs),
+    )
+
+
+def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, K] as int8 from -127 to 127, and the float32 scales [N] that make it about ``weight`` again."""
+    scales = weight.abs().amax(dim=1).float() / 127.0 if weight.shape[1] else weight.new_zeros(len(weight)).float()
+    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    return torch.round(weight.float() / scales[:, None]).to(torch.int8), scales
+
+
+def pack_bfloat16(weight: Tensor, bias: Tensor | None = None) -> BFloat16Weights:
+    """``weight`` [N, K], bfloat16, packed. Raises ArgumentError on another shape or dtype, or an odd K."""
+    _check_weight("pack_bfloat16", weight, bias)
+    outputs, inputs = weight.shape
+    if weight.dtype != torch.bfloat16 or inputs % PAIR_UNIT:
+        refuse("pack_bfloat16", "weight", f"is {weight.dtype} with {inputs} inputs; bfloat16 and an even number")
+    filled_outputs = _filled(outputs, PANEL)
+    held = weight
+    if filled_outputs != outputs:
+        held = weight.new_zeros((filled_outputs, inputs))
+        held[:outputs] = weight
+    return BFloat16Weights(
+        inputs=inputs, outputs=outputs, panels=_in_panels(held, PAIR_UNIT), bias=_vector(bias, filled_outputs)
+    )
+
+
+def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
+    """y = x W^T + bias, of x quantised row by row to 256 levels.
+
+    x        [T, K], float32, bfloat16 or float16, rows at any stride
+    returns  [T, N], new and contiguous, dtype of x
+
+    A row with NaN or infinity gives NaN. Raises ArgumentError on other shapes, strides or dtypes.
+    """
+    check_storage("int8_linear", "x", x)
+    _check_rows("int8_linear", x, weights.inputs)
+    return _implementation(x.device.type).int8_linear(x, weights)
+
+
+def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
+    """y = x W^T + bias, added up in float32 and rounded once; see ``supports_bfloat16``.
+
+    x        [T, K] bfloat16, rows at any even stride
+    returns  [T, N], new and contiguous, bfloat16
+
+    Numbers below the smallest normal float32 count as 0. Raises ArgumentError on other shapes, strides or dtypes.
+    """
+    _check_rows("bfloat16_linear", x, weights.inputs)
+    if x.dtype != torch.bfloat16 or x.stride(0) % PAIR_UNIT:
+        refuse("bfloat16_linear", "x", f"is {x.dtype}, rows {x.stride(0)} apart; bfloat16 at an even stride is needed")
+    return _implementation(x.device.type).bfloat16_linear(x, weights)
+
+
+def supports_bfloat16() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16 in the way that ``bfloat16_linear`` is written for."""
+    supported: bool = _implementation("cpu").supports_bfloat16()
+    return supported
+
+
+def multiplies_bytes() -> bool:
+    """Whether this CPU has instructions for products of bytes; without them ``int8_linear`` saves memory, not time."""
+    multiplied: bool = _implementation("cpu").multiplies_bytes()
+    return multiplied
+
+
+@functools.cache
+def _implementation(device_type: str) -> ModuleType:
+    if device_type != "cpu":
+        raise UnsupportedDeviceError(f"packed_linear: no path for {device_type} devices; weights are packed for a CPU")
+    return importlib.import_module("quire_kernels.packed_linear.cpu")
+
+
+def _check_weight(op: str, weight: Tensor, bias: Tensor | None) -> None:
+    check_storage(op, "weight", weight)
+    if weight.dim() != 2:
+        refuse(op, "weight", f"has shape {tuple(weight.shape)}; [outputs, inputs] is needed")
+    if bias is not None:
+        check_dense(op, "bias", bias, weight.dtype, (weight.shape[0],))
+
+
+def _check_rows(op: str, x: Tensor, inputs: int) -> None:
+    if x.dim() != 2 or x.shape[1] != inputs or x.stride(1) != 1:
+        refuse(op, "x", f"is {tuple(x.shape)} with strides {x.stride()}; dense rows of {inputs} inputs are needed")
+
+
+def _filled(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def _in_panels(held: Tensor, unit: int) -> Tensor:
+    outputs, inputs = held.shape
+    return held.view(outputs // PANEL, PANEL, inputs // unit, unit).permute(0, 2, 1, 3).contiguous()
+
+
+def _vector(values: Tensor | None, count: int) -> Tensor:
+    vector = torch.zeros(count)
+    if values is not None:
+        vector[: len(values)] = values
+    return vector
