@@ -1,15 +1,17 @@
 """What this machine allows, measured here and now: bytes it reads a second, and products it makes.
 
 Both are the best of several runs: other work on the machine only takes away. Reading is measured over as many bytes as
-the work in question reads, since what fits into a cache is read faster than memory.
+the work in question reads, since what fits into a cache is read faster than memory. torch is loaded when something is
+measured, after the environment that its threads read is set.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _GEMM = 1536
 _ROUNDS = 7
@@ -28,7 +30,7 @@ class Work:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits:
     threads: int
-    dtype: torch.dtype
+    dtype: "torch.dtype"
     flops: float
     """Of a large product in this dtype, its weights packed as the engine packs them."""
 
@@ -38,7 +40,9 @@ class MachineLimits:
         return max(total / read_bytes_per_second(total), work.flops / self.flops)
 
 
-def measure_limits(dtype: torch.dtype, threads: int) -> MachineLimits:
+def measure_limits(dtype: "torch.dtype", threads: int) -> MachineLimits:
+    import torch
+
     from quire_engine.model.linear import choose_linear_backend
 
     torch.set_num_threads(threads)
@@ -50,6 +54,8 @@ def measure_limits(dtype: torch.dtype, threads: int) -> MachineLimits:
 
 def read_bytes_per_second(total: int) -> float:
     """Of reading ``total`` bytes again and again, by all of torch's threads."""
+    import torch
+
     columns = 4096
     rows = max(torch.get_num_threads(), total // (4 * columns))
     matrix = torch.ones(rows, columns)
