@@ -1,6 +1,7 @@
 """Checkpoints: found, checked, read; and every way in which one can be bad."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.family import Family
 from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.rope import RopeConfig
-from quire_engine.model.weights import RandomWeights, Reader, check_tensors, open_checkpoint
+from quire_engine.model.weights import RandomWeights, Reader, check_tensors, in_own_memory, open_checkpoint
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -330,6 +331,35 @@ def test_a_part_of_a_tensor_is_read_without_the_rest(tmp_path: Path) -> None:
     assert torch.equal(source.read("experts", 2), torch.full((2, 3), 2.0))
     with pytest.raises(ModelFolderError, match="tensor experts holds NaN"):
         source.read("experts", 3)
+
+
+needs_maps = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+
+
+def mappings(file: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(file))
+
+
+@needs_maps
+def test_what_is_kept_of_a_checkpoint_keeps_no_file_mapped(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "model.safetensors")
+    read = Reader(open_checkpoint(tmp_path), torch.float32)
+    table, norm = in_own_memory(read("model.embed_tokens.weight")), read("model.norm.weight")
+    assert mappings(tmp_path / "model.safetensors") == 1
+    del read
+    assert mappings(tmp_path / "model.safetensors") == 0
+    assert torch.isfinite(table).all() and torch.isfinite(norm).all()
+
+
+@needs_maps
+def test_files_are_let_go_of_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_engine.model.weights._MAPPED_BYTES", 1)
+    content = tensors()
+    save_sharded(tmp_path, content)
+    read = Reader(open_checkpoint(tmp_path), torch.float32)
+    for name, tensor in content.items():
+        assert torch.equal(read(name), tensor)
+        assert sum(mappings(file) for file in tmp_path.glob("*.safetensors")) <= 1
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:

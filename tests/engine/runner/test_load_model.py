@@ -27,7 +27,7 @@ def test_what_was_learnt_is_reported(make_folder: Folder, engine_config: Config)
     assert model.layout.groups[0].num_blocks == 12 and model.kv_cache_bytes == 12 * 16 * 512
     attention, mlp, norms = 64 * (64 + 2 * 32) + 64 * 64, 3 * 64 * 96, 2 * 64
     assert model.model_bytes == 4 * (2 * (attention + mlp + norms) + 64 + 2 * 250 * 64)
-    assert list(model.phase_seconds) == ["import", "weights", "kv_cache", "warm_up"]
+    assert list(model.phase_seconds) == ["import", "config", "weights", "pack", "kv_cache", "warm_up"]
     assert all(seconds >= 0.0 for seconds in model.phase_seconds.values()) and not model.asynchronous
 
 

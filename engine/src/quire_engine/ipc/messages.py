@@ -94,7 +94,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=T
     weights: str
     """How the linear layers hold their weights, e.g. float32, bf16, fp16."""
     phase_seconds: dict[str, float]
-    """Start-up by phase: import, weights, kv_cache, warm_up."""
+    """Start-up by phase: process, import, config, weights, pack, kv_cache, warm_up."""
     eos_token_ids: tuple[int, ...] = ()
     max_num_seqs: int | None = None
 

@@ -23,9 +23,14 @@ ModelImpl = Literal["auto", "native", "transformers"]
 class BuiltModel:
     model: CausalLM
     weight_bytes: int
+    bytes_per_weight: int
+    """Of those that are multiplied by."""
     looked_up_bytes: int
     """Of these: tables of which rows are looked up, while everything else is multiplied by."""
     seconds: float
+    """From nothing to the whole model."""
+    packing_seconds: float = 0.0
+    """Of these: making layers of tensors that were read, where the two can be told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

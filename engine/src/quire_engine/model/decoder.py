@@ -37,6 +37,7 @@ from quire_engine.model.layers import (
 from quire_engine.model.linear import Linear, LinearBackend
 from quire_engine.model.rope import LongRopeScaling, RopeConfig
 from quire_engine.model.rope_frequencies import rotation, takes_long_factors
+from quire_engine.model.weights import in_own_memory
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.rotary import rotary_table
 
@@ -146,7 +147,7 @@ def _is_ignorable(config: ModelConfig, name: str) -> bool:
 def _build(
     traits: Traits, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int
 ) -> DecoderStack:
-    embedding = read(_EMBEDDING)
+    embedding = in_own_memory(read(_EMBEDDING))
     tables = {
         rope: _rotary_table(rope, config.rotary_dim, positions).to(embedding.device)
         for rope in dict.fromkeys(config.ropes)
@@ -238,7 +239,7 @@ def _build_experts(
     router = read_router(names, layer, read)
     stacked = runs_triton(router.device.type)
     return SparseMlp(
-        router=backend.pack(router, None),
+        router=backend.pack(router, None, precise=True),
         experts=_stack_experts(traits.gelu, names, config, layer, read)
         if stacked
         else _pack_experts(traits.gelu, names, config, layer, read, backend),

@@ -51,15 +51,19 @@ class NativeCandidate:
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
         # Angles for one position more than the longest sequence has: a step may run ahead of the stop that ends it.
-        model = family.build(config, Reader(source, options.dtype), options.backend, self.longest + 1)
+        read = Reader(source, options.dtype)
+        model = family.build(config, read, options.backend, self.longest + 1)
         numbers = sum(prod(shape) for shape in expected.values())
         table = config.vocab_size * config.hidden_size
+        multiplied = sum(prod(shape) for shape in expected.values() if len(shape) > 1) - table
         if tied := config.tie_word_embeddings and options.backend.copies:
             # Rows are looked up in the one, and the LM head multiplies by the other, 2 to 5 times faster.
-            numbers += table
+            numbers, multiplied = numbers + table, multiplied + table
         elif config.tie_word_embeddings:
             table = 0
-        weight_bytes = numbers * options.dtype.itemsize
+        held = options.backend.bytes_per_weight
+        weight_bytes = numbers * options.dtype.itemsize - multiplied * (options.dtype.itemsize - held)
+        packed = time.perf_counter()
         if options.device.type == "cuda":
             torch.cuda.synchronize(options.device)
         seconds = time.perf_counter() - started
@@ -77,8 +81,10 @@ class NativeCandidate:
         return BuiltModel(
             model=model,
             weight_bytes=weight_bytes,
+            bytes_per_weight=held,
             looked_up_bytes=table * options.dtype.itemsize,
             seconds=seconds,
+            packing_seconds=max(0.0, packed - started - read.seconds),
         )
 
 

@@ -1,12 +1,14 @@
 """A checkpoint's tensors: found, checked against what the family expects, and read one by one.
 
-safetensors files are mapped into memory, so a tensor's bytes are read from disk when it is first used and the file is
-never held whole; on a GPU each goes straight there, and is checked and converted there. Checked before anything is
-read: each tensor there, of the right shape, none unexpected.
+safetensors files are mapped into memory, so a tensor's bytes are read from disk when it is first used. A page stays in
+this process's memory as long as the file is mapped, so files are let go of and mapped anew while they are read: none is
+ever held whole. On a GPU each tensor goes straight there, and is checked and converted there. Checked before anything
+is read: each tensor there, of the right shape, none unexpected.
 """
 
 import json
 import math
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SHOWN_PROBLEMS = 10
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MAPPED_BYTES = 64 << 20
+"""Read from the mapped files before they are let go of: mapping one anew costs the reading of its header."""
 
 
 class TensorSource(Protocol):
@@ -37,32 +41,47 @@ class TensorSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class Safetensors:
     """A folder's safetensors files: one, or several with an index."""
 
-    folder: Path
-    files: Mapping[str, Any]
-    """By tensor name, the open file that holds it."""
-    _shapes: Mapping[str, tuple[int, ...]]
-    upload: Upload
-    """To where tensors are read."""
+    def __init__(
+        self, folder: Path, files: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]], upload: Upload
+    ) -> None:
+        """``files`` says by tensor name which file holds it; ``upload`` takes tensors to where they are read to."""
+        self._folder = folder
+        self._files = files
+        self._shapes = shapes
+        self._upload = upload
+        self._mapped: dict[Path, Any] = {}
+        self._mapped_bytes = 0
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
     def read(self, name: str, part: int | None = None) -> Tensor:
-        file = self.files[name]
-        mapped: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        """On a CPU it lies in the file's pages, which stay in memory as long as it does."""
+        mapped = self._map(name, part)
         if mapped.dtype not in _DTYPES:
             raise ModelFolderError(
-                f"{self.folder}: tensor {name} is {mapped.dtype}; {', '.join(map(str, _DTYPES))} are supported:"
+                f"{self._folder}: tensor {name} is {mapped.dtype}; {', '.join(map(str, _DTYPES))} are supported:"
                 " use the model's checkpoint in 16 or 32 bits"
             )
-        tensor = self.upload(mapped)
+        tensor = self._upload(mapped)
         # The extremes are NaN if any element is, and take one pass without a copy.
         if tensor.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(tensor)):
-            raise ModelFolderError(f"{self.folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
+            raise ModelFolderError(f"{self._folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
+        return tensor
+
+    def _map(self, name: str, part: int | None) -> Tensor:
+        if self._mapped_bytes >= _MAPPED_BYTES:
+            self._mapped.clear()
+            self._mapped_bytes = 0
+        path = self._files[name]
+        if path not in self._mapped:
+            self._mapped[path] = _open(path)
+        file = self._mapped[path]
+        tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        self._mapped_bytes += tensor.nbytes
         return tensor
 
 
@@ -84,27 +103,38 @@ class RandomWeights:
         return torch.empty(shape, device=device).normal_(std=0.02, generator=self.generator)
 
 
-@dataclass(frozen=True, slots=True)
 class Reader:
-    """A ``family.ReadTensor``."""
+    """A ``family.ReadTensor``. ``seconds`` is how long reading has taken so far, without what was made of it."""
 
-    source: TensorSource
-    dtype: torch.dtype
+    def __init__(self, source: TensorSource, dtype: torch.dtype) -> None:
+        self._source = source
+        self._dtype = dtype
+        self.seconds = 0.0
 
     @property
     def names(self) -> Collection[str]:
-        return self.source.shapes().keys()
+        return self._source.shapes().keys()
 
     def __call__(self, name: str, part: int | None = None) -> Tensor:
-        tensor = self.source.read(name, part)
-        converted = tensor.to(self.dtype)
-        if self.dtype == torch.float16 and tensor.dtype != torch.float16:
+        began = time.perf_counter()
+        tensor = self._source.read(name, part)
+        converted = tensor.to(self._dtype)
+        if self._dtype == torch.float16 and tensor.dtype != torch.float16:
             largest = float(tensor.abs().max()) if tensor.numel() else 0.0
             if largest > torch.finfo(torch.float16).max:
                 raise ModelFolderError(
                     f"tensor {name} holds {largest:g}, and float16 ends at 65504; use --dtype bfloat16 or float32"
                 )
-        return converted
+        # What is so small is kept as it is: a view would keep a whole file mapped for it.
+        read = in_own_memory(converted) if converted.dim() == 1 else converted
+        self.seconds += time.perf_counter() - began
+        return read
+
+
+def in_own_memory(tensor: Tensor) -> Tensor:
+    """For a tensor that is kept as it was read: a copy that no longer lies in a mapped file, which may change or be
+    removed while the model is served."""
+    return tensor.clone() if tensor.device.type == "cpu" else tensor
 
 
 def open_checkpoint(folder: Path, upload: Upload = lambda mapped: mapped) -> Safetensors:
@@ -114,14 +144,14 @@ def open_checkpoint(folder: Path, upload: Upload = lambda mapped: mapped) -> Saf
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise ModelFolderError(f"{folder} lacks {_few(absent)}, which {_INDEX} names; copy or download the rest")
-    files: dict[str, Any] = {}
+    files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         opened = _open(folder / name)
         for tensor in opened.keys():  # noqa: SIM118 - safe_open is not a mapping
             if tensor in files:
                 raise ModelFolderError(f"{folder}: tensor {tensor} is in {name} and in another file as well")
-            files[tensor] = opened
+            files[tensor] = folder / name
             shapes[tensor] = tuple(opened.get_slice(tensor).get_shape())
     lacking = [f"{tensor} in {name}" for tensor, name in index.items() if tensor not in files]
     if lacking:

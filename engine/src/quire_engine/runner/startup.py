@@ -3,6 +3,7 @@
 Imported only where a model is loaded: this is where torch comes in.
 """
 
+import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from quire_engine.errors import FlagsError
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, find_candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend
+from quire_engine.model.linear.timing import layer_width, take_times
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype, resolve_gpu_dtype
 from quire_engine.runner.cache_size import CacheDemand
@@ -51,7 +53,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         raise FlagsError([problem])
     if cache_dtype == FP8:
         _log.info("keys and values are held in fp8 (e4m3) as they are, with a scale of 1: beyond 448 they are cut off")
-    backend = choose_linear_backend(dtype, place.device.type, deterministic=config.device.deterministic)
+    backend = _choose_backend(config, candidate.shape, place, dtype, threads)
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
     built = _build(config, candidate, place, dtype, backend)
@@ -64,14 +66,15 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     else:
         warm = start_on_cpu(config, model, threads=threads)
     phases = {
-        "import": import_seconds + found - started,
-        "weights": built.seconds,
+        "import": import_seconds,
+        "config": found - started,
+        "weights": built.seconds - built.packing_seconds,
+        "pack": built.packing_seconds,
         "kv_cache": warm.cache_seconds,
         "warm_up": warm.warm_up_seconds,
     }
     for line in report_lines(_report(config, place, model, warm, backend)):
         _log.info("%s", line)
-    _log.info("ready: %s", ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items()))
     return LoadedModel(
         runner=warm.runner,
         layout=warm.layout,
@@ -134,6 +137,11 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
             f"--deterministic is for quire's own model families, and this is {candidate.served_by}, whose layers may"
             " compute a row otherwise in another batch"
         )
+    if config.model.quantization == "int8" and place.gpu is not None:
+        problems.append(
+            f"--quantization int8 is for CPUs, and the model would run on {place.name}: leave it out, or take"
+            " --device cpu"
+        )
     if config.cache.kv_cache_dtype == "fp8" and not _is_interpreted(place):
         problems += [problem] if (problem := kv_dtype_problem(place.gpu)) is not None else []
     return problems
@@ -167,6 +175,20 @@ def _attention_problem(
         cache_dtype=cache_dtype,
     )
     return None if problem is None else f"{shape.architecture} cannot be served on {place.name}: {problem}"
+
+
+def _choose_backend(
+    config: EngineConfig, shape: ModelShape, place: _Place, dtype: torch.dtype, threads: int
+) -> LinearBackend:
+    width = layer_width(shape.num_heads * shape.head_dim)
+    return choose_linear_backend(
+        dtype,
+        place.device.type,
+        deterministic=config.device.deterministic,
+        quantization=config.model.quantization,
+        may_round=config.model.dtype == "auto" and "avx512f" not in cpu_features(),
+        take_times=functools.partial(take_times, dtype=dtype, width=width, threads=threads),
+    )
 
 
 @torch.inference_mode()
