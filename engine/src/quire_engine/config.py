@@ -10,6 +10,7 @@ from typing import Literal
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "fp8"]
+Quantization = Literal["none", "int8"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 
@@ -19,6 +20,8 @@ class ModelOptions:
 
     path: Path
     dtype: DType = "auto"
+    quantization: Quantization = "none"
+    """What the weights of linear layers are rounded to as they are loaded."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
     """``dummy`` fills the weights at random, for benchmarks of a shape."""
     model_impl: Literal["auto", "native", "transformers"] = "auto"

@@ -160,6 +160,8 @@ def _device_problems(values: Mapping[str, Any]) -> Iterator[str]:
     on_cpu, sizes = _value(values, "device") == "cpu", _value(values, "cudagraph-capture-sizes")
     if on_cpu and _value(values, "kv-cache-dtype") == "fp8":
         yield "--kv-cache-dtype fp8 needs a GPU, and --device is cpu: leave one of them out"
+    if _value(values, "quantization") == "int8" and _value(values, "device") == "cuda":
+        yield "--quantization int8 is for CPUs, and --device is cuda: leave one of them out"
     if sizes and on_cpu:
         yield "--cudagraph-capture-sizes is for a GPU, and --device is cpu: leave one of them out"
     if sizes and _value(values, "enforce-eager"):
@@ -187,6 +189,7 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
         model=ModelOptions(
             path=get("model"),
             dtype=get("dtype"),
+            quantization=get("quantization"),
             load_format=get("load-format"),
             model_impl=get("model-impl"),
             trust_remote_code=get("trust-remote-code") or False,

@@ -65,4 +65,5 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
 def _sharing_begins(model: ModelInMemory) -> SharedFrom:
     linears = 4 * model.shape.num_layers + 1
     linear_bytes = (model.built.weight_bytes - model.built.looked_up_bytes) / linears
-    return sharing_begins(mean_linear_bytes=linear_bytes, mean_linear_weights=linear_bytes / model.dtype.itemsize)
+    weights = linear_bytes / model.built.bytes_per_weight
+    return sharing_begins(mean_linear_bytes=linear_bytes, mean_linear_weights=weights)

@@ -51,6 +51,8 @@ class TransformersCandidate:
         else:
             model = checkpoint.load_weights(self.folder, self.description, options.dtype, options.device)
         weight_bytes, looked_up_bytes = checkpoint.weight_bytes(model), checkpoint.looked_up_bytes(model)
+        held = options.backend.bytes_per_weight
+        weight_bytes -= checkpoint.packed_numbers(model, self.packable) * (options.dtype.itemsize - held)
         checkpoint.pack_linears(model, self.packable, options.backend)
         loaded = time.perf_counter()
         served = TransformersModel(model, self.layers, self.shape.windows)
@@ -68,6 +70,7 @@ class TransformersCandidate:
         return BuiltModel(
             model=served,
             weight_bytes=weight_bytes,
+            bytes_per_weight=held,
             looked_up_bytes=looked_up_bytes,
             seconds=time.perf_counter() - started,
         )

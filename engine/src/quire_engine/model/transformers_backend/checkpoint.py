@@ -105,6 +105,11 @@ def looked_up_bytes(model: PreTrainedModel) -> int:
     return table.weight.numel() * table.weight.element_size()
 
 
+def packed_numbers(model: PreTrainedModel, names: tuple[str, ...]) -> int:
+    """Weights of the named layers."""
+    return sum(model.get_submodule(name).get_parameter("weight").numel() for name in names)
+
+
 def pack_linears(model: PreTrainedModel, names: tuple[str, ...], backend: LinearBackend) -> None:
     """Puts ``backend``'s layers in the place of the named ones, one by one, so that little is held twice."""
     for name in names:

@@ -1,0 +1,29 @@
+"""Linear layers: how weights are held and multiplied by (``backends``), and which way is taken here (``selection``)."""
+
+from quire_engine.model.linear.backends import (
+    DeterministicLinearBackend,
+    HalfLinearBackend,
+    Int8LinearBackend,
+    Linear,
+    LinearBackend,
+    OneDnnLinearBackend,
+    PairLinearBackend,
+    TorchLinearBackend,
+    filled_up,
+)
+from quire_engine.model.linear.selection import Quantization, candidates, choose_linear_backend
+
+__all__ = [
+    "DeterministicLinearBackend",
+    "HalfLinearBackend",
+    "Int8LinearBackend",
+    "Linear",
+    "LinearBackend",
+    "OneDnnLinearBackend",
+    "PairLinearBackend",
+    "Quantization",
+    "TorchLinearBackend",
+    "candidates",
+    "choose_linear_backend",
+    "filled_up",
+]

@@ -1,0 +1,185 @@
+"""How a linear layer holds its weights and multiplies by them: the seam for packed, 16-bit and 8-bit backends.
+
+A backend takes each weight as it comes off the checkpoint and gives back a callable; it need not keep the original.
+Which one runs, ``selection`` says.
+
+Libraries cut a product's sum differently for different numbers of rows, so that a row's last bits depend on who shares
+its batch. ``DeterministicLinearBackend`` cuts it one way, at some cost in speed; the layers that ``packed_linear`` runs
+do so at none.
+
+Legend: T rows, K inputs, N outputs.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from quire_kernels.linear import linear
+from quire_kernels.packed_linear import MAX_INT8_INPUTS, bfloat16_linear, int8_linear, pack_bfloat16, pack_int8
+
+Linear = Callable[[Tensor], Tensor]
+"""[T, K] to [T, N]: x W^T + bias."""
+
+_log = logging.getLogger(__name__)
+_WEIGHT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class LinearBackend(Protocol):
+    @property
+    def name(self) -> str:
+        """Whose code multiplies, and how weights are held, for the log: ``onednn bf16``."""
+        ...
+
+    @property
+    def weights(self) -> str:
+        """How the weights are held, as reported to people: float32, bf16, fp16, int8."""
+        ...
+
+    @property
+    def bytes_per_weight(self) -> int: ...
+
+    @property
+    def copies(self) -> bool:
+        """Whether a layer holds its weights in a form of its own, beside the tensor it was made of."""
+        ...
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        """A layer of ``weight`` [N, K] and ``bias`` [N], in the dtype the activations will have.
+
+        ``precise`` asks for the weights as they are, of a layer whose outputs are compared with one another: the
+        router of a mixture of experts.
+        """
+        ...
+
+
+class TorchLinearBackend:
+    """Weights as they are, through ``torch.nn.functional.linear``: cuBLAS on a GPU."""
+
+    copies = False
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.weights, self.bytes_per_weight = _WEIGHT_NAMES[dtype], dtype.itemsize
+        self.name = f"torch {self.weights}"
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        return functools.partial(functional.linear, weight=weight.contiguous(), bias=bias)
+
+
+class DeterministicLinearBackend:
+    """Weights as they are, through our own kernel: a row's result is the same bits whatever the other rows."""
+
+    copies = False
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.weights, self.bytes_per_weight = _WEIGHT_NAMES[dtype], dtype.itemsize
+        self.name = f"deterministic {self.weights}"
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        return functools.partial(linear, weight=weight.contiguous(), bias=bias)
+
+
+class OneDnnLinearBackend:
+    """Weights packed once into the blocks oneDNN multiplies by.
+
+    Against torch's own linear this is 2 to 3 times faster in float32 where MKL holds back its AVX-512 path (AMD), and
+    1.2 to 1.6 times faster in bfloat16 up to 64 rows, for not packing at each call.
+
+    oneDNN compiles a kernel for each number of rows, in 0.3 to 6 ms, and steps of a busy engine have all kinds of
+    numbers: rows are filled up to one of few.
+    """
+
+    copies = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.weights, self.bytes_per_weight = _WEIGHT_NAMES[dtype], dtype.itemsize
+        self.name = f"onednn {self.weights}"
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+
+        def multiply_filled(x: Tensor) -> Tensor:
+            rows = len(x)
+            filled = filled_up(rows)
+            if filled == rows:
+                return multiply(x, packed, bias, "none", [], "")
+            padded = x.new_empty((filled, x.shape[1]))
+            padded[:rows] = x
+            padded[rows:] = 0.0
+            return multiply(padded, packed, bias, "none", [], "")[:rows]
+
+        return multiply_filled
+
+
+class PairLinearBackend:
+    """bfloat16 through our own kernel, by the instruction for pairs of them (AVX512-BF16).
+
+    As fast as oneDNN's for many rows, up to 1.5 times faster for few; and a row's result is the same bits in every
+    batch.
+    """
+
+    weights, name, bytes_per_weight = "bf16", "quire bf16", 2
+    copies = True
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        if weight.shape[1] % 2:
+            return DeterministicLinearBackend(weight.dtype).pack(weight, bias)
+        return functools.partial(bfloat16_linear, weights=pack_bfloat16(weight, bias))
+
+
+class HalfLinearBackend:
+    """float32 activations by weights held in float16, which FBGEMM widens as it reads them: half the bytes of float32
+    where a CPU multiplies nothing shorter (AVX2)."""
+
+    weights, name, bytes_per_weight = "fp16", "fbgemm fp16", 2
+    copies = True
+
+    def __init__(self, otherwise: LinearBackend) -> None:
+        self._otherwise = otherwise
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        largest = float(weight.abs().max()) if weight.numel() else 0.0
+        if precise or largest > torch.finfo(torch.float16).max:
+            if not precise:
+                _log.warning(
+                    "a linear layer %s holds %g, and float16 ends at 65504: its weights stay %s",
+                    list(weight.shape),
+                    largest,
+                    self._otherwise.weights,
+                )
+            return self._otherwise.pack(weight, bias, precise=precise)
+        packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
+        multiply = torch.ops.quantized.linear_dynamic_fp16.default
+        return lambda x: multiply(x, packed)
+
+
+class Int8LinearBackend:
+    """int8 weights with a scale for each output, by activations quantised row by row as they come (W8A8).
+
+    FBGEMM's own dynamic int8 has one scale for a whole batch, so that a sequence's output would depend on its
+    batch-mates; here it does not, to the last bit.
+    """
+
+    weights, name, bytes_per_weight = "int8", "quire int8", 1
+    copies = True
+
+    def __init__(self, otherwise: LinearBackend) -> None:
+        self._otherwise = otherwise
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        if precise or weight.shape[1] > MAX_INT8_INPUTS:
+            return self._otherwise.pack(weight, bias, precise=precise)
+        return functools.partial(int8_linear, weights=pack_int8(weight, bias))
+
+
+def filled_up(rows: int) -> int:
+    """The number of rows that so many are computed as: at most an eighth more, or three, and 62 numbers up to 2,048."""
+    if rows <= 8:
+        return rows
+    step = 4 if rows <= 64 else max(8, 1 << (rows - 1).bit_length() - 4)
+    return -(-rows // step) * step

@@ -1,0 +1,121 @@
+"""Which linear backend runs: what there is for a dtype on this CPU, timed against each other, and the fastest taken.
+
+What is chosen from what times is a function of values; ``timing`` takes the times, ``timing_cache`` keeps them.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+from quire_engine.model.linear.backends import (
+    DeterministicLinearBackend,
+    HalfLinearBackend,
+    Int8LinearBackend,
+    LinearBackend,
+    OneDnnLinearBackend,
+    PairLinearBackend,
+    TorchLinearBackend,
+)
+from quire_kernels.packed_linear import multiplies_bytes, supports_bfloat16
+
+Quantization = Literal["none", "int8"]
+Times = Mapping[str, tuple[float, ...]]
+"""Of each backend by name: milliseconds, for each number of rows that was tried."""
+TakeTimes = Callable[[tuple[LinearBackend, ...]], Times]
+
+_log = logging.getLogger(__name__)
+
+WORTH_ROUNDING = 1.15
+"""How many times faster a backend must be that rounds the weights once more."""
+
+
+def choose_linear_backend(
+    dtype: torch.dtype,
+    device_type: str = "cpu",
+    *,
+    deterministic: bool = False,
+    quantization: Quantization = "none",
+    may_round: bool = False,
+    take_times: TakeTimes | None = None,
+) -> LinearBackend:
+    """The fastest of what there is, by ``take_times``; without it, the first.
+
+    ``may_round``: float32 weights may be held in float16, as nobody asked for float32.
+    """
+    if device_type != "cpu":
+        return DeterministicLinearBackend(dtype) if deterministic else TorchLinearBackend(dtype)
+    if quantization == "int8":
+        if not multiplies_bytes():
+            _log.warning("this CPU has no instructions for products of bytes: int8 saves memory here, but no time")
+        return Int8LinearBackend(DeterministicLinearBackend(dtype) if deterministic else candidates(dtype)[0])
+    if deterministic:
+        has_pairs = dtype == torch.bfloat16 and supports_bfloat16()
+        return PairLinearBackend() if has_pairs else DeterministicLinearBackend(dtype)
+    found = candidates(dtype, may_round=may_round)
+    if take_times is None or len(found) == 1:
+        return found[0]
+    times = take_times(found)
+    chosen = fastest(times, rounding=HalfLinearBackend.name)
+    _log.info("linear: %s; chosen: %s", times_in_words(times), chosen)
+    return next(backend for backend in found if backend.name == chosen)
+
+
+def candidates(dtype: torch.dtype, *, may_round: bool = False) -> tuple[LinearBackend, ...]:
+    """What can multiply in this dtype here, the likeliest first."""
+    found: list[LinearBackend] = []
+    if dtype == torch.bfloat16 and supports_bfloat16():
+        found.append(PairLinearBackend())
+    if _packs(dtype):
+        found.append(OneDnnLinearBackend(dtype))
+    found.append(TorchLinearBackend(dtype))
+    if may_round and dtype == torch.float32 and _widens_half():
+        found.append(HalfLinearBackend(found[0]))
+    return tuple(found)
+
+
+def fastest(times: Times, *, rounding: str) -> str:
+    """The least geometric mean over the numbers of rows; of those alike the first. ``rounding`` names the one that must
+    be ``WORTH_ROUNDING`` times faster than all others."""
+
+    def cost(name: str) -> float:
+        mean = math.exp(sum(map(math.log, times[name])) / len(times[name]))
+        return mean * WORTH_ROUNDING if name == rounding else mean
+
+    return min(times, key=cost)
+
+
+def times_in_words(times: Times) -> str:
+    """``onednn bf16 0.19 and 1.90 ms, torch bf16 0.28 and 2.80 ms``"""
+    return ", ".join(
+        f"{name} {' and '.join(f'{milliseconds:.2f}' for milliseconds in taken)} ms" for name, taken in times.items()
+    )
+
+
+@functools.cache
+def _packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs and multiplies rightly here: tried on a small layer, as the operators are torch's own."""
+    if dtype == torch.float16 or not torch.backends.mkldnn.is_available():
+        return False
+    return _multiplies(OneDnnLinearBackend(dtype), dtype)
+
+
+@functools.cache
+def _widens_half() -> bool:
+    """Whether this torch has FBGEMM's product by float16 weights, and it is right."""
+    return _multiplies(HalfLinearBackend(TorchLinearBackend(torch.float32)), torch.float32)
+
+
+def _multiplies(backend: LinearBackend, dtype: torch.dtype) -> bool:
+    weight = torch.linspace(-1.0, 1.0, 32 * 48).view(32, 48).to(dtype)
+    x = torch.linspace(1.0, -1.0, 5 * 48).view(5, 48).to(dtype)
+    try:
+        found = backend.pack(weight, weight[:, 0].contiguous())(x)
+    except (AttributeError, RuntimeError):
+        return False
+    expected = functional.linear(x.float(), weight.float(), weight[:, 0].float())
+    return bool(torch.allclose(found.float(), expected, rtol=2e-2, atol=5e-2))
