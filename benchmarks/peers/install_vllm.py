@@ -79,7 +79,8 @@ def _fetch_tcmalloc(shop: Workshop) -> None:
 
 
 def _try_it(shop: Workshop) -> None:
-    shop.run(shop.peer.environment / "bin" / "vllm", "--version", environment={"HF_HUB_OFFLINE": "1"})
+    found = "from vllm.platforms import current_platform as it; assert it.is_cpu(), it; import vllm.config"
+    shop.run(shop.peer.python, "-c", found, environment={"HF_HUB_OFFLINE": "1"})
 
 
 def _metadata_folder(shop: Workshop) -> Path:
@@ -95,7 +96,7 @@ STEPS = (
         what=f"tcmalloc from Debian's {_TCMALLOC_PACKAGE}, beside it (nothing is installed on the system)",
         do=_fetch_tcmalloc,
     ),
-    Step(what="a first start of the command", do=_try_it),
+    Step(what="a first import, which must find a CPU", do=_try_it),
 )
 ZEN_STEPS = (*STEPS[:-1], Step(what="zentorch (50 MB)", do=_install_zentorch), STEPS[-1])
 

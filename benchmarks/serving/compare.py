@@ -33,9 +33,12 @@ from comparison.results import Turn, Verdict, as_document, verdicts
 from comparison.table import show
 from comparison.turns import Bench
 from comparison.workloads import QUICK, STANDARD, Workload, parse_workload
+from peer_catalogue import VLLM
 from peer_environments import peers_folder
 from random_model import ensure_model
 from rich.console import Console
+
+from quire_engine.ipc.process import compute_environment
 
 HERE = Path(__file__).resolve().parent
 DEMO_MODEL = HERE.parents[1] / "examples" / "models" / "quire-demo"
@@ -84,6 +87,9 @@ class Comparison:
     def run(self) -> None:
         self.say(str(self.machine))
         for run in range(1, self.plan.runs + 1):
+            if run > 1:
+                left = (time.monotonic() - self._began) / (run - 1) * (self.plan.runs - run + 1)
+                self.say(f"about {left / 60:.0f} min more")
             self.say(f"run {run} of {self.plan.runs}: what the machine allows")
             self._measure_limits()
             for contestant in self.plan.servers:
@@ -94,7 +100,8 @@ class Comparison:
                 self.turns.append(turn)
                 self.write()
         if self.plan.cross_check:
-            self.check = cross_check(self.bench, self.plan.servers[0], self.plan.workloads[0], self.say)
+            ours = next(contestant for contestant in self.plan.servers if contestant.family == "quire")
+            self.check = cross_check(self.bench, ours, self.plan.workloads[0], self.say)
             self.write()
 
     def _measure_limits(self) -> None:
@@ -102,9 +109,8 @@ class Comparison:
         command = [sys.executable, "-m", "comparison.floor", str(self.plan.model), *map(str, self.plan.workloads)]
         command += ["--threads", str(len(usable_cpus()))]
         command += ["--dtype", "bfloat16" if self.machine.has_avx512_bf16 else "float32"]
-        ended = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(HERE)}, check=False
-        )
+        environment = compute_environment(len(usable_cpus()), os.environ) | {"PYTHONPATH": str(HERE)}
+        ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
         if ended.returncode:
             raise ServerError(f"the floor could not be measured:\n{ended.stderr[-2000:]}")
         self.limits.append(json.loads(ended.stdout.splitlines()[-1]))
@@ -169,7 +175,7 @@ def parse_arguments(everyone: dict[str, Contestant]) -> argparse.Namespace:
         "--model", type=Path, help="a Llama's folder (default: random weights in SmolLM2-135M's shape, in the cache)"
     )
     parser.add_argument(
-        "--cross-check", action="store_true", help="put `vllm bench serve` beside our client, on the first server"
+        "--cross-check", action="store_true", help="put `vllm bench serve` beside our client, on one server of quire's"
     )
     parser.add_argument("--json", type=Path, default=OUT / "compare.json", help=f"(default: {OUT}/compare.json)")
     parser.add_argument("--plot", type=Path, help=f"a .png, .svg or .pdf (default: {OUT}/compare.png, none if quick)")
@@ -197,6 +203,8 @@ def plan_from(arguments: argparse.Namespace, everyone: dict[str, Contestant], co
     servers = [contestant for contestant in servers if contestant.name not in absent]
     if not servers:
         raise ValueError("nobody is left to measure")
+    if arguments.cross_check and (problem := _cross_check_problem(servers)):
+        raise ValueError(f"--cross-check: {problem}")
     workloads = QUICK if quick else tuple(parse_workload(text) for text in arguments.workloads.split(","))
     return Plan(
         model=_model(arguments.model, quick=quick, console=console),
@@ -210,6 +218,12 @@ def plan_from(arguments: argparse.Namespace, everyone: dict[str, Contestant], co
         plot=arguments.plot or (None if quick else OUT / "compare.png"),
         logs=arguments.json.parent / "logs",
     )
+
+
+def _cross_check_problem(servers: Sequence[Contestant]) -> str | None:
+    if not any(contestant.family == "quire" for contestant in servers):
+        return "name quire among --servers"
+    return None if VLLM.installed else "vLLM is not installed: python benchmarks/peers/install_vllm.py"
 
 
 def _model(asked: Path | None, *, quick: bool, console: Console) -> Path:

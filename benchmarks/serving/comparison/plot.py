@@ -20,7 +20,7 @@ def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], t
     from matplotlib.figure import Figure  # slow to import, and only this needs it
 
     table = rows(turns)
-    figure = Figure(figsize=(12, 9), layout="constrained")
+    figure = Figure(figsize=(11, 9), layout="constrained")
     figure.suptitle(title)
     top, *bottom = figure.subplot_mosaic("AAA;BCD", height_ratios=(3, 2)).values()
     _bars(top, table, lambda row: row.total_tokens_per_second, "total tokens/s", spread=True)
@@ -34,15 +34,23 @@ def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], t
                 linestyles="dashed",
                 label="floor: linear layers and attention alone" if place == 0 else None,
             )
-    top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    panels: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
-        ("median TTFT (ms)", lambda row: row.ttft_seconds and row.ttft_seconds * 1e3),
-        ("median ITL (ms)", lambda row: row.itl_seconds and row.itl_seconds * 1e3),
-        ("start to first token (s)", lambda row: row.start_seconds),
-    )
-    for axes, (name, value) in zip(bottom, panels, strict=True):
-        _bars(axes, table, value, name, spread=False)
+    figure.legend(loc="outside lower center", ncols=5)
+    _bars(bottom[0], table, lambda row: row.ttft_seconds and row.ttft_seconds * 1e3, "median TTFT (ms)", spread=False)
+    _bars(bottom[1], table, lambda row: row.itl_seconds and row.itl_seconds * 1e3, "median ITL (ms)", spread=False)
+    _starts(bottom[2], table)
     figure.savefig(path, dpi=110)
+
+
+def _starts(axes, table: Sequence[Row]) -> None:  # type: ignore[no-untyped-def]
+    """One bar a server: it starts once for all workloads."""
+    starts = {row.contestant: row.start_seconds for row in table if row.start_seconds is not None}
+    shades = _shades(table)
+    for place, (contestant, seconds) in enumerate(starts.items()):
+        colour, alpha = shades[contestant]
+        axes.bar(place, seconds, _BAR, color=colour, alpha=alpha)
+        axes.annotate(f"{seconds:,.1f}", (place, seconds), ha="center", va="bottom", fontsize=8)
+    axes.set_xticks(range(len(starts)), list(starts), fontsize=7, rotation=20)
+    axes.set(ylabel="start to first token (s)", ylim=(0, None))
 
 
 def _bars(axes, table: Sequence[Row], value: Callable[[Row], float | None], name: str, *, spread: bool) -> None:  # type: ignore[no-untyped-def]
@@ -65,17 +73,17 @@ def _bars(axes, table: Sequence[Row], value: Callable[[Row], float | None], name
             places,
             heights,
             width * 0.92,
-            label=contestant,
+            label=contestant if spread else None,
             color=colour,
             alpha=alpha,
-            yerr=ends if spread else None,
+            yerr=ends if spread and any(map(any, ends)) else None,
             capsize=2,
         )
         if spread:
-            for place, height in zip(places, heights, strict=True):
-                axes.annotate(f"{height:,.0f}", (place, height), ha="center", va="bottom", fontsize=8)
+            for place, height, row in zip(places, heights, mine, strict=True):
+                axes.annotate(f"{height:,.0f}", (place, row.spread[1]), ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(len(workloads)), [str(workload) for workload in workloads], fontsize=9 if spread else 7)
-    axes.set(ylabel=name, ylim=(0, None))
+    axes.set(ylabel=name, ylim=(0, None), xlim=(-0.5, len(workloads) - 0.5))
 
 
 def _shades(table: Sequence[Row]) -> dict[str, tuple[str, float]]:

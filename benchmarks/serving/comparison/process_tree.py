@@ -76,6 +76,10 @@ class ProcessTree:
             self._child.wait(_STOP_SECONDS)
         self._signal(signal.SIGKILL)
         self._child.wait()
+        # The next server is to have the memory of these.
+        until = time.monotonic() + _STOP_SECONDS
+        while session_rss_bytes(self._child.pid) and time.monotonic() < until:
+            time.sleep(0.02)
 
     def _signal(self, number: signal.Signals) -> None:
         # Its session's process group has the leader's number, also when the leader is gone.
