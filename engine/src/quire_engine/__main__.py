@@ -5,11 +5,15 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from time import monotonic
 
 from quire_engine import __version__, flags
+from quire_engine.config import EngineConfig
 from quire_engine.errors import EngineStartError, FlagsError, StartError
 from quire_engine.flag_help import help_text
 from quire_engine.flag_table import schema
+from quire_engine.ipc.process import Spawned, spawn
+from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
 from quire_engine.server.listen import listener_of
 from quire_engine.text.model_text import load_model_text
@@ -26,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     if "--flag-schema" in argv:
         print(json.dumps(schema(), indent=2))
         return 0
+    began = monotonic()
     try:
         config = flags.parse(argv, os.environ)
         config = replace(config, model=replace(config.model, path=pinned(config.model.path)))
@@ -35,10 +40,12 @@ def main(argv: list[str] | None = None) -> int:
         listener = listener_of(config.server)
         # One request's text is encoded on one core: threads for it would fight the engine's.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        text = load_model_text(config.model.path, config.text)
-        from quire_engine.server.serve import serve
+        # torch takes longest: the engine process loads it while this one loads the tokenizer and the server.
+        with _spawned(config) as engine:
+            text = load_model_text(config.model.path, config.text)
+            from quire_engine.server.serve import serve
 
-        return serve(config, folder, text, listener)
+            return serve(config, folder, text, listener, spawned=engine, began=began)
     except FlagsError as error:
         print(_problems(error), file=sys.stderr)
         return error.exit_code
@@ -47,6 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     except StartError as error:
         print(f"quire-engine: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _spawned(config: EngineConfig) -> Spawned:
+    try:
+        return spawn(config, RunnerFactory())
+    except OSError as error:
+        raise StartError(f"the engine process cannot be started: {error}") from error
 
 
 def _problems(error: FlagsError) -> str:

@@ -115,7 +115,7 @@ def test_message_arrives_as_it_was_sent(message: Any, way: Any) -> None:
 def test_configuration_reaches_the_engine_process_whole(make_config: Callable[..., EngineConfig]) -> None:
     config = make_config(policy="priority")
     wanted = start_up.StartUp(
-        address="ipc:///tmp/x", config=config, factory=start_up.RunnerFactory(options={"num_blocks": 3})
+        address="ipc:///tmp/x", began=2.5, config=config, factory=start_up.RunnerFactory(options={"num_blocks": 3})
     )
     line = start_up.encode(wanted)
     assert line.endswith(b"\n") and line.count(b"\n") == 1

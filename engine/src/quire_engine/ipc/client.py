@@ -21,6 +21,7 @@ from quire_engine.ipc.messages import (
     Stats,
     Submit,
 )
+from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.ipc.stream import Stream, Update
 from quire_engine.ipc.supervision import State, SupervisionOptions, Supervisor
@@ -52,9 +53,11 @@ class EngineClient:
         factory: RunnerFactory | None = None,
         supervision: SupervisionOptions | None = None,
         observer: Observer | None = None,
+        spawned: Spawned | None = None,
     ) -> None:
+        """``spawned`` is the first engine process, where it was begun before."""
         options = supervision or SupervisionOptions.of(config.engine_process)
-        self._supervisor = Supervisor(config, factory or RunnerFactory(), options, self)
+        self._supervisor = Supervisor(config, factory or RunnerFactory(), options, self, spawned)
         self._observer = observer
         self._streams: dict[int, Stream] = {}
         self._keys = count(1)

@@ -255,10 +255,12 @@ def serve(wanted: start_up.StartUp) -> int:
     channel = Channel(wanted.address)
     channel.send(Connected())
     doing = "loading the model"
+    process_seconds = monotonic() - wanted.began
     try:
         model = _load(wanted.factory, wanted.config)
         engine = make_engine(model, scheduler=wanted.config.scheduler, cache=wanted.config.cache)
-        channel.send(_ready(model, max_num_seqs=wanted.config.scheduler.max_num_seqs))
+        phases = {"process": process_seconds, **model.phase_seconds}
+        channel.send(_ready(model, phases, max_num_seqs=wanted.config.scheduler.max_num_seqs))
         # What was made while loading stays: the collector need not look through it again between steps.
         gc.collect()
         gc.freeze()
@@ -276,7 +278,7 @@ def serve(wanted: start_up.StartUp) -> int:
     return 1
 
 
-def _ready(model: LoadedModel, *, max_num_seqs: int) -> Ready:
+def _ready(model: LoadedModel, phase_seconds: dict[str, float], *, max_num_seqs: int) -> Ready:
     return Ready(
         pid=os.getpid(),
         model_bytes=model.model_bytes,
@@ -286,7 +288,7 @@ def _ready(model: LoadedModel, *, max_num_seqs: int) -> Ready:
         max_model_len=model.max_model_len,
         dtype=model.dtype,
         weights=model.weights,
-        phase_seconds=model.phase_seconds,
+        phase_seconds=phase_seconds,
         eos_token_ids=model.eos_token_ids,
         max_num_seqs=max_num_seqs,
     )

@@ -1,14 +1,22 @@
-"""One engine process, and the socket to it: started, spoken to, ended. Whether to start another is not decided here."""
+"""One engine process, and the socket to it: started, spoken to, ended. Whether to start another is not decided here.
+
+``spawn`` needs no event loop: the first process loads torch while the API process loads its own libraries.
+"""
 
 import asyncio
 import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
+from typing import Self
 
 import msgspec
 import zmq
@@ -50,19 +58,54 @@ def compute_environment(threads: int, environment: Mapping[str, str]) -> dict[st
     }
 
 
-class EngineProcess:
-    """Made by ``start_process``; ``end`` it in any case."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawned:
+    """An engine process that was begun and loads by itself; what it says waits in the socket until somebody follows it.
 
-    def __init__(self, child: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: Path) -> None:
-        self._child = child
-        self._socket = socket
-        self._folder = folder
+    Made by ``spawn``; leaving its context ends it, followed or not.
+    """
+
+    child: "subprocess.Popen[bytes]"
+    context: "zmq.Context[zmq.Socket[bytes]]"
+    socket: "zmq.Socket[bytes]"
+    folder: Path
+    """Of the socket's name."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
+        self.release()
+        self.child.wait()
+
+    def release(self) -> None:
+        """Everything but the process."""
+        assert self.child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.child.stdin.close()
+        self.context.destroy(linger=0)
+        self.unlink()
+
+    def unlink(self) -> None:
+        """Remove the socket's name: once the process is connected nobody else needs it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class EngineProcess:
+    """Follows a process from within an event loop; ``end`` it in any case."""
+
+    def __init__(self, spawned: Spawned) -> None:
+        self._spawned = spawned
+        self._socket = zmq.asyncio.Socket.shadow(spawned.socket)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        threading.Thread(target=_tell_the_end, args=(spawned.child, self._status), name="engine", daemon=True).start()
 
     @property
     def pid(self) -> int:
-        return self._child.pid
+        return self._spawned.child.pid
 
     def send(self, message: ToEngine) -> None:
         """Never waits; to be called once the process has said something, that is, is connected."""
@@ -73,12 +116,11 @@ class EngineProcess:
         return message
 
     def unlink(self) -> None:
-        """Remove the socket's name: once the process is connected nobody else needs it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._spawned.unlink()
 
     async def ended(self) -> str:
         """Waits for the end of the process; how it ended."""
-        status = await self._child.wait()
+        status = await asyncio.shield(self._status)
         if status >= 0:
             return f"the engine process ended with exit status {status}; its own words are above"
         name = signal.Signals(-status).name
@@ -87,39 +129,49 @@ class EngineProcess:
 
     async def end(self) -> None:
         """Kill what still runs, and leave nothing behind."""
-        with contextlib.suppress(ProcessLookupError):
-            self._child.kill()
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        await self._child.wait()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            await self._child.stdin.wait_closed()
+        self._spawned.child.kill()
+        await asyncio.shield(self._status)
         self._socket.close(linger=0)
-        self.unlink()
+        self._spawned.release()
 
 
-async def start_process(
-    context: zmq.asyncio.Context, config: EngineConfig, factory: start_up.RunnerFactory
-) -> EngineProcess:
+def _tell_the_end(child: "subprocess.Popen[bytes]", status: "asyncio.Future[int]") -> None:
+    code = child.wait()
+
+    def tell() -> None:
+        if not status.done():
+            status.set_result(code)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        status.get_loop().call_soon_threadsafe(tell)
+
+
+def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
+    """Begins an engine process. Raises OSError where none can be started."""
     folder = Path(tempfile.mkdtemp(prefix="quire-"))
     address = f"ipc://{folder}/engine"
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
-        socket.close(linger=0)
+        context.destroy(linger=0)
         folder.rmdir()
         raise OSError(f"no socket can be made in {folder}, which TMPDIR can change: {error}") from None
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
+    began = monotonic()
+    child = subprocess.Popen(
         # Nothing of the working directory is imported.
-        *("-P", "-m", "quire_engine.ipc.loop"),
-        stdin=asyncio.subprocess.PIPE,
+        (sys.executable, "-P", "-m", "quire_engine.ipc.loop"),
+        stdin=subprocess.PIPE,
         stdout=_STDERR,
         env=compute_environment(config.threads, os.environ),
     )
     assert child.stdin is not None
-    child.stdin.write(start_up.encode(start_up.StartUp(address=address, config=config, factory=factory)))
-    return EngineProcess(child, socket, folder)
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and that is told by its status
+        child.stdin.write(
+            start_up.encode(start_up.StartUp(address=address, began=began, config=config, factory=factory))
+        )
+        child.stdin.flush()
+    return Spawned(child=child, context=context, socket=socket, folder=folder)

@@ -22,6 +22,8 @@ class RunnerFactory(msgspec.Struct, frozen=True, kw_only=True):
 class StartUp(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """Where the API process listens, as ZeroMQ writes it."""
+    began: float
+    """When the process was started, by the monotonic clock."""
     config: EngineConfig
     factory: RunnerFactory
 

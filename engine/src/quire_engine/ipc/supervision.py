@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal, Protocol
 
-import zmq.asyncio
-
 from quire_engine.config import EngineConfig, EngineProcessOptions
 from quire_engine.errors import EngineStartError
 from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ping, Ready, Shutdown, ToEngine
-from quire_engine.ipc.process import EngineProcess, start_process
+from quire_engine.ipc.process import EngineProcess, Spawned, spawn
 from quire_engine.ipc.start_up import RunnerFactory
 
 logger = logging.getLogger(__name__)
@@ -89,13 +87,21 @@ class Owner(Protocol):
 
 
 class Supervisor:
-    def __init__(self, config: EngineConfig, factory: RunnerFactory, options: SupervisionOptions, owner: Owner) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        factory: RunnerFactory,
+        options: SupervisionOptions,
+        owner: Owner,
+        spawned: Spawned | None = None,
+    ) -> None:
+        """``spawned`` is the first process, where it was begun before."""
         self._config = config
         self._factory = factory
         self._options = options
         self._owner = owner
         self._budget = RestartBudget(options.restart_delays_seconds, options.restart_window_seconds)
-        self._context: zmq.asyncio.Context | None = None
+        self._spawned = spawned
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[Ready] | None = None
@@ -112,7 +118,6 @@ class Supervisor:
     async def start(self) -> Ready:
         """Returns when the engine is ready the first time; raises EngineStartError where it will not be."""
         assert self._task is None, "started twice"
-        self._context = zmq.asyncio.Context()
         self._started = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(self._started), name="engine supervisor")
         return await asyncio.shield(self._started)
@@ -135,8 +140,6 @@ class Supervisor:
         if self._started is not None and not self._started.done():
             self._started.set_exception(EngineStartError("stopped before the engine was ready"))
             self._started.exception()  # whoever waits for it is told; nobody has to
-        if self._context is not None:
-            self._context.destroy(linger=0)
 
     # --- from start to end, again and again ---
 
@@ -197,11 +200,12 @@ class Supervisor:
 
     async def _live(self, started: "asyncio.Future[Ready]") -> str:
         """One engine process from its start to its end; why it ended."""
-        assert self._context is not None
         try:
-            process = self._process = await start_process(self._context, self._config, self._factory)
+            spawned = self._spawned or spawn(self._config, self._factory)
         except OSError as error:
             return f"the engine process cannot be started: {error}"
+        self._spawned = None
+        process = self._process = EngineProcess(spawned)
         ready = asyncio.Event()
         listening = asyncio.create_task(self._listen(process, started, ready))
         ending = asyncio.create_task(process.ended())

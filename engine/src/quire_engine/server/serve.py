@@ -22,6 +22,7 @@ from quire_engine.config import EngineConfig
 from quire_engine.errors import TracingError, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready
+from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import ModelFolder
 from quire_engine.server.access import Access
@@ -56,11 +57,15 @@ def serve(
     listener: socket.socket,
     *,
     factory: RunnerFactory | None = None,
+    spawned: Spawned | None = None,
+    began: float | None = None,
 ) -> int:
     """Until told to end; the exit status. The folder was inspected and its text read, the socket listens.
 
-    ``factory`` stands in for the model in tests and benchmarks; no flag leads to it.
+    ``factory`` stands in for the model in tests and benchmarks; no flag leads to it. ``spawned`` is the engine process
+    where it loads already, and ``began`` when this one did.
     """
+    began = time.monotonic() if began is None else began
     logs.set_up(config.log)
     options = config.server
     try:
@@ -73,7 +78,9 @@ def serve(
                 local=options.uds is not None,
             )
             tracing = None if options.otlp_traces_endpoint is None else _tracing(options.otlp_traces_endpoint)
-            return uvloop.run(_Server(config, folder, text, access, tls, tracing, listener, factory).run())
+            return uvloop.run(
+                _Server(config, folder, text, access, tls, tracing, listener, factory, spawned, began).run()
+            )
     finally:
         if options.uds is not None:
             options.uds.unlink(missing_ok=True)
@@ -109,7 +116,10 @@ class _Server:
         tracing: "OtlpTracing | None",
         listener: socket.socket,
         factory: RunnerFactory | None,
+        spawned: Spawned | None,
+        began: float,
     ) -> None:
+        self._began = began
         self._config = config
         self._tls = tls
         self._tracing = tracing
@@ -119,7 +129,7 @@ class _Server:
         names = config.server.served_model_names or (folder.name,)
         limit = config.model.max_model_len or folder.max_position_embeddings or 2**17
         self._metrics = Metrics(names[0], limit)
-        self._engine = EngineClient(config, factory=factory, observer=self._metrics)
+        self._engine = EngineClient(config, factory=factory, observer=self._metrics, spawned=spawned)
         self._lifecycle = Lifecycle()
         options = config.server.admission
         self._admission = Admission(
@@ -200,7 +210,8 @@ class _Server:
         ready = await self._engine.start()
         if self._config.server.admission.max_queued_tokens is None:
             self._admission.max_tokens = _KV_FULLS_QUEUED * ready.num_blocks * ready.block_size
-        _log.info("ready: %s", _summary(self._metrics.model_name, ready))
+        _log.info("%s", _summary(ready))
+        _log.info("ready: %s", _phases(self._metrics.model_name, ready, time.monotonic() - self._began))
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self._stop.is_set():
@@ -243,10 +254,16 @@ async def _within(work: Callable[[], None], seconds: float) -> None:
         await asyncio.wait_for(done.wait(), seconds)
 
 
-def _summary(name: str, ready: Ready) -> str:
-    phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in ready.phase_seconds.items())
+def _summary(ready: Ready) -> str:
     return (
-        f"{name} in {ready.dtype}; weights {ready.weights}, {ready.model_bytes / 2**20:.1f} MiB; "
+        f"computes in {ready.dtype}; weights {ready.weights}, {ready.model_bytes / 2**20:.1f} MiB; "
         f"KV cache {ready.num_blocks} blocks of {ready.block_size} tokens, {ready.kv_cache_bytes / 2**20:.1f} MiB; "
-        f"at most {ready.max_model_len} tokens a request; {phases}"
+        f"at most {ready.max_model_len} tokens a request"
     )
+
+
+def _phases(name: str, ready: Ready, total: float) -> str:
+    """The last line of a start, with what it took; phases too short to tell are left out."""
+    told = {phase: f"{seconds:.1f}" for phase, seconds in ready.phase_seconds.items()}
+    parts = ", ".join(f"{phase} {seconds}" for phase, seconds in told.items() if seconds != "0.0")
+    return f"{name} in {total:.1f} s" + (f" ({parts})" if parts else "")
