@@ -1,5 +1,7 @@
 """The runtime under the CPU ops: exponential, rounding to storage, threads, where machine code is kept."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -131,6 +133,53 @@ def test_a_cache_folder_that_cannot_be_written_only_costs_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not cache_folder()
     assert "compiled kernels are not kept between starts" in caplog.text and "XDG_CACHE_HOME" in caplog.text
+
+
+def test_other_sources_or_another_numba_get_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Callable[[], bool]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() and cache_folder()
+    monkeypatch.setattr(numba, "__version__", "0.0.1")
+    assert cache_folder()
+    assert len(list((tmp_path / "quire" / "numba").iterdir())) == 2
+
+
+_COMPILES = """
+import sys, torch
+from quire_kernels.rms_norm.cpu import rms_norm
+print("imported", flush=True)
+sys.stdin.readline()
+x = torch.ones(3, 16)
+print(float(rms_norm(x, torch.ones(16), 1e-6, None).sum().round()))
+"""
+
+
+def test_two_first_starts_at_once_both_compute_and_leave_a_whole_cache(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _COMPILES]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+
+    def begin() -> "subprocess.Popen[str]":
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def result(process: "subprocess.Popen[str]") -> str:
+        out, _ = process.communicate(timeout=120)
+        return out.splitlines()[-1]
+
+    with begin() as first, begin() as second:
+        for process in (first, second):
+            assert process.stdout is not None and process.stdout.readline() == "imported\n"
+        for process in (first, second):
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        assert {result(first), result(second)} == {"48.0"}
+    kept = sorted((tmp_path / "quire" / "numba").rglob("*.nb*"))
+    written = [file.stat().st_mtime_ns for file in kept]
+    with begin() as third:
+        assert result(third) == "48.0"
+    assert kept and [file.stat().st_mtime_ns for file in kept] == written  # it compiled nothing
 
 
 OPS = ["rms_norm", "rotary", "store_kv", "activation", "paged_attention", "sampling"]
