@@ -1,25 +1,28 @@
+import logging
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from quire_engine.model.linear import (
     DeterministicLinearBackend,
+    HalfLinearBackend,
+    Int8LinearBackend,
     LinearBackend,
-    OneDnnLinearBackend,
+    PairLinearBackend,
     TorchLinearBackend,
+    candidates,
     choose_linear_backend,
     filled_up,
 )
+from quire_engine.model.linear.selection import Times, fastest
+from quire_kernels.packed_linear import supports_bfloat16
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 def backends(dtype: torch.dtype) -> list[LinearBackend]:
-    chosen = choose_linear_backend(dtype)
-    return [
-        TorchLinearBackend(dtype),
-        DeterministicLinearBackend(dtype),
-        *([chosen] if isinstance(chosen, OneDnnLinearBackend) else []),
-    ]
+    return [DeterministicLinearBackend(dtype), *candidates(dtype, may_round=True)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -30,9 +33,8 @@ def test_every_backend_computes_the_layer(dtype: torch.dtype, rows: int, with_bi
     weight, x = torch.randn(80, 48).to(dtype), torch.randn(rows, 48).to(dtype)
     bias = torch.randn(80).to(dtype) if with_bias else None
     expected = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    tolerance = 1e-4 if dtype == torch.float32 else 0.1
     for backend in backends(dtype):
-        found = backend.pack(weight, bias)(x)
+        found, tolerance = backend.pack(weight, bias)(x), {"float32": 1e-4, "fp16": 1e-2, "bf16": 0.1}[backend.weights]
         assert found.dtype == dtype
         torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=tolerance)
 
@@ -69,3 +71,85 @@ def test_the_deterministic_backend_gives_a_row_the_same_bits_in_every_batch(dtyp
 def test_weights_are_not_packed_for_a_gpu() -> None:
     assert isinstance(choose_linear_backend(torch.bfloat16, "cuda"), TorchLinearBackend)
     assert isinstance(choose_linear_backend(torch.bfloat16, "cuda", deterministic=True), DeterministicLinearBackend)
+
+
+def test_one_that_is_as_fast_as_another_is_the_first_of_them() -> None:
+    assert fastest({"a": (1.0, 4.0), "b": (2.0, 2.0)}, rounding="") == "a"
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ({"onednn": (0.2, 2.0), "torch": (0.3, 2.9)}, "onednn"),
+        ({"onednn": (0.2, 3.1), "torch": (0.3, 1.9)}, "torch"),  # by the mean of ratios, not the sum
+        ({"onednn": (0.2, 2.0), "fbgemm fp16": (0.18, 1.9)}, "onednn"),  # too little for what it rounds
+        ({"onednn": (0.2, 2.0), "fbgemm fp16": (0.1, 2.0)}, "fbgemm fp16"),
+        ({"fbgemm fp16": (9.0, 9.0)}, "fbgemm fp16"),
+    ],
+)
+def test_the_fastest_is_chosen_and_rounding_has_to_pay(times: Times, chosen: str) -> None:
+    assert fastest(times, rounding="fbgemm fp16") == chosen
+
+
+def test_what_was_timed_decides_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def take_times(found: tuple[LinearBackend, ...]) -> Times:
+        return {backend.name: (9.0 - place, 90.0) for place, backend in enumerate(found)}
+
+    with caplog.at_level(logging.INFO):
+        chosen = choose_linear_backend(torch.float32, take_times=take_times)
+    assert chosen.name == candidates(torch.float32)[-1].name
+    assert f"90.00 ms; chosen: {chosen.name}" in caplog.text
+
+
+def test_float32_is_held_in_half_only_where_nobody_asked_for_float32() -> None:
+    assert not any(isinstance(backend, HalfLinearBackend) for backend in candidates(torch.float32))
+    assert not any(isinstance(backend, HalfLinearBackend) for backend in candidates(torch.bfloat16, may_round=True))
+
+
+def test_a_layer_beyond_half_precision_keeps_its_weights_and_this_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    weight, x = torch.randn(24, 48), torch.randn(3, 48)
+    weight[5, 7] = 70_000.0
+    with caplog.at_level(logging.WARNING):
+        layer = HalfLinearBackend(TorchLinearBackend(torch.float32)).pack(weight, None)
+    torch.testing.assert_close(layer(x), x @ weight.t())
+    assert "a linear layer [24, 48] holds 70000, and float16 ends at 65504: its weights stay float32" in caplog.text
+
+
+def test_int8_is_chosen_when_asked_for_whatever_is_faster() -> None:
+    def fail(found: tuple[LinearBackend, ...]) -> Times:
+        raise AssertionError("nothing is to be timed")
+
+    for deterministic in (False, True):
+        chosen = choose_linear_backend(torch.float32, quantization="int8", deterministic=deterministic, take_times=fail)
+        assert isinstance(chosen, Int8LinearBackend) and chosen.weights == "int8" and chosen.bytes_per_weight == 1
+
+
+def test_an_int8_layer_is_close_to_its_weights_and_a_precise_one_is_its_weights() -> None:
+    torch.manual_seed(3)
+    backend = choose_linear_backend(torch.float32, quantization="int8")
+    weight, bias, x = torch.randn(80, 256), torch.randn(80), torch.randn(33, 256)
+    exact = torch.nn.functional.linear(x, weight, bias)
+    found = backend.pack(weight, bias)(x)
+    assert 1e-4 < (found - exact).std() / exact.std() < 0.02
+    torch.testing.assert_close(backend.pack(weight, bias, precise=True)(x), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: choose_linear_backend(torch.bfloat16, quantization="int8"),
+        pytest.param(
+            PairLinearBackend,
+            marks=pytest.mark.skipif(not supports_bfloat16(), reason="this CPU does not multiply pairs of bfloat16"),
+        ),
+    ],
+    ids=["int8", "pairs"],
+)
+def test_own_kernels_give_a_row_the_same_bits_in_every_batch(make: Callable[[], LinearBackend]) -> None:
+    torch.manual_seed(3)
+    for inputs in (200, 201):
+        layer = make().pack(torch.randn(80, inputs).to(torch.bfloat16), None)
+        x = torch.randn(37, inputs).to(torch.bfloat16)
+        whole = layer(x)
+        for rows in (1, 2, 16, 17):
+            assert all(torch.equal(layer(x[begin : begin + rows]), whole[begin : begin + rows]) for begin in (0, 3, 20))

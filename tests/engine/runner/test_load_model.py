@@ -141,3 +141,21 @@ def test_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
     )
     assert cpu_features(tmp_path / "cpuinfo") == {"fpu", "avx2", "avx512_bf16"}
     assert cpu_features(tmp_path / "absent") == frozenset()
+
+
+def test_int8_weights_are_reported_and_the_same_tokens_come_in_every_batch(
+    make_folder: Folder, engine_config: Config, start: Callable[..., Any]
+) -> None:
+    folder = make_folder()
+    model = load_model(engine_config(folder, quantization="int8"))
+    attention, mlp, norms = 64 * (64 + 2 * 32) + 64 * 64, 3 * 64 * 96, 2 * 64
+    multiplied = 2 * (attention + mlp) + 250 * 64
+    assert (model.weights, model.model_bytes) == ("int8", multiplied + 4 * (2 * norms + 64 + 250 * 64))
+    greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    alone, together = start(folder, quantization="int8"), start(folder, quantization="int8")
+    alone.add(1, [5, 6, 7], greedy)
+    for key in range(1, 9):
+        together.add(key, [5, 6, 7] if key == 1 else list(range(key, 5 * key)), greedy)
+    for running in (alone, together):
+        running.finish()
+    assert alone.tokens[1] == together.tokens[1] and len(alone.tokens[1]) == 12

@@ -46,7 +46,7 @@ EVERY_FLAG = """\
 def test_every_flag_reaches_the_configuration() -> None:
     argv = EVERY_FLAG.split()
     given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
-    assert given_flags == set(FLAGS) - {"enforce-eager"}, "this test sets every flag; that one rules out another"
+    assert given_flags == set(FLAGS) - {"enforce-eager", "quantization"}, "every flag but those that rule out another"
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
@@ -54,10 +54,12 @@ def test_every_flag_reaches_the_configuration() -> None:
     assert sorted(untouched) == [
         "device.enforce_eager",
         "model.path",
+        "model.quantization",
         "parallel.pipeline_parallel_size",
         "parallel.tensor_parallel_size",
     ]
     assert parse(["m", "--enforce-eager"], {}).device.enforce_eager
+    assert parse(["m", "--quantization", "int8"], {}).model.quantization == "int8"
     assert config.device.cudagraph_capture_sizes == (1, 8)
     assert (config.cache.kv_cache_memory_bytes, config.cache.swap_space_bytes) == (512 * 2**20, 2**20)
     assert config.scheduler.max_generation_stall_seconds == 0.1
@@ -139,6 +141,7 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--port"], "a value is missing"),
         (["m", "--device", "gpu"], "is not among auto, cpu, cuda"),
         (["m", "--device", "cpu", "--kv-cache-dtype", "fp8"], "needs a GPU, and --device is cpu"),
+        (["m", "--device", "cuda", "--quantization", "int8"], "--quantization int8 is for CPUs, and --device is cuda"),
         (["m", "--device", "cpu", "--cudagraph-capture-sizes", "8"], "is for a GPU, and --device is cpu"),
         (["m", "--enforce-eager", "--cudagraph-capture-sizes", "8"], "contradict each other"),
         (["m", "--cudagraph-capture-sizes", "8", "257"], "no step has more sequences than --max-num-seqs 256"),

@@ -310,6 +310,19 @@ def test_keys_and_values_of_one_byte_are_half_of_those_of_two() -> None:
     assert fp8.base_bytes == plain.base_bytes
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_int8_weights_take_a_byte_but_for_the_table_of_embeddings(tied: bool) -> None:
+    config = config_of({**LLAMA_3_8B, "tie_word_embeddings": tied})
+    table, parameters = config.vocab_size * config.hidden_size, config.parameters
+    plain, int8 = (
+        capacity.footprint(spec, config, parameters=parameters, dtype="bfloat16", device="cpu")
+        for spec in (spec_of(), spec_of(extraArgs=["--quantization", "int8"]))
+    )
+    assert (plain.weight_bytes, plain.weight_dtype) == (2 * parameters, "bfloat16")
+    assert (int8.weight_bytes, int8.weight_dtype) == (parameters + (2 if tied else 1) * table, "int8")
+    assert int8.kv_bytes_per_token == plain.kv_bytes_per_token
+
+
 def test_swap_space_is_taken_from_a_cpus_memory_and_not_from_a_gpus() -> None:
     config = config_of(LLAMA_3_8B)
     spec = spec_of(swapSpace="4Gi", maxModelLength=8192)

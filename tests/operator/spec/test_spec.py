@@ -262,6 +262,10 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"engine": {"extraArgs": ["--device", "cpu"]}}, "extraArgs[0]: --device is set by spec.resources"),
         ({"engine": {"extraArgs": ["--kv-cache-dtype", "fp8"]}}, "extraArgs: has --kv-cache-dtype fp8, which needs a"),
         ({"engine": {"extraArgs": ["--kv-cache-dtype=fp8"]}}, "set spec.resources.limits[nvidia.com/gpu] to 1"),
+        (
+            {"engine": {"extraArgs": ["--quantization", "int8"]}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
+            "extraArgs: has --quantization int8, which is for CPUs",
+        ),
         ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),
         ({"drain": {"timeout": "2h"}}, "spec.drain.timeout: must be <= 1h"),
         ({"podTemplate": []}, "spec.podTemplate: must be a mapping, got a list"),

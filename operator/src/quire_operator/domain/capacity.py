@@ -21,6 +21,7 @@ _GPU_RUNTIME_BYTES = 2**30
 _LOGITS_COPIES = 2
 """Float32 logits of every sequence, and once more while they are sampled."""
 _FP8_BYTES = 1
+_INT8_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,12 @@ class Footprint:
     """Of the memory that the weights are in; on a GPU swap space is elsewhere."""
     kv_groups: tuple[KVGroup, ...]
     kv_in_fp8: bool = False
+    weights_in_int8: bool = False
+    """Those that are multiplied by; embeddings are looked up in the arithmetic's own type."""
+
+    @property
+    def weight_dtype(self) -> str:
+        return "int8" if self.weights_in_int8 else self.dtype
 
     @property
     def kv_dtype(self) -> str:
@@ -116,7 +123,7 @@ def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeN
     return Footprint(
         dtype=dtype,
         parameters=parameters,
-        weight_bytes=parameters * width,
+        weight_bytes=_int8_bytes(config, parameters, width) if spec.engine.weights_in_int8 else parameters * width,
         workspace_bytes=workspace,
         swap_bytes=spec.engine.swap_space_bytes if device == "cpu" else 0,
         kv_groups=group_layers(
@@ -129,7 +136,15 @@ def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeN
             ),
         ),
         kv_in_fp8=in_fp8,
+        weights_in_int8=spec.engine.weights_in_int8,
     )
+
+
+def _int8_bytes(config: ModelConfig, parameters: int, width: int) -> int:
+    """The table that tokens are looked up in stays as it is; a head that is tied to it is held once more."""
+    table = config.vocab_size * config.hidden_size
+    multiplied = parameters if config.tied_embeddings else max(0, parameters - table)
+    return table * width + multiplied * _INT8_BYTES
 
 
 def limits(spec: Spec, config: ModelConfig) -> Limits:

@@ -84,7 +84,7 @@ def _sentence(spec: Spec, needs: Footprint, asked: Limits, small: TooSmall, memo
     share = spec.engine.kv_cache
     filled = f", of which it may fill {share.memory_percent} %" if isinstance(share, KVCacheShare) else ""
     parts = [
-        f"weights {format_bytes(needs.weight_bytes)} ({needs.dtype})",
+        f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype})",
         f"working space {format_bytes(needs.workspace_bytes)}",
         *([f"swap space {format_bytes(needs.swap_bytes)}"] if needs.swap_bytes else []),
         f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, asked))} for one sequence of "

@@ -63,7 +63,7 @@ def size(spec: Spec, facts: ModelFacts, *, folder: Path, share: Share, machine: 
             f"{spec.name} does not fit: a replica may use {format_bytes(share.memory_bytes)} here "
             f"and needs {format_bytes(fits.needed_bytes)}",
             details=[
-                f"weights {format_bytes(needs.weight_bytes)} ({needs.dtype}), "
+                f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype}), "
                 f"working space {format_bytes(needs.workspace_bytes)}",
                 f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, limits))} for one sequence of "
                 f"{limits.sequence_tokens:,} tokens; {format_bytes(fits.kv_cache_bytes)} are left for it",

@@ -110,6 +110,10 @@ def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
         fields.section("engine").problem(
             "extraArgs", "has --kv-cache-dtype fp8, which needs a GPU: set spec.resources.limits[nvidia.com/gpu] to 1"
         )
+    if engine.weights_in_int8 and resources.gpus:
+        fields.section("engine").problem(
+            "extraArgs", "has --quantization int8, which is for CPUs: leave it out, or spec.resources' nvidia.com/gpu"
+        )
     replicas = fields.integer("replicas", default=1)
     autoscaling = read_autoscaling(fields.section("autoscaling")) if fields.has("autoscaling") else None
     rollout = read_rollout(fields.section("rollout"))

@@ -83,6 +83,11 @@ class Engine:
         """Keys and values in one byte each."""
         return self._says("kv-cache-dtype", "fp8")
 
+    @property
+    def weights_in_int8(self) -> bool:
+        """Those of linear layers in one byte each."""
+        return self._says("quantization", "int8")
+
     def _says(self, flag: str, value: str) -> bool:
         return f"--{flag}={value}" in self.extra_args or (f"--{flag}", value) in pairwise(self.extra_args)
 
