@@ -16,7 +16,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     Raises ModelFolderError or FlagsError where the folder or the options cannot be served.
     """
     began = time.perf_counter()
-    # Modules are garbage to nobody: looking through them again and again makes a seventh of the time.
+    # Hundreds of modules stay: the collector would look through them again and again while they are loaded.
     gc.disable()
     try:
         from quire_engine.runner.startup import load
