@@ -472,6 +472,7 @@ STATUS: dict[str, Any] = {
         "meanPromptTokens": 800,
         "meanOutputTokens": 120,
         "learntTime": "2026-01-01T00:00:00Z",
+        "startUpSeconds": 95,
     },
     "autoscaling": {
         "desiredReplicas": 3,

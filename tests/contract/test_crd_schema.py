@@ -268,7 +268,7 @@ def test_what_the_autoscaler_keeps_has_its_place_in_status() -> None:
         kv_tokens=65536.0,
     )
     change = Change(time=1.0, from_replicas=1, to_replicas=2, reason="Arrivals", message="two", inputs={"need": 1.5})
-    record = ScalingRecord(rates=rates, rates_time=1.0).with_change(change)
+    record = ScalingRecord(rates=rates, rates_time=1.0, start_up_seconds=95).with_change(change)
     spec = Spec.parse(document("spec.autoscaling.maxReplicas", 3))
     assert isinstance(spec, Spec)
     known = {node.path for node in ALL_NODES}

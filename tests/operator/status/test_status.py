@@ -288,6 +288,7 @@ RECORD = ScalingRecord(
         kv_tokens=64_000.0,
     ),
     rates_time=50.0,
+    start_up_seconds=95,
 )
 
 
@@ -303,7 +304,21 @@ def test_a_record_of_the_autoscaler_comes_back_from_status_as_it_went() -> None:
         "meanPromptTokens": 500,
         "meanOutputTokens": 120,
         "learntTime": "1970-01-01T00:00:50.000Z",
+        "startUpSeconds": 95,
     }
+
+
+def test_a_start_up_is_kept_before_anything_else_was_learnt() -> None:
+    record = ScalingRecord(desired_replicas=2, start_up_seconds=95)
+    sections = scaling_sections(record, SCALED)
+    assert sections["capacity"] == {"startUpSeconds": 95}
+    assert scaling_record(sections) == record
+
+
+@pytest.mark.parametrize("written", [-5, 0, True, "95", 95.5, None, [95]])
+def test_a_start_up_that_is_no_number_of_seconds_counts_as_absent(written: object) -> None:
+    record = scaling_record({"autoscaling": {}, "capacity": {"startUpSeconds": written}})
+    assert record is not None and record.start_up_seconds is None
 
 
 FLOATS = st.floats(0, 1e6, allow_nan=False)

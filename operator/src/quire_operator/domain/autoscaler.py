@@ -6,23 +6,22 @@ where the figures come from. In order: which samples can be trusted (``supply``)
 (``limits``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire_operator.domain import demand
 from quire_operator.domain.demand import Load, Term
 from quire_operator.domain.flow import Increment, flow, increment, learnt
-from quire_operator.domain.history import Change, History, Move, Need, ScalingRecord
+from quire_operator.domain.history import Change, Flow, History, Move, Need, ScalingRecord
 from quire_operator.domain.limits import kept_moves, kept_needs
 from quire_operator.domain.margin import Margin
-from quire_operator.domain.observation import Observation, ReplicaSample
+from quire_operator.domain.observation import Observation, ReplicaSample, without_duplicates
 from quire_operator.domain.rates import Rates
 from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.spec.deployment import Spec
 from quire_operator.domain.spec.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.supply import Supply, known_samples, take_stock
 from quire_operator.domain.tuning import Tuning
-from quire_operator.domain.variation import Variation
 from quire_operator.domain.verdict import Demand, Situation, Verdict, judge
 
 _TOO_FEW = 0.99
@@ -90,7 +89,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     supply = take_stock(observation, known, now)
     history = _remember_flow(history, known, supply, policy, now)
     rates = _rates(history, known)
-    history = replace(history, variation=_variation(history, rates, policy, now))
+    history = _watched(history, observation, rates, policy, is_first=is_first, now=now)
     enforced = rules.mode is AutoscalingMode.ENFORCE
     load = Load.of(supply.fresh.values())
     demanded = _demand(policy, supply, load, observation, history, rates, now)
@@ -114,7 +113,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
             now=now,
         )
     )
-    inputs = _inputs(supply, load, demanded, observation)
+    inputs = _inputs(supply, load, demanded, observation, history)
     return Decision(
         time=now,
         current=supply.current,
@@ -175,14 +174,38 @@ def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None
     return history.evidence.rates(kv_tokens=kv_tokens, before=history.rates) or history.rates
 
 
-def _variation(history: History, rates: Rates | None, policy: Policy, now: float) -> Variation:
-    """With the work of this look, where anything was heard. Work that no number of replicas could do counts as what
-    they all could: one absurd figure must not be remembered for hours."""
+def _watched(
+    history: History, observation: Observation, rates: Rates | None, policy: Policy, *, is_first: bool, now: float
+) -> History:
+    """With how long replicas took to start, and, where anything was heard, with the work of this look."""
+    start_ups = history.start_ups.seen(without_duplicates(observation.replicas), is_first=is_first, now=now)
+    history = replace(history, start_ups=start_ups)
     if rates is None or not history.flows or history.flows[-1].time != now:
-        return history.variation
-    latest = history.flows[-1]
-    busy = demand.busy_replicas((latest,), rates, policy.max_sequences)
-    return history.variation.seen(min(busy, policy.autoscaling.max_replicas), seconds=latest.seconds)
+        return history
+    rules = policy.autoscaling
+
+    def busy(flow: Flow) -> float:
+        # Work that no number of replicas could do counts as what they all could: one absurd figure must not be
+        # remembered for hours.
+        return min(demand.busy_replicas((flow,), rates, policy.max_sequences), rules.max_replicas)
+
+    latest, of_late = history.flows[-1], _of_late(history, policy, now)
+    return replace(
+        history,
+        variation=history.variation.seen(busy(latest), seconds=latest.seconds),
+        rises=history.rises.seen(
+            sum(busy(flow) * flow.seconds for flow in of_late) / sum(flow.seconds for flow in of_late),
+            seconds=latest.seconds,
+            start_up=start_ups.usual,
+            window=rules.scale_down.window_seconds,
+            now=now,
+        ),
+    )
+
+
+def _of_late(history: History, policy: Policy, now: float) -> Sequence[Flow]:
+    """The flows that arrivals are averaged over."""
+    return [flow for flow in history.flows if flow.time > now - policy.tuning.flow_seconds]
 
 
 def _margin(
@@ -209,7 +232,7 @@ def _concluded(
     now: float,
 ) -> History:
     """With the decision among what was decided, and, if it is carried out, among what was moved."""
-    record, moves = history.record.with_rates(rates, now), history.moves
+    record, moves = history.record.with_rates(rates, now).with_start_up(history.start_ups.learnt), history.moves
     if verdict.desired == current:
         record = replace(record, desired_replicas=current)
     else:
@@ -277,8 +300,10 @@ def _terms(
             targets=policy.autoscaling.targets,
         )
     work = demand.work_term(
-        [flow for flow in history.flows if flow.time > now - policy.tuning.flow_seconds],
+        _of_late(history, policy, now),
         history.variation,
+        history.rises,
+        start_up=history.start_ups.usual,
         queued_prompt_tokens=load.queued_prompt_tokens,
         rates=rates,
         max_sequences=policy.max_sequences,
@@ -297,7 +322,9 @@ def _terms(
     return terms
 
 
-def _inputs(supply: Supply, load: Load, demanded: Demand, observation: Observation) -> dict[str, float]:
+def _inputs(
+    supply: Supply, load: Load, demanded: Demand, observation: Observation, history: History
+) -> dict[str, float]:
     inputs: dict[str, float] = {
         "replicas": supply.current,
         "ready": supply.ready,
@@ -309,6 +336,7 @@ def _inputs(supply: Supply, load: Load, demanded: Demand, observation: Observati
         "kvTokensUsed": load.kv_tokens_used,
         "needUp": demanded.need.up,
         "needDown": demanded.need.down,
+        "startUpSeconds": history.start_ups.usual,
     }
     if observation.held_requests is not None:
         inputs["heldRequests"] = observation.held_requests

@@ -12,6 +12,7 @@ from quire_operator.domain.margin import Margin
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.quantities import format_duration
 from quire_operator.domain.rates import Rates
+from quire_operator.domain.rises import Rises
 from quire_operator.domain.scaling_reasons import Reason
 from quire_operator.domain.spec.scaling import LatencyTarget, ScalingTargets
 from quire_operator.domain.tuning import Tuning
@@ -104,15 +105,17 @@ def gauge_terms(
 def work_term(
     flows: Sequence[Flow],
     variation: Variation,
+    rises: Rises,
     *,
+    start_up: float,
     queued_prompt_tokens: float,
     rates: Rates | None,
     max_sequences: int,
     percentile: int,
     tuning: Tuning,
 ) -> Term | None:
-    """What arrived of late, in busy replicas, with some to spare for how much it varies, and those that work off what
-    is queued.
+    """What arrived of late, in busy replicas, with some to spare for how much it varies and how far it rises while a
+    replica starts, and those that work off what is queued.
 
     None while too little is known.
     """
@@ -122,10 +125,14 @@ def work_term(
     busy = busy_replicas(flows, rates, max_sequences)
     # Where nothing came there is nothing to expect more of; the window remembers what came before.
     deviation = variation.deviation(busy) if busy > 0 else 0.0
-    spare = tuning.spare_replicas(deviation, percentile=percentile)
+    rise = rises.deviation(busy, start_up=start_up) if busy > 0 else 0.0
+    spare = tuning.spare_replicas(deviation, rise, percentile=percentile)
     if busy + spare > busy / _FULL:
         need = busy + spare
-        why = f"{busy:.2f} busy replicas and {spare:.2f} to spare for p{percentile}, as work varies by ±{deviation:.2f}"
+        why = (
+            f"{busy:.2f} busy replicas and {spare:.2f} to spare for p{percentile}, as work varies by ±{deviation:.2f} "
+            f"and rises by {rise:.2f} in the {start_up:.0f} s that replicas take to start"
+        )
     else:
         need = busy / _FULL
         why = f"{busy:.2f} busy replicas, over {_FULL}"

@@ -4,18 +4,22 @@
 ``status.autoscaling`` and ``status.capacity`` (or the local state file) and comes back after a restart.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from quire_operator.domain.margin import Margin
 from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.rates import Evidence, Rates
+from quire_operator.domain.rises import Rises
+from quire_operator.domain.startups import StartUps
 from quire_operator.domain.variation import Variation
 
 MAX_CHANGES = 10
 MAX_GAP_SECONDS = 120.0
 """Ticks further apart than this do not make one stretch of observed demand."""
-_RATES_TOLERANCE = 0.1
+_TOLERANCE = 0.1
+"""What was learnt anew is worth a write from such a difference on."""
 _RATES_SECONDS = 60.0
 
 
@@ -41,6 +45,8 @@ class ScalingRecord:
     """The last ``MAX_CHANGES``, oldest first."""
     rates: Rates | None = None
     rates_time: float = 0.0
+    start_up_seconds: int | None = None
+    """How long replicas take to start; None until one was watched."""
 
     def with_change(self, change: Change) -> "ScalingRecord":
         """Its decision becomes the last; one that is the same still, as nobody acted upon it, is not told twice."""
@@ -56,9 +62,16 @@ class ScalingRecord:
             return self
         if self.rates is not None:
             recent = 0 <= now - self.rates_time < _RATES_SECONDS
-            if recent or rates.is_near(self.rates, tolerance=_RATES_TOLERANCE):
+            if recent or rates.is_near(self.rates, tolerance=_TOLERANCE):
                 return self
         return replace(self, rates=rates, rates_time=now)
+
+    def with_start_up(self, seconds: float | None) -> "ScalingRecord":
+        """Another start-up, if it differs enough for a write; it is learnt only when a replica becomes ready."""
+        known = self.start_up_seconds
+        if seconds is None or (known is not None and math.isclose(seconds, known, rel_tol=_TOLERANCE, abs_tol=1.0)):
+            return self
+        return replace(self, start_up_seconds=max(1, round(seconds)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +130,10 @@ class History:
     """As they were learnt last."""
     variation: Variation = Variation()
     """How much arriving work varies."""
+    start_ups: StartUps = StartUps()
+    """How long replicas take to start."""
+    rises: Rises = Rises()
+    """How far work rises meanwhile."""
     margin: Margin = Margin()
     """What late first tokens taught."""
 
@@ -127,7 +144,7 @@ class History:
             Move(time=change.time, from_replicas=change.from_replicas, to_replicas=change.to_replicas)
             for change in record.changes
         )
-        return cls(record=record, moves=moves, rates=record.rates)
+        return cls(record=record, moves=moves, rates=record.rates, start_ups=StartUps(before=record.start_up_seconds))
 
     def forgetting_gaps(self, now: float) -> "History":
         """Without its memory of demand if the last tick was so long ago that what came between is unknown."""

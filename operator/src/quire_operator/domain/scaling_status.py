@@ -38,9 +38,10 @@ def autoscaling_status(record: ScalingRecord) -> dict[str, object]:
 
 def capacity_status(record: ScalingRecord, *, block_size: int) -> dict[str, object]:
     """``status.capacity``: what one replica was seen to hold and do; empty before that."""
+    start_up = {} if record.start_up_seconds is None else {"startUpSeconds": record.start_up_seconds}
     rates = record.rates
     if rates is None:
-        return {}
+        return {**start_up}
     return {
         "kvTokens": round(rates.kv_tokens),
         "kvBlocks": round(rates.kv_tokens) // block_size,
@@ -50,6 +51,7 @@ def capacity_status(record: ScalingRecord, *, block_size: int) -> dict[str, obje
         "meanPromptTokens": round(rates.mean_prompt_tokens),
         "meanOutputTokens": round(rates.mean_output_tokens),
         "learntTime": format_time(record.rates_time),
+        **start_up,
     }
 
 
@@ -72,6 +74,7 @@ def scaling_record(status: JSON) -> ScalingRecord | None:
         changes=tuple(change for change in changes if change is not None),
         rates=rates,
         rates_time=0.0 if rates is None else parse_time(capacity.get("learntTime")) or 0.0,
+        start_up_seconds=_count(capacity, "startUpSeconds") or None,
     )
 
 
@@ -116,16 +119,12 @@ def _change(item: JSON) -> Change | None:
 
 
 def _rates(capacity: JSON) -> Rates | None:
-    def number(name: str) -> int | None:
-        value = capacity.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
     step, prefill, decode = (
-        number("stepMicroseconds"),
-        number("prefillTokensPerSecond"),
-        number("decodeNanosecondsPerToken"),
+        _count(capacity, "stepMicroseconds"),
+        _count(capacity, "prefillTokensPerSecond"),
+        _count(capacity, "decodeNanosecondsPerToken"),
     )
-    prompt, output, kv = number("meanPromptTokens"), number("meanOutputTokens"), number("kvTokens")
+    prompt, output, kv = (_count(capacity, name) for name in ("meanPromptTokens", "meanOutputTokens", "kvTokens"))
     if step is None or prefill is None or decode is None or prompt is None or output is None or kv is None:
         return None
     return Rates(
@@ -136,6 +135,12 @@ def _rates(capacity: JSON) -> Rates | None:
         mean_output_tokens=float(output),
         kv_tokens=float(kv),
     )
+
+
+def _count(section: JSON, name: str) -> int | None:
+    """None for what is no whole number, or a negative one."""
+    value = section.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _amounts(section: JSON) -> dict[str, float]:
