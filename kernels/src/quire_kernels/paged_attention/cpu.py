@@ -31,6 +31,7 @@ from quire_kernels.cpu_runtime.scalars import (
     float_from_bits,
     int32_pointer,
     int64_pointer,
+    prefetch,
     storage_pointer,
     tanh_float32,
     to_float32,
@@ -43,6 +44,9 @@ _TILE_TOKENS = 16
 _PIECE_TOKENS = 256
 # Below this many multiplications, waking a second thread costs more than it saves.
 _PARALLEL_PRODUCTS = 1 << 18
+# Strips of keys that are asked for ahead, and values with them.
+_STRIPS_AHEAD = 4
+_DECODE_ROWS = 32
 # Larger than any sequence, small enough that adding to it does not overflow.
 _NO_WINDOW = 1 << 40
 
@@ -181,8 +185,10 @@ def _load_queries(block: Any, source: Any, row_bytes: Any, head_bytes: Any, grou
 
 
 @njit(fastmath=False)
-def _score_tokens(block: Any, queries: Any, strips: Any, count: Any, step: Any, scale: Any, scores: Any) -> None:
-    """Without fast arithmetic: every sum keeps its order."""
+def _score_tokens(
+    block: Any, queries: Any, strips: Any, first: Any, last: Any, step: Any, scale: Any, scores: Any
+) -> None:
+    """Of the tokens of some strips. Without fast arithmetic: every sum keeps its order."""
     rows, units = queries.shape
     multiply_keys(
         block,
@@ -190,13 +196,47 @@ def _score_tokens(block: Any, queries: Any, strips: Any, count: Any, step: Any, 
         units,
         rows,
         units,
-        strips.ctypes.data,
-        count,
+        strips.ctypes.data + first * 8,
+        last - first,
         step,
         scale,
-        scores.ctypes.data,
+        scores.ctypes.data + first * WIDTH * 4,
         scores.shape[1],
     )
+
+
+@njit
+def _find_strips(
+    table: Any,
+    begin: Any,
+    block_size: Any,
+    num_blocks: Any,
+    keys: Any,
+    values: Any,
+    strides: tuple[Any, Any, Any, Any],
+    strips: tuple[Any, Any],
+) -> Any:
+    """Writes where the keys and values of each 16 tokens from ``begin`` lie; False if a block is none of the cache.
+
+    strides  bytes from block to block and from token to token, of keys and of values
+    """
+    key_strips, value_strips = strips
+    for strip in range(key_strips.size):
+        token = begin + strip * WIDTH
+        index, within = table[token // block_size], token % block_size
+        if index < 0 or index >= num_blocks:
+            return False
+        key_strips[strip] = keys + index * strides[0] + within * strides[1]
+        value_strips[strip] = values + index * strides[2] + within * strides[3]
+    return True
+
+
+@njit
+def _prefetch_strips(strips: Any, first: Any, last: Any, size: Any, step: Any) -> None:
+    """``size`` bytes of each, of which there are 64 at a time ``step`` apart."""
+    for strip in range(first, last):
+        for place in range(strips[strip], strips[strip] + size, step):
+            prefetch(place, 1)
 
 
 @njit(fastmath=False)
@@ -320,11 +360,13 @@ def _attend_worker(block: Any) -> None:
     heads, kv_heads, dim, value_dim, num_blocks, block_size = a[14], a[15], a[16], a[17], a[18], a[19]
     piece_tokens, max_rows, window, scale, size = a[20], a[21], a[22], np.float32(float_from_bits(a[23])), a[24]
     soft_cap = np.float32(float_from_bits(a[27]))  # 0 is none
+    bends = soft_cap > np.float32(0.0) or a[29] != 0
     group = heads // kv_heads
     head_bytes = dim * size
     # The products take so many components or tokens at once.
     unit = 2 if is_in_pairs(block) else 1
     units = (dim + unit - 1) // unit
+    key_step = block_size * unit * size
     # Of one KV head in one block.
     key_bytes, value_bytes = block_size * units * unit * size, block_size * value_dim * size
     all_queries = np.empty((max_rows, units), dtype=np.float32)
@@ -355,24 +397,26 @@ def _attend_worker(block: Any) -> None:
             begin = max(piece * piece_tokens, first_block * block_size)
             end = min((piece + 1) * piece_tokens, context_len)
             count = (end - begin + WIDTH - 1) // WIDTH
-            for strip in range(count):
-                place = begin + strip * WIDTH
-                index, within = table[place // block_size], place % block_size
-                if index < 0 or index >= num_blocks:
-                    a[2] = 1
-                    return
-                key_strips[strip] = key_cache + (index * kv_heads + kv_head) * key_bytes + within * unit * size
-                value_strips[strip] = (
-                    value_cache + (index * kv_heads + kv_head) * value_bytes + within * value_dim * size
-                )
-            _score_tokens(block, queries, key_strips, count, block_size * unit * size, scale, scores)
+            key_place, value_place = key_cache + kv_head * key_bytes, value_cache + kv_head * value_bytes
+            strides = (kv_heads * key_bytes, unit * size, kv_heads * value_bytes, value_dim * size)
+            strips = (key_strips[:count], value_strips[:count])
+            if not _find_strips(table, begin, block_size, num_blocks, key_place, value_place, strides, strips):
+                a[2] = 1
+                return
+            for first in range(0, count, _STRIPS_AHEAD):
+                last = min(first + _STRIPS_AHEAD, count)
+                if rows <= _DECODE_ROWS:  # keys of a prompt's tile were read by the tile before
+                    ahead = min(last + _STRIPS_AHEAD, count)
+                    _prefetch_strips(key_strips, last, ahead, units * key_step, max(key_step, 64))
+                    _prefetch_strips(value_strips, first, last, WIDTH * value_dim * size, 64)
+                _score_tokens(block, queries, key_strips, first, last, key_step, scale, scores)
             for r in range(rows):
                 position = first_position + r // group
-                low, high = max(0, position + 1 - window - begin), min(end, position + 1) - begin
-                if low >= high:
-                    low = high = 0
-                head = kv_head * group + r % group
-                _adjust_scores(scores[r, low:high], soft_cap, a[29], head, begin + low - position)
+                low, high = max(0, position + 1 - window - begin), max(0, min(end, position + 1) - begin)
+                low = min(low, high)
+                if bends:
+                    head = kv_head * group + r % group
+                    _adjust_scores(scores[r, low:high], soft_cap, a[29], head, begin + low - position)
                 largest[r], totals[r] = _weigh_row(
                     block, scores[r], low, high, end - begin, largest[r], totals[r], attended[r]
                 )

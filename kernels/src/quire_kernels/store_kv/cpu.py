@@ -1,8 +1,13 @@
-"""store_kv on a CPU: a token per item."""
+"""store_kv on a CPU: a few tokens per item.
+
+A decoding sequence's block was last touched a whole step ago, and one token's key goes to as many lines of it as the
+head has components, or half. So the lines of an item's next token are asked for while one token is rotated.
+"""
 
 from typing import Any
 
 import numpy as np
+import torch
 from numba import carray, njit
 from torch import Tensor
 
@@ -16,6 +21,7 @@ from quire_kernels.cpu_runtime.scalars import (
     float32_pointer,
     float_from_bits,
     int64_pointer,
+    prefetch,
     storage_pointer,
     to_float32,
     to_storage,
@@ -26,6 +32,8 @@ from quire_kernels.store_kv import HeadNorm
 
 # Below this many elements, waking a second thread costs more than it saves.
 _PARALLEL_ELEMENTS = 1 << 15
+# Of an item, unless threads would go without one.
+_TOKENS_PER_ITEM = 8
 _POSITION_FAULT, _SLOT_FAULT = 1, 2
 
 
@@ -64,51 +72,88 @@ def _write_half_pairs(block: Any, value: Any, place: Any, value_dim: Any, offset
         row[2 * i + offset % 2] = value[i]
 
 
+@njit
+def _write_token(
+    block: Any, key: Any, value: Any, key_block: Any, value_block: Any, block_size: Any, value_dim: Any, offset: Any
+) -> None:
+    """``key_block``, ``value_block``: addresses of a KV head's in the token's block."""
+    if is_in_pairs(block):
+        _write_pairs(block, key, key_block, block_size, offset)
+        _write_half_pairs(block, value, value_block, value_dim, offset)
+        return
+    keys = carray(storage_pointer(block, key_block), key.size * block_size)
+    values = carray(storage_pointer(block, value_block), (offset + 1) * value_dim)
+    for i in range(key.size):
+        keys[i * block_size + offset] = key[i]
+    for i in range(value.size):
+        values[offset * value_dim + i] = value[i]
+
+
+@njit
+def _prefetch_token(slot: Any, place: Any, steps: Any, sizes: Any, layout: Any) -> None:
+    """A token's lines of the key and the value block of each KV head.
+
+    place   addresses of the keys and the values
+    steps   bytes from component to component of a key, and of a token's values
+    sizes   bytes of a head in a block, of keys and of values
+    layout  KV heads, tokens of a block, tokens that lie side by side, bytes of what a key has side by side
+    """
+    kv_heads, block_size, unit, width = layout
+    index, offset = slot // block_size, slot % block_size
+    for h in range(kv_heads):
+        keys = place[0] + (index * kv_heads + h) * sizes[0] + offset * width
+        for line in range(keys, keys + sizes[0], max(steps[0], 64)):
+            prefetch(line, 1)
+        prefetch(place[1] + (index * kv_heads + h) * sizes[1] + offset // unit * steps[1], steps[1])
+
+
 def _store_kv_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 27)
+    a = carray(counter, 29)
     items, q, q_bytes, k, k_bytes, v, v_bytes = a[1], a[3], a[4], a[5], a[6], a[7], a[8]
     q_heads, kv_heads, dim, size = a[9], a[10], a[11], a[12]
     table, width, table_rows = a[13], a[14], a[15]
-    positions, slots = carray(int64_pointer(a[16]), items), carray(int64_pointer(a[17]), items)
+    tokens, tokens_per_item = a[27], a[28]
+    positions, slots = carray(int64_pointer(a[16]), tokens), carray(int64_pointer(a[17]), tokens)
     key_cache, value_cache, num_blocks, block_size, value_dim = a[18], a[19], a[20], a[21], a[22]
     q_weight, k_weight = carray(storage_pointer(block, a[23]), dim), carray(storage_pointer(block, a[25]), dim)
     q_eps, k_eps = float_from_bits(a[24]), float_from_bits(a[26])
+    # Where pairs are multiplied, two components of a key lie side by side, and those of two tokens' values.
+    unit = 2 if is_in_pairs(block) else 1
+    steps = (block_size * unit * size, value_dim * unit * size)
+    sizes = ((dim + unit - 1) // unit * steps[0], block_size * value_dim * size)
+    layout = (kv_heads, block_size, unit, unit * size)
     while True:
-        token = fetch_add(counter, 0)
-        if token >= items:
+        taken = fetch_add(counter, 0)
+        if taken >= items:
             break
-        position, slot = positions[token], slots[token]
-        if position < 0 or position >= table_rows:
-            a[2] = 1
-            break
-        if slot < 0 or slot >= num_blocks * block_size:
-            a[2] = 2
-            break
-        cos_sin = carray(float32_pointer(table + position * width * 4), width)
-        for h in range(q_heads):
-            query = carray(storage_pointer(block, q + token * q_bytes + h * dim * size), dim)
-            if a[23] != 0:
-                _normalise_head(query, q_weight, dim, q_eps)
-            rotate_head(query, cos_sin, width // 2)
-        offset = slot % block_size
-        for h in range(kv_heads):
-            rows = (slot // block_size * kv_heads + h) * block_size  # token rows of earlier blocks and heads
-            key = carray(storage_pointer(block, k + token * k_bytes + h * dim * size), dim)
-            if a[25] != 0:
-                _normalise_head(key, k_weight, dim, k_eps)
-            rotate_head(key, cos_sin, width // 2)
-            value = carray(storage_pointer(block, v + token * v_bytes + h * dim * size), dim)
-            if is_in_pairs(block):
-                _write_pairs(block, key, key_cache + rows * (dim + dim % 2) * size, block_size, offset)
-                _write_half_pairs(block, value, value_cache + rows * value_dim * size, value_dim, offset)
-            else:
-                key_block = carray(storage_pointer(block, key_cache + rows * dim * size), dim * block_size)
-                for i in range(dim):
-                    key_block[i * block_size + offset] = key[i]
-                value_row = carray(storage_pointer(block, value_cache + (rows + offset) * value_dim * size), dim)
-                for i in range(dim):
-                    value_row[i] = value[i]
+        begin = taken * tokens_per_item
+        for token in range(begin, min(tokens, begin + tokens_per_item)):
+            position, slot = positions[token], slots[token]
+            if position < 0 or position >= table_rows:
+                a[2] = 1
+                return
+            if slot < 0 or slot >= num_blocks * block_size:
+                a[2] = 2
+                return
+            for ahead in range(token + (token > begin), min(token + 2, tokens, begin + tokens_per_item)):
+                if ahead == token or slots[ahead] // block_size != slot // block_size:
+                    _prefetch_token(slots[ahead], (key_cache, value_cache), steps, sizes, layout)
+            cos_sin = carray(float32_pointer(table + position * width * 4), width)
+            for h in range(q_heads):
+                query = carray(storage_pointer(block, q + token * q_bytes + h * dim * size), dim)
+                if a[23] != 0:
+                    _normalise_head(query, q_weight, dim, q_eps)
+                rotate_head(query, cos_sin, width // 2)
+            for h in range(kv_heads):
+                key = carray(storage_pointer(block, k + token * k_bytes + h * dim * size), dim)
+                if a[25] != 0:
+                    _normalise_head(key, k_weight, dim, k_eps)
+                rotate_head(key, cos_sin, width // 2)
+                value = carray(storage_pointer(block, v + token * v_bytes + h * dim * size), dim)
+                index = slot // block_size * kv_heads + h
+                key_block, value_block = key_cache + index * sizes[0], value_cache + index * sizes[1]
+                _write_token(block, key, value, key_block, value_block, block_size, value_dim, slot % block_size)
 
 
 _WORKER = Worker(_store_kv_worker)
@@ -127,6 +172,8 @@ def store_kv(
 ) -> None:
     tokens, q_heads, dim = q.shape
     size = q.element_size()
+    parallel = tokens * q.stride(0) >= _PARALLEL_ELEMENTS
+    per_item = max(1, min(_TOKENS_PER_ITEM, tokens // (2 * torch.get_num_threads()) if parallel else tokens))
     arguments = (
         q.data_ptr(),
         q.stride(0) * size,
@@ -150,8 +197,10 @@ def store_kv(
         cache.value_dim,
         *_norm_arguments(q_norm),
         *_norm_arguments(k_norm),
+        tokens,
+        per_item,
     )
-    fault = launch(_WORKER, q.dtype, tokens, arguments, parallel=tokens * q.stride(0) >= _PARALLEL_ELEMENTS)
+    fault = launch(_WORKER, q.dtype, -(-tokens // per_item), arguments, parallel=parallel)
     if fault == _POSITION_FAULT:
         refuse("store_kv", "positions", f"leave the table of {cos_sin.shape[0]} positions")
     if fault == _SLOT_FAULT:
