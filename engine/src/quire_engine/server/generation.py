@@ -69,6 +69,7 @@ class Generation:
     def __init__(self, desk: Desk, runs: list[_Run], caller: Caller) -> None:
         self._desk = desk
         self._runs = runs
+        self._under_way = len(runs)
         self._allowance = caller.allowance
         self._span = caller.span
         self._stop: RequestError | ClientGone | None = None
@@ -156,21 +157,19 @@ class Generation:
     # --- what the engine says ---
 
     async def _deltas(self) -> AsyncIterator[list[Delta]]:
-        updates = self._of_one(self._runs[0]) if len(self._runs) == 1 else self._of_many()
+        first, *others = self._runs
+        of_many = self._of_many() if others else None
         try:
-            async for batch in updates:
+            while True:
+                batch = [(first, await first.stream.read())] if of_many is None else await anext(of_many)
                 deltas = [delta for run, update in batch if (delta := self._take(run, update)) is not None]
                 if deltas:
                     yield deltas
-                if all(run.ended for run in self._runs):
+                if not self._under_way:
                     return
         except RequestError as error:
             self._stop = self._stop or error
             raise
-
-    async def _of_one(self, run: _Run) -> AsyncIterator[list[tuple[_Run, Update]]]:
-        while True:
-            yield [(run, await run.stream.read())]
 
     async def _of_many(self) -> AsyncIterator[list[tuple[_Run, Update]]]:
         # Bounded, so that what a slow client leaves unread waits in the streams, which bound it.
@@ -222,6 +221,7 @@ class Generation:
 
     def _finish(self, run: _Run, reason: str) -> None:
         run.ended = reason
+        self._under_way -= 1
         now = self._desk.now()
         prompt = len(run.choice.prompt_token_ids)
         if run.waiting:

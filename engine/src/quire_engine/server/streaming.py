@@ -98,7 +98,8 @@ class _EventStream(Response):
             async with asyncio.timeout(None) as deadline:
                 with _PatientSender(send, deadline) as sender:
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                    await self._send_events(sender)
+                    # A task of its own: a token then wakes this one coroutine, not all those that led here.
+                    await asyncio.create_task(self._send_events(sender))
         except (ClientGone, TimeoutError):
             _log.info("the client went away, its request is ended")
         finally:
