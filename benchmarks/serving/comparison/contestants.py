@@ -45,6 +45,7 @@ class Setting:
     model: Path
     port: int
     workloads: tuple[Workload, ...]
+    say: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,7 @@ def vllm_environment(peer: Peer) -> dict[str, str]:
 
 def _llama_cpp(name: str, outtype: str) -> Contestant:
     def launches(setting: Setting) -> list[Launch]:
-        weights = gguf(setting.model, outtype)
+        weights = gguf(setting.model, outtype, setting.say)
         return [
             Launch(command=_llama_server(weights, setting.port, workload), workloads=(workload,))
             for workload in setting.workloads
@@ -181,7 +182,7 @@ def _llama_server(weights: Path, port: int, workload: Workload) -> tuple[str, ..
     return (*command, "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--log-verbosity", "0")
 
 
-def gguf(model: Path, outtype: str) -> Path:
+def gguf(model: Path, outtype: str, say: Callable[[str], None]) -> Path:
     """``model`` as llama.cpp's own converter writes it, kept in the cache. Raises OSError, CalledProcessError."""
     stamp = (
         f"{model.resolve()} {(model / 'config.json').read_text()} {(model / 'model.safetensors').stat().st_mtime_ns}"
@@ -189,6 +190,7 @@ def gguf(model: Path, outtype: str) -> Path:
     name = f"{model.name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}-{outtype}.gguf"
     made = peers_folder() / "gguf" / name
     if not made.exists():
+        say(f"writing {made}, once, by llama.cpp's converter")
         made.parent.mkdir(parents=True, exist_ok=True)
         unfinished = made.with_suffix(".part")
         command = [str(LLAMA_CPP.python), str(PEERS / "llama_cpp_convert.py"), str(LLAMA_CPP.folder / SOURCE)]

@@ -53,7 +53,7 @@ class CrossCheck:
 def cross_check(bench: Bench, contestant: Contestant, workload: Workload, say: Say) -> CrossCheck:
     """Raises ServerError where the server or vLLM's client fails."""
     assert contestant.launches is not None
-    setting = Setting(model=bench.model, port=free_port(), workloads=(workload,))
+    setting = Setting(model=bench.model, port=free_port(), workloads=(workload,), say=say)
     (launch,) = contestant.launches(setting)
     base_url = f"http://127.0.0.1:{setting.port}"
     pairs = []
@@ -89,7 +89,7 @@ def compared(workload: str, pairs: Sequence[tuple[ClientFigures, ClientFigures]]
     """Of (ours, theirs) in each round."""
 
     def ratio(name: str) -> float:
-        return statistics.median(getattr(theirs, name) / getattr(ours, name) for ours, theirs in pairs)
+        return float(statistics.median(getattr(theirs, name) / getattr(ours, name) for ours, theirs in pairs))
 
     return CrossCheck(
         workload=workload,

@@ -32,7 +32,7 @@ def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], t
                 place + _BAR / 2,
                 colors="black",
                 linestyles="dashed",
-                label="floor: linear layers and attention alone" if place == 0 else None,
+                label="floor: linear layers and attention alone" if place == 0 else "",
             )
     figure.legend(loc="outside lower center", ncols=5)
     _bars(bottom[0], table, lambda row: row.ttft_seconds and row.ttft_seconds * 1e3, "median TTFT (ms)", spread=False)

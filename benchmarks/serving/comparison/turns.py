@@ -46,7 +46,7 @@ class Bench:
                 self._batches(contestant, contestant.batches, run, peaks, measured)
             else:
                 assert contestant.launches is not None
-                setting = Setting(model=self.model, port=free_port(), workloads=self.workloads)
+                setting = Setting(model=self.model, port=free_port(), workloads=self.workloads, say=self.say)
                 for launch in contestant.launches(setting):
                     self._served(contestant, launch, setting, run, starts, peaks, measured)
         except ServerError as error:
