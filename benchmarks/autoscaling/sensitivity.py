@@ -9,7 +9,7 @@ from the pods at the tick, or by a Prometheus each 15 s.
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +31,12 @@ _PROMETHEUS_SECONDS = 15.0
 _STARTUP_SECONDS = 120.0
 
 
-def variants(chosen: Parameters) -> dict[str, Parameters]:
-    """By what was changed. A number of replicas is whole and at least 1."""
+def variants(chosen: Parameters, only: Collection[str] = ()) -> dict[str, Parameters]:
+    """By what was changed. A number of replicas is whole and at least 1. ``only``: no other parameters than these."""
     found: dict[str, Parameters] = {AS_CHOSEN: chosen}
     for name, value in chosen.items():
+        if only and name not in only:
+            continue
         if name == "scrape_seconds":
             found["metrics from Prometheus"] = {**chosen, name: _PROMETHEUS_SECONDS}
             continue
@@ -55,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", required=True, metavar="FILE", help="or day; may be given again")
     parser.add_argument("--plot", type=Path, metavar="FILE")
+    parser.add_argument("--only", action="append", choices=list(QUIRE.space), help="this one; may be given again (all)")
     parser.add_argument("--jobs", type=at_least_one, default=usable_cores(), help="processes (%(default)s)")
     arguments = parser.parse_args()
     try:
@@ -62,7 +65,7 @@ def main() -> None:
     except TraceError as error:
         sys.exit(f"sensitivity.py: {error}")
     console = Console(width=None if sys.stdout.isatty() else 130)
-    there = variants(tuned(QUIRE))
+    there = variants(tuned(QUIRE), arguments.only or ())
     for load in loads:
         case = Case(load=load, startup_delay_seconds=_STARTUP_SECONDS, fault=FaultKind.NONE)
         with Workers(arguments.jobs) as workers:

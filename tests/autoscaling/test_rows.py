@@ -17,6 +17,7 @@ from quire_operator.domain.tuning import Tuning
 from quire_operator.simulation.scenario import Request
 from scenarios import TARGETS, Case, FaultKind
 from scoring import Score, Statics, reactive_bound, score_law
+from sensitivity import AS_CHOSEN, variants
 from tables import markdown, verdict
 from tune import cost, drawn, search
 
@@ -156,6 +157,15 @@ def test_what_was_chosen_is_in_the_space_it_was_chosen_from() -> None:
 def test_the_constants_compared_are_those_of_the_product() -> None:
     chosen, product = tuned(LAWS["quire"]), asdict(Tuning())
     assert {name: chosen[name] for name in product} == product
+
+
+def test_each_parameter_is_changed_by_itself_and_only_those_that_are_asked_for() -> None:
+    chosen = tuned(LAWS["quire"])
+    everything, some = variants(chosen), variants(chosen, ["spare", "rise"])
+    for changed in everything.values():
+        assert len([name for name in chosen if changed[name] != chosen[name]]) <= 1
+    assert len(some) == 1 + 2 * 4 and some.keys() < everything.keys()
+    assert {name.split()[0] for name in some} == {AS_CHOSEN.split()[0], "spare", "rise"}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
