@@ -148,9 +148,11 @@ def test_writes_where_it_is_told_to(fill_cache: Callable[..., Any]) -> None:
     assert torch.equal(out, paged_attention(q, filled.cache, plan, 1.0))
 
 
-def test_deterministic_a_token_has_the_same_bits_in_whatever_steps_it_comes(fill_cache: Callable[..., Any]) -> None:
-    filled = fill_cache([900, 90], kv_heads=2, head_dim=64, dtype=torch.float32)
-    queries = [torch.randn(length, 6, 64) for length in (900, 90)]
+def test_deterministic_a_token_has_the_same_bits_in_whatever_steps_it_comes(
+    dtype: torch.dtype, fill_cache: Callable[..., Any]
+) -> None:
+    filled = fill_cache([900, 90], kv_heads=2, head_dim=64, dtype=dtype)
+    queries = [torch.randn(length, 6, 64).to(dtype) for length in (900, 90)]
 
     def run(*chosen: tuple[int, int, int]) -> list[Tensor]:
         """The results of (sequence, tokens before, queries) as one batch."""
@@ -174,6 +176,22 @@ def test_deterministic_a_token_has_the_same_bits_in_whatever_steps_it_comes(fill
     assert torch.equal(torch.cat(parts), whole)
 
 
+@pytest.mark.parametrize(("query", "context"), [(1, 33), (1, 900), (20, 300)])
+def test_bfloat16_loses_little_more_than_the_rounding_of_its_result(
+    query: int, context: int, fill_cache: Callable[..., Any]
+) -> None:
+    filled = fill_cache([context], kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    batch = {"block_tables": filled.block_tables, "query_lens": [query], "context_lens": [context]}
+    q = torch.randn(query, 6, 64).bfloat16()
+    found = paged_attention(q, filled.cache, plan_attention(**batch, block_size=16), 0.125)
+    exact = reference.paged_attention(q.float(), filled.cache, **batch, scale=0.125)
+
+    def error(x: Tensor) -> float:
+        return float(((x.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).mean())
+
+    assert error(found) < 2.0 * error(exact.bfloat16())
+
+
 def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([600], kv_heads=1, head_dim=32, dtype=torch.float32)
     q = torch.randn(1, 1, 32)
@@ -185,11 +203,13 @@ def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> 
     assert torch.equal(paged_attention(q, filled.cache, plan, 1.0), before)
 
 
-def test_a_row_does_not_depend_on_its_batch_mates_or_the_threads(fill_cache: Callable[..., Any]) -> None:
+def test_a_row_does_not_depend_on_its_batch_mates_or_the_threads(
+    dtype: torch.dtype, fill_cache: Callable[..., Any]
+) -> None:
     contexts = [700, 40, 350]
     queries = [1, 17, 3]
-    filled = fill_cache(contexts, kv_heads=2, head_dim=64, dtype=torch.float32)
-    q = torch.randn(sum(queries), 6, 64)
+    filled = fill_cache(contexts, kv_heads=2, head_dim=64, dtype=dtype)
+    q = torch.randn(sum(queries), 6, 64).to(dtype)
 
     def run(chosen: list[int], rows: list[Tensor]) -> Tensor:
         plan = plan_attention(

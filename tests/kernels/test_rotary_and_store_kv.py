@@ -124,9 +124,11 @@ def test_store_kv_norms_each_head_before_it_turns_it(
         assert_close(caches[0].values, caches[1].values)
 
 
-def test_tokens_written_to_slots_are_read_back_in_order() -> None:
-    cache = cache_of(2, 20, torch.float32)
-    keys, values = torch.randn(21, 2, 20), torch.randn(21, 2, 20)
+@pytest.mark.parametrize("head_dim", [20, 21])
+def test_tokens_written_to_slots_are_read_back_in_order(head_dim: int, dtype: torch.dtype) -> None:
+    cache = cache_of(2, head_dim, dtype)
+    cache.keys.fill_(torch.nan)
+    keys, values = torch.randn(2, 21, 2, head_dim).to(dtype)
     blocks = torch.tensor([7, 2])
     slots = torch.cat((7 * 16 + torch.arange(16), 2 * 16 + torch.arange(5)))
     write_tokens(cache, slots, keys, values)
