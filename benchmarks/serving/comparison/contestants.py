@@ -179,7 +179,7 @@ def _llama_server(weights: Path, port: int, workload: Workload) -> tuple[str, ..
     command += ["--ctx-size", str(slot * workload.concurrency), "--threads", threads, "--threads-batch", threads]
     command += ["--flash-attn", "on", "--batch-size", "2048", "--ubatch-size", "512"]
     # Prompts are all different: neither a slot's last prompt nor copies of old ones in memory can be of use.
-    return (*command, "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--log-verbosity", "0")
+    return (*command, "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--log-verbosity", "2")
 
 
 def gguf(model: Path, outtype: str, say: Callable[[str], None]) -> Path:
