@@ -115,7 +115,7 @@ bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRA
 guard-update: $(VENV)/.dev ## Set tests/engine/guard/bounds.json to what a step and a streamed token cost now
 	PYTHONPATH=tests/engine/guard/support:benchmarks/serving $(BIN)/python -m quire_guard --update
 
-peers: $(VENV)/.runtime ## Install the peers that benchmarks/serving/compare.py measures beside quire (about half an hour)
+peers: $(VENV)/.runtime ## Install the peers that benchmarks/serving/compare.py measures beside quire (many minutes: it compiles one)
 	$(BIN)/python benchmarks/peers/install_vllm.py
 	$(BIN)/python benchmarks/peers/install_transformers.py
 	$(BIN)/python benchmarks/peers/install_llama_cpp.py

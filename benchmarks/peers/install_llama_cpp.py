@@ -5,8 +5,8 @@
 
 The source is the one that llama-cpp-python's source distribution on PyPI carries (77 MB). Needs a C++ compiler (Debian:
 `apt-get install g++`); cmake and ninja come from PyPI. Its converter of models gets an environment beside it, with
-torch (linked from uv's cache where that lies on the same disk; TORCH_SPEC names another). Building takes about eight
-minutes of two cores, at the lowest priority.
+torch (linked from uv's cache where that lies on the same disk; TORCH_SPEC names another). It compiles 206
+files, at the lowest priority: some minutes of two idle cores, 46 of two busy ones.
 """
 
 import os
