@@ -1,9 +1,10 @@
 """How long replicas take to start, how far work rises meanwhile, and what is to spare for it."""
 
 import math
+import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_operator.domain.history import ScalingRecord
@@ -12,6 +13,8 @@ from quire_operator.domain.rises import Rises
 from quire_operator.domain.startups import MAX_SECONDS, USUAL_SECONDS, StartUps
 from quire_operator.domain.tuning import Tuning
 
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100"))
+"""`make soak` asks for thousands."""
 PHASES = {
     "P": ReplicaPhase.PENDING,
     "L": ReplicaPhase.LOADING,
@@ -111,6 +114,7 @@ looks = st.lists(
 )
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(looks)
 def test_whatever_the_clock_and_the_replicas_do_a_start_up_is_positive_and_bounded(looks):
     seen = StartUps()
@@ -174,6 +178,7 @@ def test_nothing_is_said_of_a_rise_before_a_start_up_was_watched():
     assert risen(*range(11), start_up=120.0).seconds > 0.0
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 48), st.floats(0.1, 120), st.floats(15, MAX_SECONDS)), max_size=60),
     st.floats(0, 3600),
@@ -191,6 +196,7 @@ def test_a_rise_is_finite_and_remembers_no_more_than_it_needs(looks, window):
         assert math.isfinite(rises.deviation(busy, start_up=start_up))
 
 
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.floats(0, 50), st.floats(0, 50), st.floats(0, 50))
 def test_more_to_be_feared_never_asks_for_less_to_spare(deviation, rise, more):
     spare = Tuning().spare_replicas(deviation, rise, percentile=95)
