@@ -1,6 +1,6 @@
 """What the CPU that workers are compiled for can do.
 
-It is asked of numba, not of the machine: under ``NUMBA_CPU_NAME`` code is compiled for another one, and numba keeps the
+It is asked of numba, not of the machine: ``NUMBA_CPU_FEATURES`` has code compiled for another one, and numba keeps the
 machine code of each apart.
 """
 
