@@ -34,6 +34,9 @@ def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], t
                 linestyles="dashed",
                 label="floor: linear layers and attention alone" if place == 0 else "",
             )
+    # A floor may lie above every bar.
+    top.autoscale(axis="y")
+    top.set_ylim(bottom=0)
     figure.legend(loc="outside lower center", ncols=5)
     _bars(bottom[0], table, lambda row: row.ttft_seconds and row.ttft_seconds * 1e3, "median TTFT (ms)", spread=False)
     _bars(bottom[1], table, lambda row: row.itl_seconds and row.itl_seconds * 1e3, "median ITL (ms)", spread=False)
