@@ -30,6 +30,9 @@ TakeTimes = Callable[[tuple[LinearBackend, ...]], Times]
 
 _log = logging.getLogger(__name__)
 
+WORTH_LEAVING = 1.1
+"""How many times faster than the first another must be: times are taken beside whatever else the machine does, and the
+first has more to it than speed."""
 WORTH_ROUNDING = 1.15
 """How many times faster a backend must be that rounds the weights once more."""
 
@@ -79,12 +82,15 @@ def candidates(dtype: torch.dtype, *, may_round: bool = False) -> tuple[LinearBa
 
 
 def fastest(times: Times, *, rounding: str) -> str:
-    """The least geometric mean over the numbers of rows; of those alike the first. ``rounding`` names the one that must
-    be ``WORTH_ROUNDING`` times faster than all others."""
+    """The least geometric mean over the numbers of rows, but for what ``WORTH_LEAVING`` the first is, and
+    ``WORTH_ROUNDING`` taking the one named ``rounding``."""
+    first = next(iter(times))
 
     def cost(name: str) -> float:
         mean = math.exp(sum(map(math.log, times[name])) / len(times[name]))
-        return mean * WORTH_ROUNDING if name == rounding else mean
+        if name == rounding:
+            return mean * WORTH_ROUNDING
+        return mean if name == first else mean * WORTH_LEAVING
 
     return min(times, key=cost)
 

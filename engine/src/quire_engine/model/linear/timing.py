@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 ROWS = (16, 256)
 """A step that decodes, and one with a prompt in it."""
-_TURNS = 5
+_TURNS = 7
 _LEAST_WIDTH, _MOST_WIDTH = 256, 1024
 
 
