@@ -14,8 +14,6 @@ from numba.extending import intrinsic
 
 # Re-associating sums lets LLVM vectorise them. NaN and infinity keep their meaning: a masked score is -inf.
 FAST: Any = {"reassoc", "contract", "nsz", "arcp"}
-# For loops that look for the largest: only without NaN is that a vector operation.
-FAST_WITHOUT_NAN: Any = FAST | {"nnan"}
 
 _F32 = ir.FloatType()
 _F16 = ir.HalfType()
