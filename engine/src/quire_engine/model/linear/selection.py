@@ -31,8 +31,7 @@ TakeTimes = Callable[[tuple[LinearBackend, ...]], Times]
 _log = logging.getLogger(__name__)
 
 WORTH_LEAVING = 1.1
-"""How many times faster than the first another must be: times are taken beside whatever else the machine does, and the
-first has more to it than speed."""
+"""How many times faster than the first another must be: times are taken beside whatever else the machine does."""
 WORTH_ROUNDING = 1.15
 """How many times faster a backend must be that rounds the weights once more."""
 
@@ -71,10 +70,10 @@ def choose_linear_backend(
 def candidates(dtype: torch.dtype, *, may_round: bool = False) -> tuple[LinearBackend, ...]:
     """What can multiply in this dtype here, the likeliest first."""
     found: list[LinearBackend] = []
-    if dtype == torch.bfloat16 and supports_bfloat16():
-        found.append(PairLinearBackend())
     if _packs(dtype):
         found.append(OneDnnLinearBackend(dtype))
+    if dtype == torch.bfloat16 and supports_bfloat16():
+        found.append(PairLinearBackend())
     found.append(TorchLinearBackend(dtype))
     if may_round and dtype == torch.float32 and _widens_half():
         found.append(HalfLinearBackend(found[0]))
