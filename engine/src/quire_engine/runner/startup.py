@@ -20,7 +20,6 @@ from quire_engine.model.linear.timing import layer_width, take_times
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype, resolve_gpu_dtype
 from quire_engine.runner.cache_size import CacheDemand
-from quire_engine.runner.cpu_start import start_on_cpu
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device_choice import Gpu, NoDevice, OnCpu, OnGpu, choose_device, kv_dtype_problem
 from quire_engine.runner.device_search import find_devices
@@ -64,6 +63,8 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         sizes = graph_sizes(config, is_native=candidate.is_native)
         warm = start_on_device(config, model, sizes=sizes, memory=memory)
     else:
+        from quire_engine.runner.cpu_start import start_on_cpu  # needs numba
+
         warm = start_on_cpu(config, model, threads=threads)
     phases = {
         "import": import_seconds,
