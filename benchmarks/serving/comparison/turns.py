@@ -95,7 +95,7 @@ class Bench:
     async def _run(self, base_url: str, workload: Workload, *, rounds: int, seed: int) -> Summary:
         questions = conversations(workload, rounds=rounds, vocabulary=self.vocabulary, seed=seed)
         target = client.Target(base_url=base_url, model="model", endpoint="completions")
-        async with client.open_session(None) as session:
+        async with client.open_session(None, keep_alive=False) as session:
             outcomes = await client.run(
                 session,
                 target,

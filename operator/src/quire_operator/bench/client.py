@@ -75,10 +75,13 @@ async def discover_model(session: aiohttp.ClientSession, base_url: str) -> list[
         return [model["id"] for model in (await response.json())["data"]]
 
 
-def open_session(api_key: str | None) -> aiohttp.ClientSession:
-    """A session without a limit on connections: the load is the workload's to bound."""
+def open_session(api_key: str | None, *, keep_alive: bool = True) -> aiohttp.ClientSession:
+    """A session without a limit on connections: the load is the workload's to bound.
+
+    Without ``keep_alive`` each request has a connection of its own, for servers that close one without saying so.
+    """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=not keep_alive), headers=headers)
 
 
 async def run(
