@@ -47,7 +47,10 @@ class Bench:
         self.config = EngineConfig(
             model=ModelOptions(path=folder, dtype=dtype, load_format="dummy" if dummy else "safetensors"),
             cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=kv_cache_bytes),
-            scheduler=SchedulerOptions(max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS),
+            # Prompts in one go: a step that decodes must not have a part of another's prompt in it.
+            scheduler=SchedulerOptions(
+                max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS, max_generation_stall_seconds=0.0
+            ),
             parallel=ParallelOptions(),
             server=ServerOptions(),
             threads=threads,
@@ -58,7 +61,7 @@ class Bench:
         """An engine whose ``batch`` sequences, of about ``context`` tokens, have ``steps`` decode steps before them."""
         engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
         self._submit(engine, batch, context, steps + 1)
-        while engine.gauges().num_running < batch or engine.gauges().queued_tokens:
+        while (now := engine.gauges()).num_running < batch or now.queued_tokens or now.prefilling_tokens:
             engine.step()
         return engine
 

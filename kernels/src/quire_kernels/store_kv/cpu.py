@@ -31,7 +31,7 @@ from quire_kernels.rotary.cpu import rotate_head
 from quire_kernels.store_kv import HeadNorm
 
 # Below this many elements, waking a second thread costs more than it saves.
-_PARALLEL_ELEMENTS = 1 << 15
+_PARALLEL_ELEMENTS = 1 << 13
 # Of an item, unless threads would go without one.
 _TOKENS_PER_ITEM = 8
 _POSITION_FAULT, _SLOT_FAULT = 1, 2
