@@ -170,13 +170,21 @@ def cells(row: Row) -> list[str]:
 
 
 def plot(file: Path, series: str, rows: Sequence[Row], title: str) -> None:
+    from matplotlib.ticker import LogLocator, StrMethodFormatter  # slow to import, and only a plot needs it
+
     figure = new_figure(title, width=7)
     axes = figure.subplots()
     places = [row.place for row in rows]
     axes.plot(places, [row.tokens_per_second for row in rows], "o-", label="measured")
     axes.plot(places, [row.allowed_tokens_per_second for row in rows], "k--", label="memory and arithmetic allow")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    values = [value for row in rows for value in (row.tokens_per_second, row.allowed_tokens_per_second)]
+    if max(values) > 10 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    else:
+        axes.set_ylim(bottom=0.0)
     axes.set_xticks(places, [f"{place:,.0f}" for place in places])
     axes.minorticks_off()
     axes.set(xlabel=AXES[series], ylabel="tokens/s generated")
@@ -203,7 +211,7 @@ def main() -> None:
         for row in bar.track(measure_all(arguments, points), total=sum(map(len, points.values()))):
             rows.append(row)
     columns = ("against", "model", "sequences", "context", "ms a step", "tokens/s", "allowed", "share")
-    rows.sort(key=lambda row: list(AXES).index(row.series))
+    rows.sort(key=lambda row: (list(AXES).index(row.series), row.place))
     dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
     note = f"{dtypes}, {arguments.threads} threads; allowed: by memory and arithmetic as measured right after each"
     show("Tokens/s as work grows", columns, [cells(row) for row in rows], (note,))
