@@ -1,6 +1,7 @@
 """With how many threads a step computes."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,22 +39,10 @@ def test_small_layers_are_shared_from_many_tokens_on(
     assert found == SharedFrom(asleep=asleep, spinning=spinning)
 
 
-class Waiting:
-    """How threads wait, as said."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def spin(self) -> None:
-        self.calls.append("spin")
-
-    def sleep(self) -> None:
-        self.calls.append("sleep")
-
-
 @pytest.mark.parametrize(("queued", "used"), [(0.0, [1, 2, 2, 2, 1]), (None, [1, 1, 2, 2, 1])], ids=["spin", "sleep"])
 def test_each_step_gets_the_threads_its_size_calls_for(queued: float | None, used: list[int]) -> None:
-    waits = Waits(Waiting(), threads=2, queued_seconds=lambda: queued)
+    switch = SimpleNamespace(spin=lambda: None, sleep=lambda: None)
+    waits = Waits(switch, threads=2, queued_seconds=lambda: queued)
     chooser = ThreadChooser(2, shared_from=SharedFrom(asleep=36, spinning=9), waits=waits)
     found = []
     for tokens in (1, 35, 36, 500, 2):

@@ -1,0 +1,82 @@
+"""How paged_attention on a CPU cuts a batch into work.
+
+Queries are cut into *tiles* of up to 16 tokens of one sequence, the context into *pieces* of 256 tokens. A tile of a
+prompt goes over its pieces in one item; a sequence with few queries, as in decoding, makes each piece an item, so that
+one long sequence still occupies all threads. Tiles and pieces do not depend on the batch or on the number of threads,
+so neither does a result.
+
+Legend: B sequences, M blocks of the longest.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+_TILE_TOKENS = 16
+_PIECE_TOKENS = 256
+# Larger than any sequence, small enough that adding to it does not overflow.
+_NO_WINDOW = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuPlan:
+    """See ``_plan_tiles`` for the columns."""
+
+    num_tokens: int
+    block_tables: Tensor  # [B, M]
+    window: int
+    piece_tokens: int
+    tiles: np.ndarray  # int64 [7, tiles]
+    items: np.ndarray  # int64 [3, items]
+    num_partials: int
+    max_tile_tokens: int
+    products: int  # query tokens x context tokens
+
+
+def plan_attention(
+    block_tables: Tensor,
+    query: np.ndarray,
+    context: np.ndarray,
+    block_size: int,
+    window: int | None,
+    workspace: None,
+    deterministic: bool,
+) -> CpuPlan:
+    piece_tokens = max(block_size, _PIECE_TOKENS // block_size * block_size)
+    reach = _NO_WINDOW if window is None else window
+    tiles = _plan_tiles(query, context, piece_tokens, reach)
+    pieces = tiles[5]
+    # Pieces that were attended apart add up to other bits than those that one item went over.
+    is_split = (pieces > 1) & (query[tiles[0]] <= _TILE_TOKENS) & (not deterministic)
+    tiles[6] = np.where(is_split, pieces, 1)
+    counts = tiles[6]
+    tile = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
+    items = np.stack((tile, tiles[4][tile] + within, np.where(is_split, 1, pieces)[tile]))
+    return CpuPlan(
+        num_tokens=int(query.sum()),
+        block_tables=block_tables,
+        window=reach,
+        piece_tokens=piece_tokens,
+        tiles=tiles,
+        items=items,
+        num_partials=len(tile) if is_split.any() else 0,
+        max_tile_tokens=int(tiles[2].max()),
+        products=int((query * context).sum()),
+    )
+
+
+def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach: int) -> np.ndarray:
+    """[7, tiles]: row of the block tables, first query, queries, context up to and with the last query, first piece
+    seen, pieces seen, and (left empty) items."""
+    counts = -(-query // _TILE_TOKENS)
+    owner = np.repeat(np.arange(len(query)), counts)
+    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * _TILE_TOKENS
+    tokens = np.minimum(_TILE_TOKENS, query[owner] - offset)
+    ends = (context - query)[owner] + offset + tokens
+    first_seen = np.maximum(0, ends - tokens + 1 - reach)
+    first_piece = first_seen // piece_tokens
+    pieces = (ends - 1) // piece_tokens - first_piece + 1
+    first_query = (np.cumsum(query) - query)[owner] + offset
+    return np.stack((owner, first_query, tokens, ends, first_piece, pieces, np.zeros_like(owner)))
