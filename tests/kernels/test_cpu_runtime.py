@@ -110,8 +110,9 @@ def cache_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     """The function that finds the cache folder, as in a fresh process; numba is pointed back afterwards."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    find: Callable[[], bool] = import_module("quire_kernels.cpu_runtime.cache").use_cache_folder.__wrapped__
-    return find
+    cache = import_module("quire_kernels.cpu_runtime.cache")
+    monkeypatch.setattr(cache, "_folder", cache._folder.__wrapped__)
+    return lambda: bool(cache.use_cache_folder("float32"))
 
 
 def test_machine_code_is_kept_in_the_cache_folder(
@@ -143,6 +144,25 @@ def test_other_sources_or_another_numba_get_another_folder(
     monkeypatch.setattr(numba, "__version__", "0.0.1")
     assert cache_folder()
     assert len(list((tmp_path / "quire" / "numba").iterdir())) == 2
+
+
+def test_each_storage_type_has_a_folder_so_that_two_starts_never_write_one_index_with_different_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Callable[[], bool]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for storage in (torch.float32, torch.bfloat16):
+        Worker(_count_worker).address(storage)
+    indexes = list((tmp_path / "quire" / "numba").rglob("*.nbi"))
+    assert {index.relative_to(tmp_path / "quire" / "numba").parts[1] for index in indexes} == {"float32", "bfloat16"}
+
+
+def test_no_worker_is_a_closure() -> None:
+    """numba never finds one on disk whose cells hold compiled functions."""
+    root = Path(import_module("quire_kernels").__file__).parent
+    names = [f"quire_kernels.{source.parent.name}.cpu" for source in root.glob("*/cpu.py")]
+    workers = [found for name in names for found in vars(import_module(name)).values() if isinstance(found, Worker)]
+    assert len(workers) > 10
+    assert [worker for worker in workers if worker._function.__closure__] == []
 
 
 _COMPILES = """

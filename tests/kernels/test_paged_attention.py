@@ -192,6 +192,21 @@ def test_bfloat16_loses_little_more_than_the_rounding_of_its_result(
     assert error(found) < 2.0 * error(exact.bfloat16())
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_is_not_a_number_is_seen_in_the_result(deterministic: bool, fill_cache: Callable[..., Any]) -> None:
+    """Also where the pieces of a long context are attended apart and merged."""
+    filled = fill_cache([600], kv_heads=1, head_dim=32, dtype=torch.float32)
+    plan = plan_attention(
+        block_tables=filled.block_tables,
+        query_lens=[1],
+        context_lens=[600],
+        block_size=16,
+        deterministic=deterministic,
+    )
+    filled.cache.keys[filled.block_tables[0, 0]] = torch.nan
+    assert paged_attention(torch.randn(1, 1, 32), filled.cache, plan, 1.0).isnan().all()
+
+
 def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([600], kv_heads=1, head_dim=32, dtype=torch.float32)
     q = torch.randn(1, 1, 32)

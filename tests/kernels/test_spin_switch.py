@@ -25,6 +25,14 @@ def test_asking_twice_is_asking_once() -> None:
     assert sleepers() == 0
 
 
+def test_a_machine_of_many_cpus_is_not_filled_with_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libgomp ends the process where a limit on threads keeps it from making them."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))
+    switch = SpinSwitch(threads=2)
+    switch.sleep()
+    assert sleepers() == 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings libgomp on Linux")
 def test_more_threads_than_cpus_are_managed_while_threads_sleep() -> None:
     """What libgomp's rule asks for, seen from outside: the threads of this process."""

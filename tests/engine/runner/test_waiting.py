@@ -119,5 +119,8 @@ def test_the_account_is_the_sum_over_threads(tmp_path: Path) -> None:
         (tmp_path / name / "schedstat").write_text(text)
     (tmp_path / "10").mkdir()  # ended in between
     assert seconds_in_run_queues(tmp_path) == 1.5
+    (tmp_path / "uncounted" / "7").mkdir(parents=True)
+    (tmp_path / "uncounted" / "7" / "schedstat").write_text("0 0 0\n")  # a kernel that was built without counting
+    assert seconds_in_run_queues(tmp_path / "uncounted") is None
     assert seconds_in_run_queues(tmp_path / "none") is None
     assert seconds_in_run_queues(tmp_path / "10") is None

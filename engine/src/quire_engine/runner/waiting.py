@@ -114,6 +114,7 @@ def seconds_in_run_queues(tasks: Path = Path("/proc/self/task")) -> float | None
     counted = False
     for name in names:
         with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end in between
-            nanoseconds += int((tasks / name / "schedstat").read_text().split()[1])
-            counted = True
+            ran, queued = (int(figure) for figure in (tasks / name / "schedstat").read_text().split()[:2])
+            nanoseconds += queued
+            counted = counted or ran > 0  # all zeros: a kernel that was built without counting
     return nanoseconds / 1e9 if counted else None

@@ -1,9 +1,11 @@
-"""Where compiled workers are kept between starts: ``${XDG_CACHE_HOME:-~/.cache}/quire/numba/<fingerprint>``, or under
-``NUMBA_CACHE_DIR`` where that is set.
+"""Where compiled workers are kept between starts: in ``<fingerprint>/<storage>`` of ``NUMBA_CACHE_DIR`` or, where that
+is not set, of ``${XDG_CACHE_HOME:-~/.cache}/quire/numba``.
 
 numba would write beside the sources, which may be read-only, and it notices a change only in the file of the function
 itself, not in those it calls. The fingerprint is over all of this package's CPU sources, so a changed source is never
-met by old code.
+met by old code; and over the CPU, as numba's index of a folder is written without a lock: of two processes that fill
+one folder at once, either may end up under the other's key. With a folder for each CPU and storage type both write
+the same.
 """
 
 import functools
@@ -14,23 +16,30 @@ import tempfile
 from pathlib import Path
 
 import numba
+from numba.core.registry import cpu_target
 
 _log = logging.getLogger(__name__)
 
 
+def use_cache_folder(storage: str) -> bool:
+    """Points numba at the cache folder, before each compilation; False, and said once, when none can be written."""
+    folder = _folder()
+    if folder is not None:
+        numba.config.CACHE_DIR = str(folder / storage)
+    return folder is not None
+
+
 @functools.cache
-def use_cache_folder() -> bool:
-    """Points numba at the cache folder; False, and said once, when no such folder can be written."""
+def _folder() -> Path | None:
     try:
-        folder = _base_folder() / _fingerprint()
+        folder = _base_folder() / fingerprint()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         _log.warning("compiled kernels are not kept between starts: %s; set XDG_CACHE_HOME to a writable folder", error)
-        return False
-    numba.config.CACHE_DIR = str(folder)
-    return True
+        return None
+    return folder
 
 
 def _base_folder() -> Path:
@@ -40,9 +49,12 @@ def _base_folder() -> Path:
     return (Path(home) if home else Path("~/.cache").expanduser()) / "quire" / "numba"
 
 
-def _fingerprint() -> str:
-    digest = hashlib.sha256(numba.__version__.encode())
+def fingerprint() -> str:
+    """Of numba, this CPU and all sources that workers are compiled from."""
+    cpu = cpu_target.target_context.codegen().magic_tuple()
+    digest = hashlib.sha256(repr((numba.__version__, cpu)).encode())
     root = Path(__file__).parent.parent
-    for source in sorted([*root.glob("*/cpu.py"), *root.glob("cpu_runtime/*.py")]):
+    workers = [*root.glob("*/cpu.py"), *root.glob("cpu_runtime/*.py"), root / "packed_linear" / "__init__.py"]
+    for source in sorted(workers):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -13,9 +13,13 @@ from typing import Any
 
 from quire_kernels.cpu_runtime.workers import parallel_region
 
+# libgomp ends the process where it cannot start a thread, and how many more may be started is not ours to know.
+_MOST_SLEEPERS = 16
+
 
 class SpinSwitch:
-    """Of this process. Does nothing where another OpenMP runtime, or none, is loaded."""
+    """Of this process. Threads go on spinning where it would take many sleepers: a few threads on a machine of many
+    CPUs, of which some are idle."""
 
     def __init__(self, threads: int) -> None:
         """threads  that compute together, the calling one included"""
@@ -30,7 +34,7 @@ class SpinSwitch:
 
     def sleep(self) -> None:
         enter = parallel_region()
-        if self._sleepers is None and enter is not None:
+        if self._sleepers is None and enter is not None and self._team <= _MOST_SLEEPERS:
             self._sleepers = _Sleepers(enter, self._team)
 
 

@@ -41,7 +41,9 @@ class Worker:
         compiled = self._compiled.get(dtype)
         if compiled is None:
             signature = types.void(types.CPointer(_STORAGE[dtype]))
-            compile_with = cfunc(signature, cache=use_cache_folder(), error_model="numpy", fastmath=FAST)
+            compile_with = cfunc(
+                signature, cache=use_cache_folder(str(dtype).removeprefix("torch.")), error_model="numpy", fastmath=FAST
+            )
             compiled = self._compiled[dtype] = compile_with(self._function)
         return compiled.address
 

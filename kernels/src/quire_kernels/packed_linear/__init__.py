@@ -28,6 +28,9 @@ PAIR_UNIT = 2
 MAX_INT8_INPUTS = 65_536
 """Sums of so many products of 255 by 127 fit into an int32."""
 
+# Quantised together: a whole matrix in float32 would be several times what is kept of it.
+_ROWS_AT_ONCE = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Weights:
@@ -72,9 +75,19 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> Int8Weights:
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[N, K] as int8 from -127 to 127, and the float32 scales [N] that make it about ``weight`` again."""
-    scales = weight.abs().amax(dim=1).float() / 127.0 if weight.shape[1] else weight.new_zeros(len(weight)).float()
-    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
-    return torch.round(weight.float() / scales[:, None]).to(torch.int8), scales
+    levels = torch.zeros(weight.shape, dtype=torch.int8)
+    scales = torch.ones(len(weight))
+    if not weight.shape[1]:
+        return levels, scales
+    for begin in range(0, len(weight), _ROWS_AT_ONCE):
+        rows = weight[begin : begin + _ROWS_AT_ONCE]
+        own = rows.abs().amax(dim=1).float() / 127.0
+        own = torch.where(own > 0, own, torch.ones_like(own))
+        scales[begin : begin + _ROWS_AT_ONCE] = own
+        levels[begin : begin + _ROWS_AT_ONCE] = (
+            torch.round(rows.float() / own[:, None]).clamp_(-127, 127).to(torch.int8)
+        )
+    return levels, scales
 
 
 def pack_bfloat16(weight: Tensor, bias: Tensor | None = None) -> BFloat16Weights:

@@ -153,48 +153,47 @@ def _store_part(values: Any, target: Any, columns: Any, like: Any) -> None:
         stored[i] = to_storage(values[i], like)
 
 
-def _make_pair_worker() -> Any:
-    multiply_pairs = make_pair_product()
+# Not in a closure, whose compiled functions numba takes for others in each process, and would never find on disk.
+_multiply_pairs: Any = make_pair_product() if multiplies_bfloat16() else None
 
-    def worker(block: Any) -> None:
-        counter = as_int64_pointer(block)
-        a = carray(counter, 14)
-        items, rows, inputs, outputs = a[1], a[3], a[4], a[5]
-        x, x_stride, weights, out, bias = a[6], a[7], a[8], a[9], float32_pointer(a[10])
-        chunks, chunk_rows, panels_each = a[11], a[12], a[13]
-        panels = (outputs + PANEL - 1) // PANEL
-        sums, last = np.empty((ROWS, PANEL), np.float32), np.empty(PANEL, np.float32)
-        one = carray(storage_pointer(block, out), 1)[0]
-        while True:
-            item = fetch_add(counter, 0)
-            if item >= items:
-                break
-            first_panel, chunk = item // chunks * panels_each, item % chunks
-            begin = chunk * chunk_rows
-            count = min(rows, begin + chunk_rows) - begin
-            tiles = (count + ROWS - 1) // ROWS
-            for panel in range(first_panel, min(panels, first_panel + panels_each)):
-                column = panel * PANEL
-                packed, columns = int32_pointer(weights + column * inputs * 2), min(PANEL, outputs - column)
-                for part in range(tiles):
-                    top, bottom = begin + count * part // tiles, begin + count * (part + 1) // tiles
-                    units = int32_pointer(x + top * x_stride)
-                    place = float32_pointer(sums.ctypes.data)
-                    multiply_pairs(bottom - top, units, x_stride // 4, packed, inputs // PAIR_UNIT, place)
-                    for row in range(top, bottom):
-                        own = float32_pointer(sums.ctypes.data + (row - top) * PANEL * 4)
-                        target = storage_pointer(block, out + (row * outputs + column) * 2)
-                        if columns == PANEL:
-                            store_row(own, advance(bias, column), target)
-                        else:
-                            store_row(own, advance(bias, column), float32_pointer(last.ctypes.data))
-                            _store_part(last, target, columns, one)
 
-    return worker
+def _pair_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 14)
+    items, rows, inputs, outputs = a[1], a[3], a[4], a[5]
+    x, x_stride, weights, out, bias = a[6], a[7], a[8], a[9], float32_pointer(a[10])
+    chunks, chunk_rows, panels_each = a[11], a[12], a[13]
+    panels = (outputs + PANEL - 1) // PANEL
+    sums, last = np.empty((ROWS, PANEL), np.float32), np.empty(PANEL, np.float32)
+    one = carray(storage_pointer(block, out), 1)[0]
+    while True:
+        item = fetch_add(counter, 0)
+        if item >= items:
+            break
+        first_panel, chunk = item // chunks * panels_each, item % chunks
+        begin = chunk * chunk_rows
+        count = min(rows, begin + chunk_rows) - begin
+        tiles = (count + ROWS - 1) // ROWS
+        for panel in range(first_panel, min(panels, first_panel + panels_each)):
+            column = panel * PANEL
+            packed, columns = int32_pointer(weights + column * inputs * 2), min(PANEL, outputs - column)
+            for part in range(tiles):
+                top, bottom = begin + count * part // tiles, begin + count * (part + 1) // tiles
+                units = int32_pointer(x + top * x_stride)
+                place = float32_pointer(sums.ctypes.data)
+                _multiply_pairs(bottom - top, units, x_stride // 4, packed, inputs // PAIR_UNIT, place)
+                for row in range(top, bottom):
+                    own = float32_pointer(sums.ctypes.data + (row - top) * PANEL * 4)
+                    target = storage_pointer(block, out + (row * outputs + column) * 2)
+                    if columns == PANEL:
+                        store_row(own, advance(bias, column), target)
+                    else:
+                        store_row(own, advance(bias, column), float32_pointer(last.ctypes.data))
+                        _store_part(last, target, columns, one)
 
 
 _INT8 = Worker(_int8_worker)
-_PAIRS = Worker(_make_pair_worker()) if multiplies_bfloat16() else None
+_PAIRS = None if _multiply_pairs is None else Worker(_pair_worker)
 
 
 def supports_bfloat16() -> bool:

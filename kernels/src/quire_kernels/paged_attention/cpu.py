@@ -275,7 +275,7 @@ def _merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any,
         attended[r] = np.float32(0.0)
         for piece in range(count):
             base = piece * piece_floats
-            if partials[base + 1] > np.float32(0.0):
+            if partials[base + 1] != np.float32(0.0):  # NaN as well
                 share = exp_float32(partials[base] - largest)
                 total += share * partials[base + 1]
                 for i in range(dim):
