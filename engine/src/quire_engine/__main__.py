@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
 
@@ -41,11 +45,13 @@ def main(argv: list[str] | None = None) -> int:
         # One request's text is encoded on one core: threads for it would fight the engine's.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         # torch takes longest: the engine process loads it while this one loads the tokenizer and the server.
-        with _spawned(config) as engine:
+        with _ended_by_sigterm(), _spawned(config) as engine:
             text = load_model_text(config.model.path, config.text)
             from quire_engine.server.serve import serve
 
             return serve(config, folder, text, listener, spawned=engine, began=began)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except FlagsError as error:
         print(_problems(error), file=sys.stderr)
         return error.exit_code
@@ -61,6 +67,24 @@ def _spawned(config: EngineConfig) -> Spawned:
         return spawn(config, RunnerFactory())
     except OSError as error:
         raise StartError(f"the engine process cannot be started: {error}") from error
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Until the server takes the signal over: what was begun is ended with this process, which as PID 1 would not even
+    hear it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _problems(error: FlagsError) -> str:

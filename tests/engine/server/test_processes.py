@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -280,6 +281,26 @@ def test_a_corrupt_tokenizer_is_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     done = run("--model", str(tmp_path), "--load-format", "dummy", "--port", "0")
     assert done.returncode == 2 and "is not a tokenizer" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_server_is_there_leaves_nothing_behind(number: int, tmp_path: Path) -> None:
+    demo = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
+    command = [sys.executable, "-m", "quire_engine", "--model", str(demo), "--host", "127.0.0.1", "--port", "0"]
+
+    def heard() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
+        while not list(tmp_path.glob("quire-*/engine")):
+            time.sleep(0.01)
+            assert process.poll() is None
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_version_and_schema_need_no_model() -> None:

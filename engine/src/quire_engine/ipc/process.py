@@ -161,13 +161,18 @@ def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
         folder.rmdir()
         raise OSError(f"no socket can be made in {folder}, which TMPDIR can change: {error}") from None
     began = monotonic()
-    child = subprocess.Popen(
-        # Nothing of the working directory is imported.
-        (sys.executable, "-P", "-m", "quire_engine.ipc.loop"),
-        stdin=subprocess.PIPE,
-        stdout=_STDERR,
-        env=compute_environment(config.threads, os.environ),
-    )
+    try:
+        child = subprocess.Popen(
+            # Nothing of the working directory is imported.
+            (sys.executable, "-P", "-m", "quire_engine.ipc.loop"),
+            stdin=subprocess.PIPE,
+            stdout=_STDERR,
+            env=compute_environment(config.threads, os.environ),
+        )
+    except BaseException:  # Ctrl-C as well
+        context.destroy(linger=0)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended already, and that is told by its status
         child.stdin.write(
