@@ -96,6 +96,7 @@ def test_what_was_learnt_in_an_earlier_life_stands_until_one_is_watched():
     before = StartUps(before=400.0)
     assert (before.usual, before.learnt) == (400.0, 400.0)
     assert StartUps(before=400.0, seconds=(30.0,)).usual == 30.0
+    assert StartUps(before=60.0, seconds=(1800.0,)).usual == 60.0, "one that waited for a machine says nothing"
     assert StartUps(before=10.0**9).usual == MAX_SECONDS, "as somebody may have written into status"
     assert (StartUps().usual, StartUps().learnt) == (USUAL_SECONDS, None)
 

@@ -145,6 +145,17 @@ def test_plan_says_what_fits_on_a_gpu(quire: Quire) -> None:
     assert "fits" in out
 
 
+def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None:
+    in_int8 = DOCUMENT.replace("[--load-format, dummy]", "[--load-format, dummy, --quantization, int8]")
+    write(in_int8 % (", maxModelLength: 512, dtype: BFloat16", ""))
+    code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "32Gi")
+    assert code == 0
+    assert "8.03 B parameters in int8, and the table of embeddings in bfloat16" in out
+    code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
+    assert code != 0
+    assert "--quantization int8 is for CPUs" in err
+
+
 def test_plan_ends_with_1_where_it_fits_nowhere_and_says_what_would_help(quire: Quire) -> None:
     write(DOCUMENT % (", maxModelLength: 8192", "resources: {limits: {nvidia.com/gpu: 1}}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "T4")

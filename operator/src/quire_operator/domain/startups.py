@@ -32,9 +32,9 @@ class StartUps:
     @property
     def usual(self) -> float:
         """Rather one of the longer ones; that one alone took long says nothing."""
-        if not self.seconds:
-            return USUAL_SECONDS if self.before is None else min(self.before, MAX_SECONDS)
-        return sorted(self.seconds)[3 * (len(self.seconds) - 1) // 4]
+        earlier = () if self.before is None else (min(self.before, MAX_SECONDS),)
+        known = (*earlier, *self.seconds)[-_REMEMBERED:]
+        return sorted(known)[3 * (len(known) - 1) // 4] if known else USUAL_SECONDS
 
     @property
     def learnt(self) -> float | None:

@@ -54,6 +54,10 @@ def places(spec: Spec, *, gpu: str | None, memory_bytes: int | None, machine: Ma
             raise CapacityProblem(
                 f'no single GPU is known as "{gpu}"', details=[f"known: {known}"], hint="or give its --memory"
             )
+        if spec.engine.weights_in_int8:
+            raise CapacityProblem(
+                "--quantization int8 is for CPUs", hint="leave it out of spec.engine.extraArgs, or leave out --gpu"
+            )
         return [Place(label=found.name, memory_bytes=found.memory_bytes, on_gpu=True)]
     on_gpu = spec.resources.gpus > 0
     if memory_bytes is not None:
@@ -84,7 +88,8 @@ def render(spec: Spec, facts: ModelFacts, found: Sequence[Answer]) -> Renderable
 
 def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
     config, needs, limits = facts.config, answer.needs, answer.limits
-    width = DTYPE_BYTES[needs.dtype]
+    tables = f"in int8, and the table of embeddings in {needs.dtype}"
+    held = tables if needs.weights_in_int8 else f"× {DTYPE_BYTES[needs.dtype]} bytes"
     counted = "counted in its weights" if facts.counted else "worked out from its configuration"
     experts = f", {config.experts} experts" if config.experts > 1 else ""
     one = sequence_bytes(needs.kv_groups, limits)
@@ -108,7 +113,7 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
         ),
         (
             "Weights",
-            f"{format_bytes(needs.weight_bytes)} = {_count(needs.parameters)} parameters × {width} bytes, {counted}",
+            f"{format_bytes(needs.weight_bytes)} = {_count(needs.parameters)} parameters {held}, {counted}",
         ),
         ("Working space", f"about {format_bytes(needs.workspace_bytes)}"),
         *([("Swap space", f"{format_bytes(swap)} of host memory")] if swap else []),
