@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,7 +113,8 @@ class Workshop:
 def peers_folder() -> Path:
     """$XDG_CACHE_HOME/quire/peers, by default ~/.cache/quire/peers."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "quire" / "peers"
+    # Commands run in folders of their own: a relative path would mean another in each.
+    return (Path(cache) if cache else Path.home() / ".cache").absolute() / "quire" / "peers"
 
 
 def say(words: str) -> None:
@@ -148,7 +150,9 @@ def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequen
     traceback."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if len(peers) > 1:
-        parser.add_argument("variant", nargs="*", choices=[*peers, []], help=f"which (default: {next(iter(peers))})")
+        parser.add_argument(
+            "variant", nargs="*", choices=[*peers, []], metavar="variant", help=f"which (default: {next(iter(peers))})"
+        )
     parser.add_argument("--again", action="store_true", help="remove what is there and start over")
     parser.add_argument("--where", action="store_true", help="print the folder, and install nothing")
     arguments = parser.parse_args()
@@ -160,7 +164,7 @@ def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequen
             continue
         try:
             make(peer, steps, again=arguments.again)
-        except PeerError as problem:
+        except (PeerError, OSError, tarfile.TarError) as problem:
             sys.exit(f"{peer.name} {peer.version} could not be installed: {problem}")
         except KeyboardInterrupt:
             sys.exit(f"stopped; run it again, and {peer.folder} is made anew")
@@ -172,7 +176,9 @@ def cpu_features() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return " ".join(sorted(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split()))
+    return " ".join(
+        sorted(next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "").split())
+    )
 
 
 @contextmanager
