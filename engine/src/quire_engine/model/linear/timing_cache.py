@@ -14,17 +14,15 @@ from pathlib import Path
 
 import torch
 
+from quire_engine import __version__
 from quire_engine.model.linear.selection import Times
 
 _log = logging.getLogger(__name__)
 
 
 def key(*, dtype: str, width: int, threads: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Of all that the times depend on: the CPU and its features, torch, our kernels, the layer, the threads."""
-    told = [torch.__version__, torch.backends.cpu.get_cpu_capability(), dtype, str(width), str(threads)]
-    from quire_kernels.cpu_runtime.cache import fingerprint  # needs numba
-
-    told.append(fingerprint())
+    """Of all that the times depend on: the CPU and its features, torch, this version, the layer, the threads."""
+    told = [__version__, torch.__version__, torch.backends.cpu.get_cpu_capability(), dtype, str(width), str(threads)]
     return hashlib.sha256("\n".join([*told, *_cpu(cpuinfo)]).encode()).hexdigest()[:16]
 
 
