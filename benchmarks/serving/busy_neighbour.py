@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What one busy process beside the engine does to its decode step: with sleeping waits, as it runs, and without.
+"""What one busy process beside the engine does to its decode step, by how threads wait for one another.
 
 Each policy runs in a process of its own, since thread pools read their environment once. In it, stretches of steps
 alone and beside a process that spins on one core alternate (A B A B); figures are medians over all stretches.
@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
@@ -20,7 +21,12 @@ from steps import DEMO_MODEL, Bench, time_steps, usable_threads
 
 from quire_engine.ipc.process import compute_environment
 
-POLICIES = {"sleeping waits, as the engine runs": True, "torch's default waits": False}
+Environment = dict[str, str]
+POLICIES: dict[str, Callable[[int, Environment], Environment]] = {
+    "spinning or sleeping, as the engine runs": compute_environment,
+    "sleeping": lambda threads, plain: {**compute_environment(threads, plain), "GOMP_SPINCOUNT": "0"},
+    "torch's default": lambda threads, plain: {**plain, "OMP_NUM_THREADS": str(threads)},
+}
 _SPIN = "while True: pass"
 
 
@@ -47,10 +53,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def run_policy(arguments: argparse.Namespace, *, sleeping: bool) -> dict[str, float]:
+def run_policy(arguments: argparse.Namespace, policy: Callable[[int, Environment], Environment]) -> dict[str, float]:
     unset = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
-    plain = {**unset, "OMP_NUM_THREADS": str(arguments.threads)}
-    environment = compute_environment(arguments.threads, unset) if sleeping else plain
+    environment = policy(arguments.threads, unset)
     command = [sys.executable, __file__, *sys.argv[1:], "--inner"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -82,8 +87,8 @@ def main() -> None:
     for column in ("threads wait by", "alone ms", "beside it ms", "ratio"):
         table.add_column(column, justify="left" if column == "threads wait by" else "right")
     rows = []
-    for name, sleeping in POLICIES.items():
-        result = run_policy(arguments, sleeping=sleeping)
+    for name, policy in POLICIES.items():
+        result = run_policy(arguments, policy)
         ratio = result["beside"] / result["alone"]
         table.add_row(name, f"{result['alone'] * 1e3:.2f}", f"{result['beside'] * 1e3:.2f}", f"{ratio:.2f}")
         rows.append({"waits": name, **result, "ratio": ratio})
