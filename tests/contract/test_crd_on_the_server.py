@@ -99,6 +99,9 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "an image by both": {"model": {"source": f"oci://registry.example/llama:1@sha256:{'0' * 64}/m"}},
     "a claim that is there": {"model": {"source": "hf://a/b", "cache": {"claimName": "models"}}},
     "a claim to make": {"model": {"source": "hf://a/b", "cache": {"size": "50Gi", "storageClassName": "fast"}}},
+    "a claim for many nodes": {
+        "model": {"source": "hf://a/b", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
+    },
     "a cache of so many bytes": {"engine": {"kvCache": {"size": 4294967296}}},
     "resources": {"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m"}}},
     "durations": {"drain": {"timeout": "1h"}, "autoscaling": {"maxReplicas": 2, "scaleDown": {"window": "1h30m0.5s"}}},
@@ -166,6 +169,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a class for nothing": (
         model(cache={"claimName": "a", "storageClassName": "fast"}),
         "spec.model.cache.storageClassName",
+        "belongs to a claim that is to be made; set size, or remove it",
+    ),
+    "a mode for nothing": (
+        model(cache={"claimName": "a", "accessMode": "ReadWriteMany"}),
+        "spec.model.cache.accessMode",
         "belongs to a claim that is to be made; set size, or remove it",
     ),
     "a size in words": (model(cache={"size": "fifty"}), "spec.model.cache.size", QUANTITY),

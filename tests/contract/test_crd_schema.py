@@ -17,6 +17,7 @@ from quire_operator.domain.history import Change, ScalingRecord
 from quire_operator.domain.rates import Rates
 from quire_operator.domain.scaling_status import scaling_sections
 from quire_operator.domain.spec import (
+    AccessMode,
     AutoscalingMode,
     DType,
     Invalid,
@@ -147,6 +148,7 @@ def test_both_know_the_same_fields(node: Node) -> None:
 
 
 ENUMS: dict[str, type[StrEnum]] = {
+    "spec.model.cache.accessMode": AccessMode,
     "spec.engine.dtype": DType,
     "spec.engine.prefixCaching": PrefixCaching,
     "spec.engine.preemption": Preemption,

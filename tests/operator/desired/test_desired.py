@@ -147,6 +147,11 @@ def test_the_cache_claim_is_made_where_a_size_is_asked_for(children: Children) -
     assert children(model={"source": "hf://a/b", "cache": {"claimName": "models"}}).cache_claim is None
 
 
+def test_replicas_on_several_nodes_share_a_claim_that_asks_for_it(children: Children) -> None:
+    claim = children(model={"source": "hf://a/b", "cache": {"size": "50Gi", "accessMode": "ReadWriteMany"}}).cache_claim
+    assert claim is not None and claim.body["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 def test_equal_specs_have_equal_digests_and_others_have_not(children: Children) -> None:
     digests = [
         [m.digest for m in children(replicas=r, engine={"maxSequences": s})] for r, s in [(1, 4), (1, 4), (1, 8)]

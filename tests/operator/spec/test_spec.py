@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_operator.domain.spec import (
+    AccessMode,
     Autoscaling,
     AutoscalingMode,
     BucketSource,
@@ -97,7 +98,7 @@ def test_everything_that_can_be_said_is_understood() -> None:
                 "source": "hf://meta-llama/Llama-3.1-8B-Instruct@refs/pr/1",
                 "servedName": "meta-llama/Llama-3.1-8B",
                 "credentials": {"secretName": "hf"},
-                "cache": {"size": "50Gi", "storageClassName": "fast"},
+                "cache": {"size": "50Gi", "storageClassName": "fast", "accessMode": "ReadWriteMany"},
             },
             "engine": {
                 "image": "registry.example/engine:1",
@@ -136,7 +137,9 @@ def test_everything_that_can_be_said_is_understood() -> None:
         }
     )
     assert spec.model.source == HubSource(repository="meta-llama/Llama-3.1-8B-Instruct", revision="refs/pr/1")
-    assert spec.model.cache == NewClaim(size_bytes=50 * 2**30, storage_class_name="fast")
+    assert spec.model.cache == NewClaim(
+        size_bytes=50 * 2**30, storage_class_name="fast", access_mode=AccessMode.READ_WRITE_MANY
+    )
     assert spec.model.credentials_secret == "hf"
     assert spec.engine.kv_cache == KVCacheSize(size_bytes=4 * 2**30)
     assert spec.engine.image_pull_secrets == ("pull",)

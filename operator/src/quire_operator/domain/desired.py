@@ -288,7 +288,7 @@ def _cache_claim(build: _Builder, name: str) -> Manifest | None:
     if not isinstance(cache, NewClaim):
         return None
     content: JSON = {
-        "accessModes": ["ReadWriteOnce"],
+        "accessModes": [cache.access_mode.value],
         "resources": {"requests": {"storage": str(cache.size_bytes)}},
     }
     if cache.storage_class_name is not None:

@@ -13,7 +13,7 @@ from quire_operator.domain.spec.engine import (
     Resources,
     SchedulingPolicy,
 )
-from quire_operator.domain.spec.model import ExistingClaim, Model, NewClaim
+from quire_operator.domain.spec.model import AccessMode, ExistingClaim, Model, NewClaim
 from quire_operator.domain.spec.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.spec.scaling import (
     Autoscaling,
@@ -35,6 +35,7 @@ from quire_operator.domain.spec.sources import (
 )
 
 __all__ = [
+    "AccessMode",
     "GPU_RESOURCE",
     "Autoscaling",
     "AutoscalingMode",

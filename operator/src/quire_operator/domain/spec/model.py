@@ -2,12 +2,20 @@
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 from quire_operator.domain.fields import Fields, shown
 from quire_operator.domain.names import object_name_problem
 from quire_operator.domain.spec.sources import EXAMPLES, Source, expected, parse_source
 
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
+
+
+class AccessMode(StrEnum):
+    """As a claim's: which nodes may mount it."""
+
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_WRITE_MANY = "ReadWriteMany"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +31,7 @@ class NewClaim:
 
     size_bytes: int
     storage_class_name: str | None
+    access_mode: AccessMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +96,17 @@ def _read_cache(fields: Fields) -> ExistingClaim | NewClaim | None:
     claim_name = cache.text("claimName", default=None, check=object_name_problem)
     size = cache.byte_size("size")
     storage_class = cache.text("storageClassName", default=None, check=object_name_problem)
+    access_mode = cache.choice("accessMode", AccessMode, default=AccessMode.READ_WRITE_ONCE)
     cache.done()
-    if cache.has("claimName") and (cache.has("size") or cache.has("storageClassName")):
+    if cache.has("claimName") and any(cache.has(key) for key in ("size", "storageClassName", "accessMode")):
         fields.problem(
-            "cache", "has claimName (a claim that is there) and size or storageClassName (one to make); keep one"
+            "cache",
+            "has claimName (a claim that is there) and size, storageClassName or accessMode (of one to make); keep one",
         )
     elif not cache.has("claimName") and not cache.has("size"):
         fields.problem("cache", "needs claimName (a claim that is there) or size (of one to make)")
     if claim_name is not None:
         return ExistingClaim(claim_name=claim_name)
-    return None if size is None else NewClaim(size_bytes=size, storage_class_name=storage_class)
+    if size is None:
+        return None
+    return NewClaim(size_bytes=size, storage_class_name=storage_class, access_mode=access_mode)
