@@ -47,10 +47,11 @@ def test_headers_of_one_hop_stay_behind():
 
 def test_answers_keep_what_clients_read():
     given = proxied(Content_Type="text/event-stream", Retry_After="3", Transfer_Encoding="chunked", Server="uvicorn")
-    assert dict(headers.to_client(given, request_id="i")) == {
+    assert dict(headers.to_client(given, request_id="i", replica="llm/chat-0")) == {
         "Content-Type": "text/event-stream",
         "Retry-After": "3",
         "X-Request-Id": "i",
+        "X-Quire-Replica": "llm/chat-0",
     }
 
 

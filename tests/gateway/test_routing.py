@@ -31,6 +31,7 @@ async def test_body_and_headers_reach_the_replica_unchanged(gateway, replicas):
     async with gateway.client.post(f"{gateway.url}/v1/chat/completions?a=b", json=body, headers=headers) as response:
         assert response.status == 200
         assert response.headers["X-Request-Id"] == "abc-1"
+        assert response.headers["X-Quire-Replica"] == "chat-0"
 
     assert chat.bodies == [body]
     seen = chat.headers[0]

@@ -112,6 +112,7 @@ async def test_replica_that_dies_mid_stream_ends_it_in_an_error_event_without_do
     kind, data = error.split("\n")
     assert kind == "event: error"
     assert json.loads(data.removeprefix("data: "))["error"]["code"] == "replica_failed"
+    assert response.headers["X-Quire-Replica"] == "chat-0"
     assert response.headers.get("Connection") is None and "[DONE]" not in text
     assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
 

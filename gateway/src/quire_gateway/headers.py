@@ -9,6 +9,8 @@ from uuid import uuid4
 from multidict import CIMultiDict, CIMultiDictProxy
 
 REQUEST_ID = "X-Request-Id"
+REPLICA = "X-Quire-Replica"
+"""Which replica answered: in a cluster `namespace/pod`. Whoever asks about an answer can say whose log to read."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -44,10 +46,11 @@ def to_replica(headers: CIMultiDictProxy[str], *, request_id: str) -> CIMultiDic
     return passed
 
 
-def to_client(headers: CIMultiDictProxy[str], *, request_id: str) -> CIMultiDict[str]:
+def to_client(headers: CIMultiDictProxy[str], *, request_id: str, replica: str) -> CIMultiDict[str]:
     """What the client gets to see."""
     passed = _without(headers, _RESPONSE_ONLY)
     passed[REQUEST_ID] = request_id
+    passed[REPLICA] = replica
     return passed
 
 

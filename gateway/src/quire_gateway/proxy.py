@@ -246,7 +246,7 @@ class Proxy:
         return web.Response(
             status=upstream.status,
             reason=upstream.reason,
-            headers=headers.to_client(upstream.headers, request_id=call.id),
+            headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
             body=whole,
         )
 
@@ -268,7 +268,7 @@ class Proxy:
             cause=f"answered {upstream.status}",
             answer=web.Response(
                 status=upstream.status,
-                headers=headers.to_client(upstream.headers, request_id=call.id),
+                headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
                 body=body,
             ),
         )
@@ -278,7 +278,7 @@ class Proxy:
         response = web.StreamResponse(
             status=upstream.status,
             reason=upstream.reason,
-            headers=headers.to_client(upstream.headers, request_id=call.id),
+            headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
         )
         response.content_length = upstream.content_length
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
