@@ -1,0 +1,181 @@
+"""The frame of the scenarios: which cluster, the installed chart, a namespace each, and what is told in the end.
+
+`make e2e` runs them. No scenario is skipped silently: on our own cluster none may be at all, on another's each is named
+with its reason. README of the tier: docs/getting-started.md.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e_support import results
+from e2e_support.capabilities import capability, lacking
+from e2e_support.errors import E2EError
+from e2e_support.release import Release
+from e2e_support.results import Report
+from e2e_support.run import Run, slug
+from e2e_support.space import Space
+from e2e_support.target import Target
+from quire_cluster.errors import ClusterError
+from quire_cluster.helm import Helm
+from quire_cluster.progress import Progress
+
+HERE = Path(__file__).parent
+CHART = HERE.parents[1] / "charts" / "quire"
+RUN = pytest.StashKey[Run]()
+MARKERS = (
+    "needs(*capabilities): what the scenario needs of a cluster beyond pods (e2e_support.capabilities)",
+    "first: runs before all others",
+    "last: runs after all others",
+)
+MakeSpace = Callable[[str], AbstractContextManager[Space]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    config.stash[RUN] = Run()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("e2e")
+    items.sort(key=lambda item: bool(item.get_closest_marker("last")) - bool(item.get_closest_marker("first")))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Bringing a cluster up takes minutes, must be seen, and must not count against a scenario's time."""
+    if session.config.option.collectonly or not any(HERE in item.path.parents for item in session.items):
+        return
+    with _uncaptured(session.config):
+        try:
+            session.config.stash[RUN].open(os.environ, Progress(sys.stdout))
+        except (E2EError, ClusterError) as error:
+            session.config.stash[RUN].close()
+            pytest.exit(str(error), returncode=1)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    target = item.config.stash[RUN].target
+    assert target is not None
+    needs = [capability(name) for marker in item.iter_markers("needs") for name in marker.args]
+    if why := lacking(needs, has=target.capabilities):
+        pytest.skip(why)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    run = item.config.stash[RUN]
+    report = yield
+    told = run.report(item.nodeid)
+    told.seconds += report.duration
+    if report.skipped:
+        told.outcome = str(call.excinfo.value) if call.excinfo is not None else "skipped"
+    elif report.failed:
+        told.outcome = "failed"
+        if folder := run.keep_evidence(item.nodeid, report.longreprtext):
+            report.sections.append(("kept for a closer look", str(folder)))
+    elif report.when == "call":
+        told.outcome = "passed"
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    run = session.config.stash[RUN]
+    if run.target is None:
+        return
+    run.write()
+    if run.target.machine is not None and list(results.not_run(run.reports.values())):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    run = config.stash[RUN]
+    if run.target is None:
+        return
+    say = terminalreporter.write_line
+    terminalreporter.section(f"scenarios on {run.target.name}")
+    for line in results.table(list(run.reports.values())):
+        say(line)
+    skipped = list(results.not_run(run.reports.values()))
+    if skipped:
+        say("not run on this cluster" + (", which is a failure: ours has all they need" if run.target.machine else ""))
+        for line in skipped:
+            say(f"  {line}")
+    for folder in run.evidence:
+        say(f"of a failure: {folder}")
+    say(f"{run.out / 'results.json'}, and for documents {run.out / 'promises.md'}; {run.seconds:.0f} s in all")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    with _uncaptured(config):
+        config.stash[RUN].close()
+
+
+def _uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is None:
+        return contextlib.nullcontext()
+    shown: AbstractContextManager[None] = capture.global_and_fixture_disabled()
+    return shown
+
+
+@pytest.fixture(scope="session")
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.config.stash[RUN]
+
+
+@pytest.fixture(scope="session")
+def target(run: Run) -> Target:
+    """The cluster."""
+    assert run.target is not None
+    return run.target
+
+
+@pytest.fixture(scope="session")
+def release(run: Run, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """The chart, installed. One that an earlier run left is brought to this checkout, and left again."""
+    helm = Helm(target.helm_program, CHART, tmp_path_factory.mktemp("helm"), kubeconfig=Path(target.kube.kubeconfig))
+    release = Release(target.kube, helm, target.chart_values)
+    was_there = release.found()
+    if was_there:
+        release.upgrade()
+        release.wait_working()
+    else:
+        release.install()
+    yield release
+    if not (was_there or run.keep):
+        release.uninstall()
+
+
+@pytest.fixture
+def report(run: Run, request: pytest.FixtureRequest) -> Report:
+    """What this scenario found: figures, and how many answers were looked at."""
+    return run.report(request.node.nodeid)
+
+
+@pytest.fixture(scope="session")
+def make_space(run: Run, target: Target, release: Release) -> MakeSpace:
+    """`with make_space("name") as space`, for what lives longer or shorter than one scenario."""
+    return lambda name: run.space(name, target.kube, release.operator_log)
+
+
+@pytest.fixture
+def space(make_space: MakeSpace, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """An empty namespace of this scenario's own, which goes with it."""
+    with make_space(slug(request.node.originalname.removeprefix("test_"))) as space:
+        yield space
+
+
+@pytest.fixture(scope="session")
+def gateway_url(target: Target, release: Release) -> str:
+    """Where the gateway answers, from here; /v1 is below it."""
+    return target.service_url(release.namespace, "quire-gateway")

@@ -1,0 +1,29 @@
+"""Pages of metrics as figures: a scrape of operator, gateway or engine, asked by name and labels. Pure."""
+
+from collections.abc import Iterator
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class Page:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        """Of all series of the name (counters with their _total) that have these labels."""
+        return [value for found, value in self.series(name) if labels.items() <= found.items()]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Their sum; 0 where there is none."""
+        return sum(self.values(name, **labels))
+
+    def series(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
+        for sample in self._samples:
+            if sample.name == name:
+                yield dict(sample.labels), float(sample.value)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(sample.name for sample in self._samples)

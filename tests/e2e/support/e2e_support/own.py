@@ -1,0 +1,56 @@
+"""Our own cluster on this machine as a target: brought up if it is not there, images made, and taken down again by the
+run that brought it up.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire_cluster.images.ensure import ensure_images
+from quire_cluster.real_cluster import RealCluster
+
+from e2e_support.capabilities import EVERYTHING
+from e2e_support.kube import Kube
+from e2e_support.target import Target
+from quire_cluster.binaries import ensure
+from quire_cluster.progress import Progress
+
+
+@contextmanager
+def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
+    """It, running; one that ran already is left running."""
+    found = RealCluster.load(default_state())
+    if found is not None and found.running:
+        yield _target(found, progress)
+        return
+    cluster = found or RealCluster.create(default_state())
+    try:
+        cluster.start(progress)
+        yield _target(cluster, progress)
+    finally:
+        if keep:
+            progress.say("==> the cluster is left up; make cluster-down takes it down")
+        else:
+            progress.say("==> taking the cluster down (KEEP=1 leaves it up)")
+            cluster.stop()
+
+
+def _target(cluster: RealCluster, progress: Progress) -> Target:
+    programs = ensure(("kubectl", "helm"), progress)
+    images = ensure_images(registry=cluster.registry, progress=progress)
+    kube = Kube(str(cluster.admin_kubeconfig), programs["kubectl"])
+    return Target(
+        kube=kube,
+        helm_program=programs["helm"],
+        name=f"this machine's own, {kube.server}",
+        machine=cluster,
+        capabilities=EVERYTHING,
+        chart_values={**images.chart_values(), "operator": {"prometheus": {"url": cluster.prometheus_url}}},
+    )
+
+
+def default_state() -> Path:
+    """Where `make cluster-up` keeps it."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "quire" / "cluster"

@@ -1,0 +1,110 @@
+"""One run of the scenarios, as pytest's hooks in tests/e2e/conftest.py need it: the cluster, and a report of each.
+
+Opens the target before the first scenario, keeps evidence of those that fail, writes out/e2e/ in the end.
+"""
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from e2e_support import evidence, results
+from e2e_support.kube import Kube
+from e2e_support.own import own_cluster
+from e2e_support.results import Report
+from e2e_support.settings import Settings
+from e2e_support.space import Space, Words
+from e2e_support.target import Target
+from e2e_support.theirs import their_cluster
+from quire_cluster.progress import Progress
+
+OUT: Final = Path(__file__).parents[4] / "out" / "e2e"
+_NAME: Final = 30
+
+
+@dataclass(slots=True)
+class Run:
+    out: Path = OUT
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    reports: dict[str, Report] = field(default_factory=dict)
+    """By pytest's id of the test."""
+    spaces: list[Space] = field(default_factory=list)
+    """Those that are there now."""
+    settings: Settings | None = None
+    target: Target | None = None
+    evidence: list[Path] = field(default_factory=list)
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def open(self, environ: Mapping[str, str], progress: Progress) -> None:
+        """Raises ``E2EError`` or ``ClusterError`` where there is no cluster to be had."""
+        self.settings = Settings.parse(environ)
+        if self.settings.theirs is not None:
+            self.target = self._open.enter_context(their_cluster(self.settings.theirs, progress))
+        else:
+            self.target = self._open.enter_context(own_cluster(progress, keep=self.settings.keep))
+        progress.say(f"==> scenarios run on {self.target.name}")
+
+    def close(self) -> None:
+        self._open.close()
+
+    @property
+    def keep(self) -> bool:
+        return self.settings is not None and self.settings.keep
+
+    def report(self, test_id: str) -> Report:
+        return self.reports.setdefault(test_id, Report(scenario=scenario_name(test_id)))
+
+    @contextmanager
+    def space(self, name: str, kube: Kube, operator_log: Words) -> Iterator[Space]:
+        """A namespace, for as long as the context lasts."""
+        space = Space(kube, f"e2e-{slug(name)[:_NAME]}-{uuid.uuid4().hex[:4]}", operator_log=operator_log)
+        space.create()
+        self.spaces.append(space)
+        try:
+            yield space
+        finally:
+            self.spaces.remove(space)
+            if not self.keep:
+                space.delete()
+
+    def keep_evidence(self, test_id: str, failure: str) -> Path | None:
+        """Where it is; None where there never was a cluster."""
+        if self.target is None:
+            return None
+        folder = self.out / "failures" / slug(scenario_name(test_id))
+        evidence.collect(self.target, folder, namespaces=[space.name for space in self.spaces], failure=failure)
+        self.evidence.append(folder)
+        return folder
+
+    def write(self) -> None:
+        """results.json, and the table of promises in Markdown."""
+        assert self.target is not None
+        self.out.mkdir(parents=True, exist_ok=True)
+        reports = list(self.reports.values())
+        document = results.document(
+            reports, cluster=self.target.name, started=self.started.isoformat(timespec="seconds")
+        )
+        (self.out / "results.json").write_text(json.dumps(document, indent=2) + "\n")
+        (self.out / "promises.md").write_text(results.markdown(reports))
+
+    @property
+    def seconds(self) -> float:
+        return time.time() - self.started.timestamp()
+
+
+def scenario_name(test_id: str) -> str:
+    """tests/e2e/test_install.py::test_a_fresh_one[x] → install: a fresh one [x]"""
+    path, _, test = test_id.partition("::")
+    subject = Path(path).stem.removeprefix("test_").replace("_", " ")
+    return f"{subject}: {test.removeprefix('test_').replace('_', ' ').replace('[', ' [')}"
+
+
+def slug(text: str) -> str:
+    """For names of files and namespaces."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
