@@ -268,7 +268,7 @@ def caused(scene: Namespace) -> Namespace:
             until(lambda name=name, pod=case.pod: say(scene, name, pod))
     until(lambda: scene.run_pods("silent", address=SILENT))
     for name, case in CASES.items():
-        scene.wait_reason(name, case.kind, case.reason, within=60)
+        scene.wait_reason(name, case.kind, case.reason)
     return scene
 
 
@@ -332,9 +332,9 @@ def replaced(space: Namespace, name: str) -> bool:
 def test_without_the_cause_the_condition_is_well_again(name: str, mended: Namespace) -> None:
     case = CASES[name]
     if case.kind == "Autoscaling":
-        mended.wait_reason(name, "Autoscaling", "NotConfigured", within=60)
+        mended.wait_reason(name, "Autoscaling", "NotConfigured")
     else:
-        mended.wait_reason(name, "Ready", "Serving", within=60)
+        mended.wait_reason(name, "Ready", "Serving")
         mended.wait_reason(name, "Degraded", "AsExpected")
         assert mended.condition(name, "Progressing")["reason"] == "Complete"
         until(lambda: told(mended, name)["Serving"])

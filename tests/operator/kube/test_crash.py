@@ -21,7 +21,6 @@ from quire_cluster.audit import Position
 from quire_cluster.control_plane import ControlPlane
 
 ENGINES = "127.0.77.2"
-PATIENCE = 90.0
 MADE: dict[str, Any] = {
     "model": {"source": "hf://org/model", "cache": {"size": "1Gi"}},
     "replicas": 2,
@@ -67,7 +66,7 @@ def make(space: Namespace) -> None:
 
 def make_and_settle(space: Namespace) -> None:
     make(space)
-    space.wait_settled("chat", within=PATIENCE)
+    space.wait_settled("chat")
 
 
 def change(space: Namespace) -> None:
@@ -76,7 +75,7 @@ def change(space: Namespace) -> None:
 
 def make_three(space: Namespace) -> None:
     space.apply(**SHRINKING)
-    space.wait_settled("chat", within=PATIENCE)
+    space.wait_settled("chat")
 
 
 def run_three(space: Namespace) -> None:
@@ -187,7 +186,7 @@ class Ordeal:
         operator = self.operator(space)
         self.stage.before(space)
         self.begin(space)
-        until(lambda: self.stage.is_over(space), within=PATIENCE)
+        until(lambda: self.stage.is_over(space))
         writes: list[str] = []
 
         def is_quiet() -> bool:
@@ -195,7 +194,7 @@ class Ordeal:
             before, writes = writes, operator.writes()
             return len(writes) == len(before)
 
-        until(is_quiet, within=20, every=1.0)
+        until(is_quiet, every=1.0)
         return space, writes
 
     def end(self) -> None:
@@ -228,9 +227,7 @@ def test_killed_before_any_write_and_started_again_it_comes_to_the_same_objects_
     for space in doomed.values():
         ordeal.begin(space)
     # How many writes of a status there are is up to how quick the controllers are: the last may not come.
-    until(
-        lambda: sum(not o.is_alive for o in first.values()) >= len(first) - 2, within=PATIENCE, why=lambda: alive(first)
-    )
+    until(lambda: sum(not o.is_alive for o in first.values()) >= len(first) - 2, why=lambda: alive(first))
     for operator in first.values():
         operator.kill()
     for space in doomed.values():
@@ -239,10 +236,9 @@ def test_killed_before_any_write_and_started_again_it_comes_to_the_same_objects_
     wanted = look(undisturbed, addresses)
     for n, space in doomed.items():
         killed = f"killed before write {n}, {writes[n - 1]}"
-        until(lambda space=space: stage.is_over(space), within=PATIENCE, why=lambda killed=killed: killed)
+        until(lambda space=space: stage.is_over(space), why=lambda killed=killed: killed)
         until(
             lambda space=space: look(space, addresses) == wanted,
-            within=PATIENCE,
             why=lambda space=space, killed=killed: (killed, differences(look(space, addresses), wanted)),
         )
     for n, space in doomed.items():

@@ -61,7 +61,7 @@ def test_edits_of_fields_that_are_ours_are_set_back(drift: Namespace) -> None:
         children = {kind: drift.get(kind, "drift") or {} for kind, *_ in EDITS}
         return [patch for kind, patch, look, wanted in EDITS if look(children[kind]) != wanted]
 
-    until(lambda: not broken(), why=broken, within=8)
+    until(lambda: not broken(), why=broken)
 
 
 def test_a_repair_is_told_in_an_event(drift: Namespace) -> None:

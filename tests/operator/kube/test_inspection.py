@@ -141,7 +141,6 @@ def test_a_decision_is_explained_and_its_figures_shown(
             and found["history"][-1]["last"]["to"] == found["replicas"]["asked"] == 2
             and found
         ),
-        within=40,
     )
     assert told["now"]["terms"][0]["reason"] == "QueueDepth"
     assert told["now"]["metrics"]["source"] == "Pods" and told["nowMissing"] is None

@@ -4,6 +4,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import datetime
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
@@ -11,7 +12,8 @@ from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from quire_cluster.audit import AuditedRequest, Position
 from quire_cluster.control_plane import ControlPlane
 
-KILLED_SECONDS, TERMINATED_SECONDS = 20.0, 4.0
+LAPSE_SECONDS = 15.0
+"""How long a candidate waits for a Lease that nobody releases or renews."""
 
 
 @pytest.fixture
@@ -44,13 +46,21 @@ class Pair:
         for operator in (self.first, self.second):
             operator.send(signal.SIGKILL)
 
-    def wait_scaled(self, replicas: int, *, within: float) -> None:
+    def wait_scaled(self, replicas: int) -> None:
         """Until the Deployment asks for so many: somebody acted."""
 
         def asked() -> int:
             return int((self.space.get("deployments", "chat") or {"spec": {"replicas": -1}})["spec"]["replicas"])
 
-        until(lambda: asked() == replicas, within=within, why=asked)
+        until(lambda: asked() == replicas, why=asked)
+
+    def vacancy(self, since: Position) -> float:
+        """Seconds from the last that the first wrote of the Lease to when the second took it, by the server's clock."""
+        asked = self.space.server.audit.mutating_requests(since)
+        leases = [request for request in asked if request.resource == "leases" and request.status in (200, 201)]
+        last = [r.received for r in leases if self.first.identity in r.user_agent][-1]
+        taken = next(r.received for r in leases if self.second.identity in r.user_agent)
+        return (datetime.fromisoformat(taken) - datetime.fromisoformat(last)).total_seconds()
 
     def writes(self, operator: OperatorProcess, since: Position) -> list[AuditedRequest]:
         written = self.space.server.audit.mutating_requests(since, user_agent=operator.identity)
@@ -69,10 +79,11 @@ def test_one_acts_and_hands_over_when_it_is_told_to_stop(
     pair.first.terminate()
     began = time.monotonic()
     pair.space.apply(replicas=2)
-    pair.wait_scaled(2, within=TERMINATED_SECONDS)
+    pair.wait_scaled(2)
     took = time.monotonic() - began
     print(f"acting again {took:.2f} s after SIGTERM")
     assert pair.space.holder() == pair.second.identity
+    assert pair.vacancy(start) < LAPSE_SECONDS, "it was released: nobody had to wait for it to lapse"
     until(lambda: not pair.first.is_alive)
     pair.end()
 
@@ -81,7 +92,9 @@ def test_a_killed_or_paused_leader_is_replaced_and_writes_no_more(
     new_space: Callable[[], Namespace], operators: Operators
 ) -> None:
     """Both at once: each is a wait for the Lease to lapse. The paused one stops where it is worst, about to write."""
-    killed, paused = Pair(operators, new_space()), Pair(operators, new_space(), stop_before_write=1)
+    spaces = new_space(), new_space()
+    start = spaces[0].server.audit.position()
+    killed, paused = Pair(operators, spaces[0]), Pair(operators, spaces[1], stop_before_write=1)
     killed.space.apply(replicas=1)
     killed.space.wait_settled("chat")
 
@@ -90,10 +103,12 @@ def test_a_killed_or_paused_leader_is_replaced_and_writes_no_more(
     killed.space.apply(replicas=2)
     paused.space.apply(replicas=1)
     until(lambda: paused.first.writes())  # and there it stands
-    killed.wait_scaled(2, within=KILLED_SECONDS)
+    killed.wait_scaled(2)
     print(f"acting again {time.monotonic() - began:.2f} s after SIGKILL")
-    paused.wait_scaled(1, within=KILLED_SECONDS)
+    paused.wait_scaled(1)
     print(f"acting again {time.monotonic() - began:.2f} s after SIGSTOP")
+    for pair in (killed, paused):
+        assert pair.vacancy(start) >= LAPSE_SECONDS, "it is not taken from one who may still act"
 
     paused.space.wait_settled("chat")
     resumed = paused.space.server.audit.position()
@@ -101,7 +116,7 @@ def test_a_killed_or_paused_leader_is_replaced_and_writes_no_more(
     told = "the lease was not renewed in time"
     until(lambda: any(told in line.get("message", "") for line in paused.first.lines()), why=paused.first.lines)
     paused.space.apply(replicas=3)
-    paused.wait_scaled(3, within=10)
+    paused.wait_scaled(3)
     until(
         lambda: any(
             "leases" in r.resource

@@ -17,7 +17,6 @@ CRDS = Path(__file__).parent / "crds"
 KINDS = ("podmonitors", "prometheusrules")
 PEERS = [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "quire-system"}}}]
 DISCOVERY = ("--discovery", "1s", "--monitor-labels", "release=prom", "--alert-labels", "team=ml")
-GARBAGE_SECONDS = 90.0
 
 
 def install(server: ControlPlane) -> None:
@@ -53,7 +52,7 @@ def both(space: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def wait_for_both(space: Namespace) -> dict[str, dict[str, Any]]:
-    until(lambda: len(both(space)) == 2, within=15, why=lambda: space.get("llmdeployments", "chat"))
+    until(lambda: len(both(space)) == 2, why=lambda: space.get("llmdeployments", "chat"))
     return both(space)
 
 
@@ -101,7 +100,7 @@ def test_monitors_come_stay_go_and_come_again_with_their_kinds(
     space.delete("podmonitors", "chat")
     edited = {"spec": {"groups": [{"name": "quire-chat", "rules": []}]}}
     space.patch("prometheusrules", "chat", edited, manager="meddler")
-    until(lambda: space.get("podmonitors", "chat"), within=15)
+    until(lambda: space.get("podmonitors", "chat"))
     until(lambda: len((space.get("prometheusrules", "chat") or {})["spec"]["groups"][0].get("rules", [])) == 2)
 
     remove(server)
@@ -116,7 +115,7 @@ def test_monitors_come_stay_go_and_come_again_with_their_kinds(
     assert faults(operator) == []
 
     space.delete("llmdeployments", "chat")
-    until(lambda: not both(space), within=GARBAGE_SECONDS, why=lambda: both(space))
+    until(lambda: not both(space), why=lambda: both(space))
 
 
 def test_policies_say_who_may_come_are_kept_so_and_go_when_switched_off(
@@ -129,7 +128,7 @@ def test_policies_say_who_may_come_are_kept_so_and_go_when_switched_off(
     assert policy["spec"]["ingress"] == [{"from": PEERS, "ports": [{"port": 8000, "protocol": "TCP"}]}]
     assert policy["spec"]["policyTypes"] == ["Ingress"], "what replicas reach is left open"
     space.patch("networkpolicies", "chat", {"spec": {"ingress": [{}]}}, manager="meddler")
-    until(lambda: (space.get("networkpolicies", "chat") or {})["spec"] == policy["spec"], within=8)
+    until(lambda: (space.get("networkpolicies", "chat") or {})["spec"] == policy["spec"])
 
     operator.terminate()
     untold = operators.start(*space.flags())

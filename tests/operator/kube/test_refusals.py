@@ -94,7 +94,7 @@ def test_one_made_anew_waits_for_what_was_left_of_the_one_before(shared: Namespa
         new = shared.get("deployments", "anew")
         return new is not None and old is not None and new["metadata"]["uid"] != old["metadata"]["uid"]
 
-    until(replaced, within=60)  # the garbage collector learns of a new kind within half a minute
+    until(replaced)  # the garbage collector learns of a new kind within half a minute
     shared.wait_settled("anew")
 
 

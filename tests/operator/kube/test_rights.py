@@ -73,15 +73,15 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi"}}
     rules = {"window": "0s", "period": "1s"}
     space.apply("chat", replicas=2, model=cached, autoscaling={"minReplicas": 1, "maxReplicas": 2, "scaleDown": rules})
-    space.wait_settled("chat", within=60)
+    space.wait_settled("chat")
     with engines_at(ENGINES, IDLE):
         until(lambda: len(space.run_pods("chat", address=ENGINES)) == 2)
-        until(lambda: len(space.pods("chat")) == 1, within=90)
+        until(lambda: len(space.pods("chat")) == 1)
     space.patch("services", "chat", {"spec": {"sessionAffinity": "ClientIP", "selector": {"a": "b"}}})
     until(lambda: "a" not in (space.get("services", "chat") or {"spec": {"selector": {"a": ""}}})["spec"]["selector"])
     space.apply("chat", replicas=2, model={"source": "hf://org/model"})
-    until(lambda: "chat-models" not in space.names("persistentvolumeclaims"), within=60)
-    space.wait_reason("chat", "Autoscaling", "NotConfigured", within=60)
+    until(lambda: "chat-models" not in space.names("persistentvolumeclaims"))
+    space.wait_reason("chat", "Autoscaling", "NotConfigured")
     yield space, start, operator
     operator.kill()
     crd_installed.client().delete("/api/v1/namespaces/rights")

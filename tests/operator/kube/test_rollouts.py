@@ -54,7 +54,7 @@ def fleet(crd_installed: ControlPlane, operators: Operators, fake_nodes: FakeNod
         replicas = 3 if name == "shrinking" else 2
         space.apply(name, **spec(name, image="1", replicas=replicas, rollout=ROLLOUT.get(name, {})))
     for name in NAMES:
-        space.wait_reason(name, "Ready", "Serving", within=60)
+        space.wait_reason(name, "Ready", "Serving")
     with ExitStack() as engines:
         for pod in (space.get("pods", pod) for pod in space.pods("shrinking")):
             assert pod is not None
@@ -92,29 +92,29 @@ def described(space: Namespace, name: str) -> str:
 @pytest.mark.parametrize("name", ["surging", "one-by-one", "anew"])
 def test_with_a_spare_gpu_or_without_one_every_replica_is_replaced(rolling: Namespace, name: str) -> None:
     """Surge where there is one more GPU; where all are taken one by one, or all at once."""
-    until(lambda: images(rolling, name) == ["2", "2"], within=60, why=lambda: rolling.condition(name, "Ready"))
-    rolling.wait_reason(name, "Ready", "Serving", within=30)
+    until(lambda: images(rolling, name) == ["2", "2"], why=lambda: rolling.condition(name, "Ready"))
+    rolling.wait_reason(name, "Ready", "Serving")
     rolling.wait_reason(name, "Progressing", "Complete")
 
 
 def test_a_surge_without_a_spare_gpu_says_what_would_let_it_go_on_and_goes_on_with_it(rolling: Namespace) -> None:
-    degraded = rolling.wait_reason("stuck", "Degraded", "InsufficientGPU", within=60)
+    degraded = rolling.wait_reason("stuck", "Degraded", "InsufficientGPU")
     assert "Insufficient nvidia.com/gpu" in degraded["message"]
     assert "no node has a free GPU for the replica that spec.rollout.maxSurge: 1 adds" in degraded["message"]
     assert "with maxSurge: 0 and maxUnavailable: 1 they would be replaced one by one" in degraded["message"]
-    overdue = rolling.wait_reason("stuck", "Progressing", "ProgressDeadlineExceeded", within=60)
+    overdue = rolling.wait_reason("stuck", "Progressing", "ProgressDeadlineExceeded")
     assert "2 of the version before are still there, 2 ready" in overdue["message"]
     assert images(rolling, "stuck") == ["1", "1"], "and serve"
 
     rolling.apply("stuck", **spec("stuck", image="2", rollout=ONE_BY_ONE))
-    until(lambda: images(rolling, "stuck") == ["2", "2"], within=60, why=lambda: rolling.condition("stuck", "Ready"))
-    rolling.wait_reason("stuck", "Degraded", "AsExpected", within=30)
+    until(lambda: images(rolling, "stuck") == ["2", "2"], why=lambda: rolling.condition("stuck", "Ready"))
+    rolling.wait_reason("stuck", "Degraded", "AsExpected")
 
 
 def test_new_replicas_that_never_come_up_end_the_rollout_at_its_deadline_and_the_old_ones_stay(
     rolling: Namespace,
 ) -> None:
-    overdue = rolling.wait_reason("failing", "Progressing", "ProgressDeadlineExceeded", within=60)
+    overdue = rolling.wait_reason("failing", "Progressing", "ProgressDeadlineExceeded")
     assert overdue["message"].startswith(
         "the rollout has stopped: no further replica became ready within 10s (spec.rollout.progressDeadline); "
         "1 of 2 replicas are of the newest version, 0 of them ready; 2 of the version before are still there, 2 ready; "
@@ -130,31 +130,29 @@ def test_new_replicas_that_never_come_up_end_the_rollout_at_its_deadline_and_the
 
 
 def test_it_is_mended_by_going_back_or_by_going_on(rolling: Namespace) -> None:
-    rolling.wait_reason("failing", "Progressing", "ProgressDeadlineExceeded", within=60)
+    rolling.wait_reason("failing", "Progressing", "ProgressDeadlineExceeded")
     before = sorted(rolling.pods("failing"))
     rolling.apply("failing", **spec("failing", image="1", rollout=ROLLOUT["failing"]))
-    rolling.wait_reason("failing", "Ready", "Serving", within=60)
-    rolling.wait_reason("failing", "Progressing", "Complete", within=30)
+    rolling.wait_reason("failing", "Ready", "Serving")
+    rolling.wait_reason("failing", "Progressing", "Complete")
     assert set(rolling.pods("failing")) < set(before), "going back restarts nothing that served"
 
     rolling.apply("failing", **spec("failing", image="3", rollout=ROLLOUT["failing"]))
-    until(lambda: images(rolling, "failing") == ["3", "3"], within=60)
-    rolling.wait_reason("failing", "Ready", "Serving", within=30)
+    until(lambda: images(rolling, "failing") == ["3", "3"])
+    rolling.wait_reason("failing", "Ready", "Serving")
 
 
 def test_nothing_is_scaled_down_while_it_rolls_out(rolling: Namespace) -> None:
     """Its replicas are idle, and each second is a tick: it stays at three until the rollout is taken back."""
-    rolling.wait_reason("shrinking", "Degraded", "Unschedulable", within=60)
+    rolling.wait_reason("shrinking", "Degraded", "Unschedulable")
     start = rolling.server.audit.position()
-    until(lambda: leases(rolling, start) >= 4, within=30)  # one each two seconds
+    until(lambda: leases(rolling, start) >= 4)  # one each two seconds
     deployment = rolling.get("deployments", "shrinking")
     assert deployment is not None and deployment["spec"]["replicas"] == 3
     assert images(rolling, "shrinking") == ["1", "1", "1"]
 
     rolling.apply("shrinking", **spec("shrinking", image="1", replicas=3, autoscaling=AUTOSCALING))
-    until(
-        lambda: len(rolling.pods("shrinking")) == 1, within=60, why=lambda: rolling.get("llmdeployments", "shrinking")
-    )
+    until(lambda: len(rolling.pods("shrinking")) == 1, why=lambda: rolling.get("llmdeployments", "shrinking"))
 
 
 def leases(space: Namespace, since: Position) -> int:

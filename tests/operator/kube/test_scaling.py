@@ -108,7 +108,7 @@ def test_an_hpa_that_scales_the_deployment_is_named_as_what_it_is(shared: Namesp
         },
     }
     shared.create("horizontalpodautoscalers", hpa)
-    contested = shared.wait_reason("rivalled", "Autoscaling", "ReplicasContested", within=60)
+    contested = shared.wait_reason("rivalled", "Autoscaling", "ReplicasContested")
     assert contested["message"].startswith("A HorizontalPodAutoscaler, perhaps one that a KEDA ScaledObject made, also")
     assert "kubectl get hpa,scaledobject shows it" in contested["message"]
     shared.delete("horizontalpodautoscalers", "rivalled")
@@ -147,7 +147,7 @@ def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespac
     start = shared.server.audit.position()
     shared.run_pods("busy", address=POD_IP)
 
-    until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1}, within=40)
+    until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1})
     wait_replicas(shared, "busy", 3)
     section = autoscaling_status(shared, "busy")
     assert section is not None and section["desiredReplicas"] == 3

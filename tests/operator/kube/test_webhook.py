@@ -113,7 +113,7 @@ WRONG = {
 
 def wait_judged(webhook: Webhook) -> None:
     """Until the webhook answers: the API server learns of it, and the operator starts, in their own time."""
-    until(lambda: "--no-such-flag" in webhook.apply("judged", WRONG, dry=True), within=30)
+    until(lambda: "--no-such-flag" in webhook.apply("judged", WRONG, dry=True))
 
 
 def test_kubectl_is_told_everything_at_once_and_nothing_is_stored(space: Namespace, webhook: Webhook) -> None:
@@ -166,7 +166,7 @@ def test_without_the_webhook_the_same_is_accepted_and_said_in_the_condition(spac
     assert "created" in webhook.apply("wrong", WRONG)
 
     webhook.start()
-    message = space.wait_reason("wrong", "Ready", "InvalidSpec", within=40)["message"]
+    message = space.wait_reason("wrong", "Ready", "InvalidSpec")["message"]
     assert "spec.engine.extraArgs[1]" in message and "spec.podTemplate.spec.hostNetwork" in message
     space.touch("wrong", "a-label-can-be-written-still")
 
@@ -178,7 +178,7 @@ def test_a_renewed_certificate_is_taken_up(space: Namespace, webhook: Webhook) -
 
     renewed = webhook.renew("second")
 
-    until(lambda: served_certificate(webhook.port) == der(renewed), within=40)
+    until(lambda: served_certificate(webhook.port) == der(renewed))
     assert "denied the request" in webhook.apply("wrong", WRONG)
 
 

@@ -80,7 +80,7 @@ def test_a_held_request_brings_the_first_replica_and_idleness_takes_it_away(
     assert space.pods("sleepy") == []
 
     gateway.held = {"sleepy": 1}
-    until(lambda: asked(space, "sleepy") == 1, within=5)
+    until(lambda: asked(space, "sleepy") == 1)
     resource = space.get("llmdeployments", "sleepy")
     assert resource is not None
     decision = resource["status"]["autoscaling"]["lastDecision"]
@@ -91,9 +91,9 @@ def test_a_held_request_brings_the_first_replica_and_idleness_takes_it_away(
     space.wait_reason("sleepy", "Ready", "Serving")
     gateway.held, gateway.in_flight = {}, {"sleepy": 1}
     quiet = time.monotonic() + 6
-    until(lambda: asked(space, "sleepy") != 1 or time.monotonic() > quiet, within=10)
+    until(lambda: asked(space, "sleepy") != 1 or time.monotonic() > quiet)
     assert asked(space, "sleepy") == 1, "not while one streams"
 
     gateway.in_flight = {}
-    until(lambda: asked(space, "sleepy") == 0, within=20)
+    until(lambda: asked(space, "sleepy") == 0)
     space.wait_reason("sleepy", "Ready", "ScaledToZero")

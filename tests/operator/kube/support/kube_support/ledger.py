@@ -58,7 +58,7 @@ class Flock:
     def make(self, **spec: object) -> None:
         for name in self.names:
             self.space.apply(name, replicas=self._replicas, **spec)
-        until(self.is_as_asked, within=90, why=lambda: self.space.items("llmdeployments"))
+        until(self.is_as_asked, why=lambda: self.space.items("llmdeployments"))
 
     def begin(self) -> None:
         """What is written from here on is counted."""
@@ -76,9 +76,9 @@ class Flock:
         services = set(self.space.names("services"))
         return set(self.names) <= services and all(deployments.get(name) == self._replicas for name in self.names)
 
-    def measure(self, what: str, *, since: float, within: float, makes_all: bool = False) -> Row:
+    def measure(self, what: str, *, since: float, makes_all: bool = False) -> Row:
         """Waits until all is as asked. The Services were deleted and are made once; or all, which was not there."""
-        until(self.is_as_asked, within=within + since - time.monotonic(), why=lambda: what)
+        until(self.is_as_asked, why=lambda: what)
         seconds = time.monotonic() - since
         written = self.space.server.audit.mutating_requests(
             self.begun, user_agent="quire-operator", besides=frozenset({"leases", "events"})

@@ -1,12 +1,14 @@
 """Operators as processes that tests start, kill, pause and watch; and looking at the cluster until something is so."""
 
 import http.client
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,10 @@ from quire_cluster.control_plane import ControlPlane
 
 T = TypeVar("T")
 POLL_SECONDS: Final = 0.05
+PATIENCE: Final = 90.0
+"""How long to wait for what is sure to come: long, for a machine may have much else to do. How soon it has to come is
+asserted by what came before what, not by a clock that the machine's other work holds up."""
+_LAST_LINES: Final = 20
 ZYGOTE: Final = Path(__file__).parent / "zygote.py"
 CUSTOM: Final = frozenset({"llmdeployments", "podmonitors", "prometheusrules"})
 
@@ -27,7 +33,7 @@ CUSTOM: Final = frozenset({"llmdeployments", "podmonitors", "prometheusrules"})
 def until(
     look: Callable[[], T],
     *,
-    within: float = 20.0,
+    within: float = PATIENCE,
     every: float = POLL_SECONDS,
     why: Callable[[], object] = lambda: "",
 ) -> T:
@@ -86,6 +92,11 @@ class OperatorProcess:
         """Whether a line of its log has this in its message."""
         return any(text in str(line.get("message", "")) for line in self.lines())
 
+    def last_words(self) -> str:
+        """Whether it lives, and the end of its log: what to say where it did not do what was waited for."""
+        told = [str(line.get("message", "")) for line in self.lines()][-_LAST_LINES:]
+        return "\n".join([f"{self.identity} is {'alive' if self.is_alive else 'dead'}; it said last:", *told])
+
     def port(self) -> int:
         """Where it serves /healthz; waits until it does."""
         return int(until(lambda: self._served() or 0))
@@ -110,15 +121,16 @@ class OperatorProcess:
 
 
 class Operators:
-    """Forks operators off one zygote."""
+    """Forks operators off one zygote. Several threads may start some at once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, zygote: Path = ZYGOTE) -> None:
         self._folder = folder
         self._zygote = subprocess.Popen(
-            [sys.executable, str(ZYGOTE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(zygote)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._zygote.stdout is not None and self._zygote.stdout.readline().strip() == "ready"
-        self._started = 0
+        self._started = itertools.count(1)
+        self._asking = threading.Lock()
 
     def start(
         self,
@@ -138,10 +150,11 @@ class Operators:
         there. Its clock goes wrong by `clock_skew_seconds`, its autoscaler ticks each `tick_seconds`. In the folder
         `service_account` is what a pod's would have.
         """
-        self._started += 1
-        identity = identity or f"operator-{self._started}"
-        log = self._folder / f"{self._started}-{identity}.log"
-        flags = [*argv, "--identity", identity, "--host", "127.0.0.1", "--port", "0"]
+        number = next(self._started)
+        identity = identity or f"operator-{number}"
+        log = self._folder / f"{number}-{identity}.log"
+        period = () if tick_seconds is None else ("--autoscaling-period", f"{tick_seconds:g}s")
+        flags = [*argv, *period, "--identity", identity, "--host", "127.0.0.1", "--port", "0"]
         order = {
             "argv": flags,
             "log": str(log),
@@ -149,14 +162,20 @@ class Operators:
             "signal": then,
             "armed_by": None if armed_by is None else str(armed_by),
             "clock_skew_seconds": clock_skew_seconds,
-            "tick_seconds": tick_seconds,
             "service_account": None if service_account is None else str(service_account),
             "environment": environment or {},
         }
+        return OperatorProcess(pid=self._ask(order), identity=identity, log=log)
+
+    def _ask(self, order: dict[str, Any]) -> int:
+        """One order and its answer at a time: who read another's answer would kill another's operator."""
         assert self._zygote.stdin is not None and self._zygote.stdout is not None
-        self._zygote.stdin.write(json.dumps(order) + "\n")
-        self._zygote.stdin.flush()
-        return OperatorProcess(pid=int(self._zygote.stdout.readline()), identity=identity, log=log)
+        with self._asking:
+            self._zygote.stdin.write(json.dumps(order) + "\n")
+            self._zygote.stdin.flush()
+            answer = json.loads(self._zygote.stdout.readline())
+        assert answer["log"] == order["log"], "this is another one's process"
+        return int(answer["pid"])
 
     def stop(self) -> None:
         with self._zygote:  # closes its input, which ends it and its children
@@ -278,14 +297,14 @@ class Namespace:
         conditions = resource.get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {})
 
-    def wait_reason(self, name: str, kind: str, reason: str, *, within: float = 20.0) -> dict[str, Any]:
+    def wait_reason(self, name: str, kind: str, reason: str, *, within: float = PATIENCE) -> dict[str, Any]:
         def found() -> dict[str, Any] | None:
             condition = self.condition(name, kind)
             return condition if condition.get("reason") == reason else None
 
         return until(found, within=within, why=lambda: self.condition(name, kind))
 
-    def wait_settled(self, name: str, *, within: float = 20.0) -> None:
+    def wait_settled(self, name: str, *, within: float = PATIENCE) -> None:
         """Until the children are there, their controller has looked at them, and status says so."""
 
         def settled() -> bool:
@@ -306,5 +325,5 @@ class Namespace:
         lease = self.get("leases", "quire-operator")
         return "" if lease is None else lease["spec"].get("holderIdentity") or ""
 
-    def wait_holder(self, identity: str, *, within: float = 20.0) -> None:
+    def wait_holder(self, identity: str, *, within: float = PATIENCE) -> None:
         until(lambda: self.holder() == identity, within=within, why=self.holder)

@@ -1,13 +1,12 @@
 """Starts operators quickly: one process imports everything once, and forks a child for each line on its standard input.
 
-A line is JSON, as `Operators.start` writes it; the answer is a line with the child's id. The child is the operator's
-own `app.run`. With `before_write` it sends itself a signal before its n-th write. When the input ends,
-all children are killed.
+A line is JSON, as `Operators.start` writes it; the answer is a line with the child's id, and with the log that was
+asked for, so that it can be told from another's. The child is the operator's own `app.run`. With `before_write` it
+sends itself a signal before its n-th write. When the input ends, all children are killed.
 """
 
 import asyncio
 import datetime
-import functools
 import json
 import os
 import signal
@@ -72,8 +71,6 @@ def be_operator(order: dict[str, Any]) -> None:
     os.environ.update(order["environment"])
     if order["clock_skew_seconds"]:
         skew(order["clock_skew_seconds"])
-    if order["tick_seconds"] is not None:
-        app.keep_scaling = functools.partial(app.keep_scaling, tick_seconds=order["tick_seconds"])
     if order["service_account"] is not None:
         be_in_a_pod(Path(order["service_account"]))
     settings = parse_settings(order["argv"], {})
@@ -86,16 +83,17 @@ def main() -> None:
     children = []
     print("ready", flush=True)
     for line in sys.stdin:
+        order = json.loads(line)
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(0)
             try:
-                be_operator(json.loads(line))
+                be_operator(order)
             finally:
                 os._exit(0)
         children.append(child)
-        print(child, flush=True)
+        print(json.dumps({"pid": child, "log": order["log"]}), flush=True)
     for child in children:
         try:
             os.kill(child, signal.SIGKILL)
