@@ -1,0 +1,106 @@
+"""Streams that last long enough to be under way when their replica is told to end: so many at a time.
+
+A thread for each; ``long_answer`` judges what comes. Beside ``traffic``, whose answers are known to the last token and
+are therefore short.
+"""
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import httpx
+
+from e2e_support.scaling.long_answer import Cut, LongAnswer
+from e2e_support.traffic.client import REPLICA
+from e2e_support.traffic.prompts import Kind, of_kind
+from e2e_support.traffic.sse import EventReader
+
+SILENCE_SECONDS: Final = 60.0
+_JOIN_SECONDS: Final = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongStream:
+    """One that is over. Times are Unix seconds."""
+
+    replica: str | None
+    """``namespace/pod``; None where no answer began."""
+    started: float
+    ended: float
+    tokens: int
+    problem: str | None
+    """None: whole and right."""
+
+
+class LongStreams:
+    """A context manager: from its beginning until ``finish`` so many are under way: one that ends is followed."""
+
+    def __init__(self, url: str, model: str, *, at_once: int, tokens: int) -> None:
+        self._url, self._model, self._tokens = url, model, tokens
+        self._done: list[LongStream] = []
+        self._stop = threading.Event()
+        self._numbers = itertools.count()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"long stream {i}", daemon=True) for i in range(at_once)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def finish(self) -> list[LongStream]:
+        """No further ones; all that were begun, read to their ends."""
+        self._stop.set()
+        deadline = time.monotonic() + _JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        still = sum(thread.is_alive() for thread in self._threads)
+        assert not still, f"{still} streams did not end within {_JOIN_SECONDS:g} s"
+        return sorted(self._done, key=lambda stream: stream.started)
+
+    def _run(self) -> None:
+        prompts = of_kind(Kind.LONG)
+        with httpx.Client(timeout=SILENCE_SECONDS, trust_env=False) as client:
+            while not self._stop.is_set():
+                stream = self._one(client, LongAnswer(prompts[next(self._numbers) % len(prompts)], self._tokens))
+                self._done.append(stream)
+                if stream.problem is not None:
+                    self._stop.wait(1.0)  # a server that refuses is not to be flooded
+
+    def _one(self, client: httpx.Client, answer: LongAnswer) -> LongStream:
+        started, replica, problem = time.time(), None, None
+        try:
+            with client.stream("POST", f"{self._url}/v1/completions", json=answer.body(self._model)) as response:
+                replica = response.headers.get(REPLICA)
+                if response.status_code != 200:
+                    raise Cut(f"HTTP {response.status_code}: {response.read()[:300].decode(errors='replace')}")
+                for data in _events(response):
+                    answer.take(json.loads(data))
+            answer.end()
+        except Cut as error:
+            problem = str(error)
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            problem = f"after {answer.tokens} tokens: {type(error).__name__}: {error}"
+        return LongStream(replica=replica, started=started, ended=time.time(), tokens=answer.tokens, problem=problem)
+
+
+def _events(response: httpx.Response) -> Iterator[bytes]:
+    """Until [DONE]. Raises ``Cut`` where the body ends before that."""
+    reader = EventReader()
+    for chunk in response.iter_raw():
+        for data in reader.feed(chunk):
+            if data == b"[DONE]":
+                return
+            yield data
+    raise Cut("the body ended without [DONE]")

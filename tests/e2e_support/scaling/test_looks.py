@@ -1,0 +1,94 @@
+"""What a series of looks at replicas tells."""
+
+import pytest
+
+from e2e_support.objects import Pod
+from e2e_support.scaling import looks as series_of
+from e2e_support.scaling.looks import Ending, Look, Step
+
+
+def pod(name: str, *, ready: bool = True, ending: bool = False) -> Pod:
+    return Pod(
+        name=name,
+        namespace="space",
+        uid=f"uid-{name}",
+        node="node-1",
+        ip="10.0.0.1",
+        phase="Running",
+        is_ready=ready,
+        is_ending=ending,
+        restarts=0,
+        revision="r1",
+        states=(),
+    )
+
+
+def look(time: float, desired: int | None, *pods: Pod) -> Look:
+    return Look(time=time, desired=desired, autoscaling=None, pods=pods)
+
+
+def series(*desired: int | None) -> list[Look]:
+    return [look(float(time), value) for time, value in enumerate(desired)]
+
+
+@pytest.mark.parametrize(
+    ("desired", "expected"),
+    [
+        ((), []),
+        ((1, 1, 1), [(0, 1)]),
+        ((None, 1, 1, 2, 2, 3, 1), [(1, 1), (3, 2), (5, 3), (6, 1)]),
+        ((2, None, 2), [(0, 2)]),
+    ],
+)
+def test_steps_are_the_changes_of_what_was_known(desired, expected):
+    assert series_of.desired_steps(series(*desired)) == [Step(time=time, value=value) for time, value in expected]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], True),
+        ([1], True),
+        ([1, 2, 3], True),
+        ([3, 2, 1], True),
+        ([1, 2, 3, 2, 1], True),
+        ([1, 3, 1], True),
+        ([1, 2, 1, 2, 1], False),
+        ([2, 1, 3, 1], False),
+        ([1, 3, 2, 3, 1], False),
+    ],
+)
+def test_flapping_is_more_than_one_way_up_and_one_way_down(values, expected):
+    assert series_of.rises_then_falls(values) is expected
+
+
+def test_a_stretch_begins_with_how_things_stood_before_it():
+    looks = series(3, 2, 2, 3, 1)
+    assert [found.desired for found in series_of.during(looks, 1.5, 3.0)] == [2, 2, 3]
+    assert series_of.lowest(series_of.desired_steps(series_of.during(looks, 1.5, 3.0))) == 2
+    assert series_of.lowest(series_of.desired_steps(series_of.during(looks, 0.5, 1.0))) == 2
+
+
+def test_what_was_so_before_it_was_asked_for_does_not_count():
+    looks = series(1, 2, 1, 2)
+    assert series_of.first_at(looks, lambda seen: seen.desired == 2, since=1.5) == 3.0
+    assert series_of.first_at(looks, lambda seen: seen.desired == 3, since=0.0) is None
+
+
+def test_only_pods_that_are_ready_and_stay_count_as_ready():
+    seen = look(0.0, 3, pod("a"), pod("b", ready=False), pod("c", ending=True))
+    assert seen.ready == 1 and [found.name for found in seen.serving] == ["a"]
+
+
+def test_a_pod_ends_from_when_it_is_told_to_until_it_is_gone():
+    looks = [
+        look(0.0, 2, pod("a"), pod("b")),
+        look(1.0, 1, pod("a"), pod("b", ending=True)),
+        look(2.0, 1, pod("a"), pod("b", ending=True)),
+        look(3.0, 1, pod("a")),
+        look(4.0, 0, pod("a", ending=True)),
+    ]
+    assert series_of.endings(looks) == [
+        Ending(pod="b", uid="uid-b", seen=1.0, gone=3.0),
+        Ending(pod="a", uid="uid-a", seen=4.0, gone=None),
+    ]
