@@ -19,13 +19,15 @@ TRITON ?=
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/quire
 # Such as sm_90; empty is all.
 AOT_TARGETS ?=
+# More for pytest under `make e2e`, such as -k drain.
+ARGS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
 DISTRIBUTIONS := kernels engine gateway operator
 ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -81,6 +83,9 @@ gpu-bundle: $(VENV)/.dev ## Pack what a GPU machine without a network needs: ben
 $(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
 	UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS:-1} $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes --target $(@D) -r $<
 	@touch $@
+
+e2e: $(VENV)/.dev ## Run the end-to-end scenarios on a cluster of this machine, or on that of KUBECONFIG (ARGS="-k drain", KEEP=1)
+	$(BIN)/pytest tests/e2e $(ARGS)
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -18,8 +18,8 @@ from e2e_support import results
 from e2e_support.capabilities import capability, lacking
 from e2e_support.errors import E2EError
 from e2e_support.release import Release
-from e2e_support.results import Report
-from e2e_support.run import Run, slug
+from e2e_support.results import Report, slug
+from e2e_support.run import Run
 from e2e_support.space import Space
 from e2e_support.target import Target
 from quire_cluster.errors import ClusterError

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire_cluster.images.ensure import ensure_images
-from quire_cluster.real_cluster import RealCluster
 
 from e2e_support.capabilities import EVERYTHING
 from e2e_support.kube import Kube
 from e2e_support.target import Target
 from quire_cluster.binaries import ensure
 from quire_cluster.progress import Progress
+from quire_cluster.real_cluster import Programs, RealCluster
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
     if found is not None and found.running:
         yield _target(found, progress)
         return
-    cluster = found or RealCluster.create(default_state())
+    cluster = found or RealCluster.create(default_state(), Programs.ensure(progress))
     try:
         cluster.start(progress)
         yield _target(cluster, progress)
@@ -38,7 +38,7 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
 
 def _target(cluster: RealCluster, progress: Progress) -> Target:
     programs = ensure(("kubectl", "helm"), progress)
-    images = ensure_images(registry=cluster.registry, progress=progress)
+    images = ensure_images(registry=cluster.registry_address, progress=progress)
     kube = Kube(str(cluster.admin_kubeconfig), programs["kubectl"])
     return Target(
         kube=kube,

@@ -4,8 +4,10 @@ A figure is a number that documents may quote: ``report.figure("apply to Ready",
 them to out/e2e/results.json.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -16,7 +18,11 @@ class Figure:
     unit: str
 
     def __str__(self) -> str:
-        return f"{self.name} {amount(self.value)} {self.unit}".rstrip()
+        return f"{self.name} {self.measured}"
+
+    @property
+    def measured(self) -> str:
+        return f"{amount(self.value)} {self.unit}".rstrip()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +73,7 @@ def _line(row: tuple[str, str, str, str], widths: Sequence[int]) -> str:
 
 def markdown(reports: Iterable[Report]) -> str:
     """The promises, one a row."""
-    rows = [f"| {f.name} | {amount(f.value)} {f.unit} | {r.scenario} |" for r in reports for f in r.figures]
+    rows = [f"| {f.name} | {f.measured} | {r.scenario} |" for r in reports for f in r.figures]
     return "\n".join(["| promise | measured | scenario |", "|---|---|---|", *rows]) + "\n"
 
 
@@ -85,3 +91,15 @@ def not_run(reports: Iterable[Report]) -> Iterator[str]:
 
 def _scenario(report: Report) -> dict[str, Any]:
     return asdict(report) | {"seconds": round(report.seconds, 2)}
+
+
+def scenario_name(test_id: str) -> str:
+    """tests/e2e/test_install.py::test_a_fresh_one[x] → install: a fresh one [x]"""
+    path, _, test = test_id.partition("::")
+    subject = Path(path).stem.removeprefix("test_").replace("_", " ")
+    return f"{subject}: {test.removeprefix('test_').replace('_', ' ').replace('[', ' [')}"
+
+
+def slug(text: str) -> str:
+    """For names of files and namespaces."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -4,7 +4,6 @@ Opens the target before the first scenario, keeps evidence of those that fail, w
 """
 
 import json
-import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Final
 from e2e_support import evidence, results
 from e2e_support.kube import Kube
 from e2e_support.own import own_cluster
-from e2e_support.results import Report
+from e2e_support.results import Report, scenario_name, slug
 from e2e_support.settings import Settings
 from e2e_support.space import Space, Words
 from e2e_support.target import Target
@@ -96,15 +95,3 @@ class Run:
     @property
     def seconds(self) -> float:
         return time.time() - self.started.timestamp()
-
-
-def scenario_name(test_id: str) -> str:
-    """tests/e2e/test_install.py::test_a_fresh_one[x] → install: a fresh one [x]"""
-    path, _, test = test_id.partition("::")
-    subject = Path(path).stem.removeprefix("test_").replace("_", " ")
-    return f"{subject}: {test.removeprefix('test_').replace('_', ' ').replace('[', ' [')}"
-
-
-def slug(text: str) -> str:
-    """For names of files and namespaces."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

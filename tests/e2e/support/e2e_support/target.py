@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire_cluster.real_cluster import RealCluster
-
 from e2e_support import objects
 from e2e_support.capabilities import Capability
 from e2e_support.kube import Kube, namespaced
 from e2e_support.objects import Node, Pod
+from quire_cluster.real_cluster import RealCluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,75 @@
+"""What the environment says of where scenarios run."""
+
+import pytest
+
+from e2e_support.capabilities import EVERYTHING, Capability, capability, found_on, lacking
+from e2e_support.errors import TargetUnavailable
+from e2e_support.objects import Node
+from e2e_support.settings import Settings, TheirCluster
+
+THEIRS = {"KUBECONFIG": "/k", "QUIRE_E2E_REGISTRY": "registry.example/team", "QUIRE_E2E_TAG": "1"}
+
+
+def test_without_kubeconfig_a_cluster_of_our_own_is_meant() -> None:
+    assert Settings.parse({}) == Settings(theirs=None, keep=False)
+    assert Settings.parse({"KUBECONFIG": "", "QUIRE_E2E_TAG": "1"}).theirs is None
+
+
+@pytest.mark.parametrize(
+    ("said", "keep"), [({}, False), ({"KEEP": ""}, False), ({"KEEP": "0"}, False), ({"KEEP": "1"}, True)]
+)
+def test_keep_is_said_by_anything_but_nothing_and_zero(said: dict[str, str], keep: bool) -> None:
+    assert Settings.parse(said).keep is keep
+
+
+def test_somebodys_cluster_needs_images_and_may_have_prometheus() -> None:
+    url = "http://prometheus:9090"
+    assert Settings.parse(THEIRS | {"QUIRE_E2E_PROMETHEUS_URL": url}).theirs == TheirCluster(
+        kubeconfig="/k", registry="registry.example/team", tag="1", prometheus_url=url
+    )
+
+
+@pytest.mark.parametrize(
+    "missing", [{"QUIRE_E2E_REGISTRY"}, {"QUIRE_E2E_TAG"}, {"QUIRE_E2E_REGISTRY", "QUIRE_E2E_TAG"}]
+)
+def test_what_is_missing_is_named_all_at_once(missing: set[str]) -> None:
+    given = {name: value for name, value in THEIRS.items() if name not in missing}
+    with pytest.raises(TargetUnavailable) as error:
+        Settings.parse(given)
+    named = {name for name in THEIRS if f"  {name}:" in str(error.value)}
+    assert named == missing
+    assert "unset KUBECONFIG" in str(error.value)
+
+
+def test_lacking_says_why_of_each_need_once() -> None:
+    needs = [Capability.MACHINE, Capability.PROMETHEUS, Capability.MACHINE]
+    assert lacking(needs, has=EVERYTHING) == ""
+    assert lacking([], has=frozenset()) == ""
+    why = lacking(needs, has=frozenset({Capability.TWO_NODES}))
+    assert why.count("only our own cluster") == 1
+    assert "QUIRE_E2E_PROMETHEUS_URL" in why
+
+
+def test_a_word_that_is_no_capability_is_refused_with_those_there_are() -> None:
+    assert capability("two-nodes") is Capability.TWO_NODES
+    with pytest.raises(TargetUnavailable, match=r"needs\('gpu'\).*machine, prometheus, two-nodes, fake-nodes"):
+        capability("gpu")
+
+
+def node(name: str, *, ready: bool = True, schedulable: bool = True, fake: bool = False) -> Node:
+    return Node(name=name, ip=None, is_ready=ready, is_schedulable=schedulable, is_fake=fake)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "found"),
+    [
+        ([node("a")], set()),
+        ([node("a"), node("b")], {Capability.TWO_NODES}),
+        ([node("a"), node("b", ready=False)], set()),
+        ([node("a"), node("b", schedulable=False)], set()),
+        ([node("a"), node("b", fake=True)], {Capability.FAKE_NODES}),
+    ],
+)
+def test_a_clusters_nodes_say_what_it_can(nodes: list[Node], found: set[Capability]) -> None:
+    assert found_on(nodes, prometheus_url="") == found
+    assert found_on(nodes, prometheus_url="http://p") == found | {Capability.PROMETHEUS}
