@@ -82,7 +82,7 @@ class Decision:
 def decide(policy: Policy, observation: Observation, history: History, now: float) -> Decision:
     """One tick of one LLMDeployment."""
     rules = policy.autoscaling
-    history = history.forgetting_gaps(now)
+    history = history.forgetting_gaps(now).by_the_clock(now)
     is_first = history.last_tick is None
     seconds = 0.0 if history.last_tick is None else now - history.last_tick
     known = known_samples(observation, history.samples)
