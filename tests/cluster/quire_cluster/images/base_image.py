@@ -1,0 +1,84 @@
+"""What the images stand on: the image that the user names, or, where no registry is reached, one of Debian's packages.
+
+Named after all that it is made of, so that a store that has it needs no other.
+"""
+
+import hashlib
+import shlex
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from quire_cluster.errors import ImageBuildFailed
+from quire_cluster.images.buildah import Buildah
+from quire_cluster.images.tools import ensure_tools
+from quire_cluster.progress import Progress, minutes_and_seconds
+
+SUITE: Final = "bookworm"
+PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
+# Debian's own -slim images leave these out as well.
+LEFT_OUT: Final = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*")
+KEPT: Final = ("/usr/share/doc/*/copyright",)
+# Of the machine it is made on.
+TRACES: Final = ("etc/hostname", "etc/resolv.conf")
+DOCKERFILE: Final = 'FROM scratch\nADD base.tar /\nCMD ["bash"]\n'
+_SECONDS: Final = 900
+
+
+def bootstrap_command(archive: str) -> list[str]:
+    """Pure. `archive` is where it is left, a tar file."""
+    traces = " ".join(f'"$1"/{trace}' for trace in TRACES)
+    return [
+        "mmdebstrap",
+        "--variant=minbase",
+        f"--include={','.join(PACKAGES)}",
+        *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
+        *(f"--dpkgopt=path-include={path}" for path in KEPT),
+        f"--customize-hook=rm -f {traces}",
+        SUITE,
+        archive,
+    ]
+
+
+def debian_base() -> str:
+    """The name of the image that `make_debian_base` makes."""
+    recipe = shlex.join(bootstrap_command("base.tar")) + DOCKERFILE
+    return f"localhost/quire-base:{SUITE}-{hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
+
+
+def ensure_base(buildah: Buildah, named: str | None, progress: Progress) -> str:
+    """The base image, in the store. Raises ImageBuildFailed, which says what would be right."""
+    if named is None:
+        base = debian_base()
+        if not buildah.has(base):
+            _make_debian_base(buildah, base, progress)
+        return base
+    if not buildah.has(named):
+        progress.say(f"==> pulling {named}")
+        try:
+            buildah.pull(named, progress)
+        except ImageBuildFailed as error:
+            raise ImageBuildFailed(
+                f"{error}\nBASE_IMAGE is {named}: name one that can be pulled from here, or leave BASE_IMAGE unset "
+                "to have a base made of Debian's packages"
+            ) from None
+    return named
+
+
+def _make_debian_base(buildah: Buildah, base: str, progress: Progress) -> None:
+    ensure_tools(["mmdebstrap"], progress)
+    started = time.monotonic()
+    progress.say(f"==> making {base} of Debian's packages (BASE_IMAGE names another): about 45 seconds")
+    with tempfile.TemporaryDirectory(prefix="base-", dir=buildah.store.parent) as scratch:
+        command = bootstrap_command(f"{scratch}/base.tar")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        if done.returncode != 0:
+            raise ImageBuildFailed(
+                f"mmdebstrap ended with status {done.returncode}: {done.stderr.strip()[-1000:]}\n"
+                "It needs Debian's package archive. Or set BASE_IMAGE to an image with Python 3.11 to 3.13 and venv."
+            )
+        Path(scratch, "Dockerfile").write_text(DOCKERFILE)
+        buildah.build(Path(scratch), image=base, progress=progress)
+    progress.say(f"    made in {minutes_and_seconds(time.monotonic() - started)}")

@@ -1,0 +1,136 @@
+"""Runs buildah over a store of our own in the cache: builds, pushes, and tells what an image is.
+
+`--isolation chroot` needs neither a daemon nor a container runtime. Knows nothing of which images there are.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from quire_cluster.errors import ImageBuildFailed
+from quire_cluster.progress import Progress, minutes_and_seconds
+
+RUN_FOLDER: Final = Path("/run/quire-images")
+LAST_LINES: Final = 20
+# Measured on the engine's image: see docs/adr/0054-one-base-two-layers-a-tag-that-says-what-is-in-it.md.
+COMPRESSION: Final = ("--compression-format", "zstd", "--compression-level", "1")
+
+
+class Buildah:
+    """One store. The overlay driver: with vfs every step would copy the whole image, 5 GB each for the engine's."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self._command = (
+            "buildah",
+            f"--root={store}",
+            f"--runroot={RUN_FOLDER}",
+            "--storage-driver=overlay",
+        )
+
+    def has(self, image: str) -> bool:
+        asked = self._run("inspect", "--type=image", "--format={{.FromImageID}}", image)
+        return asked.returncode == 0
+
+    def build(
+        self,
+        context: Path,
+        *,
+        image: str,
+        target: str | None = None,
+        arguments: Mapping[str, str] | None = None,
+        volumes: Sequence[str] = (),
+        progress: Progress,
+    ) -> None:
+        """Index addresses go through the environment: a command line is for all to read."""
+        options = [f"--target={target}"] if target is not None else []
+        options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
+        options += [f"--volume={volume}" for volume in volumes]
+        environment = dict(os.environ)
+        for name, value in _index_addresses().items():
+            environment[name] = value
+            options.append(f"--build-arg={name}")
+        command = [*self._command, "build", "--isolation=chroot", "--network=host", "--layers", "--force-rm"]
+        self._follow([*command, "--pull-never", f"--tag={image}", *options, str(context)], image, environment, progress)
+
+    def pull(self, image: str, progress: Progress) -> None:
+        self._follow([*self._command, "pull", image], image, dict(os.environ), progress)
+
+    def push(self, image: str, destination: str, *, plain_http: bool, progress: Progress) -> None:
+        trust = [] if not plain_http else ["--tls-verify=false"]
+        command = [*self._command, "push", *trust, *COMPRESSION, image, f"docker://{destination}"]
+        self._follow(command, destination, dict(os.environ), progress)
+
+    def description(self, image: str) -> Mapping[str, Any]:
+        """The image's configuration and history, as the OCI image specification has them."""
+        return dict(json.loads(self._checked("inspect", "--type=image", image))["OCIv1"])
+
+    def unpacked_sizes(self) -> Mapping[str, int]:
+        """Bytes of each layer by its digest."""
+        layers = json.loads((self.store / "overlay-layers" / "layers.json").read_text())
+        return {layer["diff-digest"]: layer.get("diff-size", 0) for layer in layers if "diff-digest" in layer}
+
+    @contextmanager
+    def mounted(self, image: str) -> Iterator["Container"]:
+        """A container of the image, its files in reach; gone again afterwards."""
+        name = self._checked("from", "--pull-never", image).strip()
+        try:
+            yield Container(self, name, Path(self._checked("mount", name).strip()))
+        finally:
+            self._run("rm", name)
+
+    def run(self, container: str, *command: str) -> "subprocess.CompletedProcess[str]":
+        return self._run("run", "--isolation=chroot", "--network=none", container, "--", *command)
+
+    def _checked(self, *arguments: str) -> str:
+        done = self._run(*arguments)
+        if done.returncode != 0:
+            raise ImageBuildFailed(f"buildah {arguments[0]} failed: {done.stderr.strip()[-1000:]}")
+        return done.stdout
+
+    def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
+
+    def _follow(self, command: Sequence[str], what: str, environment: Mapping[str, str], progress: Progress) -> None:
+        """Tells the line it is at, and on failure the last ones."""
+        started = time.monotonic()
+        last: deque[str] = deque(maxlen=LAST_LINES)
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as running:
+            try:
+                for line in running.stdout or ():
+                    last.append(line.rstrip()[:300])
+                    progress.update(f"    {minutes_and_seconds(time.monotonic() - started)}: {last[-1][:100]}")
+            except BaseException:  # Ctrl-C as well: what it started must not run on unseen
+                running.terminate()
+                raise
+        if running.returncode != 0:
+            quoted = "\n".join(f"    {line}" for line in last)
+            raise ImageBuildFailed(f"{what}: buildah ended with status {running.returncode}. Its last lines:\n{quoted}")
+
+
+class Container:
+    """A container that nothing runs in but what is asked for."""
+
+    def __init__(self, buildah: Buildah, name: str, root: Path) -> None:
+        self.root = root
+        self._buildah = buildah
+        self._name = name
+
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
+        """As the image's own user, without a network."""
+        return self._buildah.run(self._name, *command)
+
+
+def _index_addresses() -> Mapping[str, str]:
+    """Where the machine has its packages from, for the two installers of the build."""
+    pip = os.environ.get("PIP_INDEX_URL")
+    uv = os.environ.get("UV_DEFAULT_INDEX") or pip
+    return {name: value for name, value in {"PIP_INDEX_URL": pip, "UV_DEFAULT_INDEX": uv}.items() if value}

@@ -1,0 +1,46 @@
+"""What a registry has: the manifest behind a tag. Reads only; buildah pushes.
+
+The OCI distribution API with the standard library. A registry that asks for a login is not asked again here: its images
+count as absent, and `buildah push`, which knows the login, then finds that there is nothing to send.
+"""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire_cluster.errors import ImageBuildFailed
+
+_MANIFESTS: Final = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
+_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """`address` is what stands before a repository's name: `10.77.0.1:5000`, `registry.example/team`."""
+
+    address: str
+    plain_http: bool
+
+    def manifest(self, repository: str, tag: str) -> Mapping[str, Any] | None:
+        """None when it is not there."""
+        host, _, folder = self.address.partition("/")
+        path = "/".join(part for part in (folder, repository) if part)
+        url = f"{'http' if self.plain_http else 'https'}://{host}/v2/{path}/manifests/{tag}"
+        request = urllib.request.Request(url, headers={"Accept": _MANIFESTS})
+        try:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+            if refusal.code in (401, 403, 404):
+                return None
+            raise ImageBuildFailed(f"the registry {self.address} answered {url} with {refusal.code}") from None
+        except OSError as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise ImageBuildFailed(
+                f"the registry {self.address} cannot be reached: {reason}\n"
+                "The test cluster's runs while the cluster does (make cluster-up)."
+            ) from None
