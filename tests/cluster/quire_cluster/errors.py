@@ -4,6 +4,8 @@ ClusterError
 ├── BinaryUnavailable   a program is needed that is neither here nor can be built here
 ├── BuildFailed         `go` ran and failed; the message ends with its last lines
 ├── ComponentFailed     a started process ended or did not answer in time; the message ends with its log
+├── MachineUnfit        this machine cannot hold nodes as it is: no root, a program or a part of the kernel missing
+├── ImageBuildFailed    an image could not be made, or is not as it has to be; the message ends with the builder's lines
 ├── KubectlFailed       kubectl refused; the message is what it wrote
 └── HelmFailed          helm refused; the message is what it wrote
 """
@@ -23,6 +25,14 @@ class BuildFailed(ClusterError):
 
 class ComponentFailed(ClusterError):
     """A process of the cluster ended early or did not become ready."""
+
+
+class MachineUnfit(ClusterError):
+    """Nodes cannot be made on this machine as it is."""
+
+
+class ImageBuildFailed(ClusterError):
+    """buildah or mmdebstrap did not succeed, or what they made breaks a promise of the Dockerfile."""
 
 
 class KubectlFailed(ClusterError):
