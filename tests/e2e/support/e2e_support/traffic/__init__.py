@@ -1,0 +1,29 @@
+"""Continuous traffic with answers known beforehand: what flows beside a scenario and is asserted upon whole.
+
+`driver.Traffic` is what scenarios use; `prompts` has what is asked and the right answers.
+"""
+
+from e2e_support.traffic.answer import Form
+from e2e_support.traffic.client import Patience
+from e2e_support.traffic.driver import Live, Traffic
+from e2e_support.traffic.permits import CUT, Permit
+from e2e_support.traffic.prompts import Kind, of_kind
+from e2e_support.traffic.records import FailureKind, Mark, Record
+from e2e_support.traffic.result import Latencies, TrafficFailed, TrafficResult
+
+__all__ = [
+    "CUT",
+    "FailureKind",
+    "Form",
+    "Kind",
+    "Latencies",
+    "Live",
+    "Mark",
+    "Patience",
+    "Permit",
+    "Record",
+    "Traffic",
+    "TrafficFailed",
+    "TrafficResult",
+    "of_kind",
+]

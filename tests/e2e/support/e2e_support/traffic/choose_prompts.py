@@ -1,0 +1,162 @@
+"""Chooses the prompts and writes prompts.json.
+
+Run as `PYTHONPATH=tests/e2e/support .venv/bin/python -m e2e_support.traffic.choose_prompts` from the repository's root.
+The model knows Python's help texts by heart, so their beginnings are the candidates: a continuation is kept as far as
+every step's lead is wide, in float32 and in bfloat16. Takes minutes, and the Python whose help texts the model was
+trained on (3.11).
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pydoc_data.topics import topics
+from types import ModuleType
+
+import torch
+
+from e2e_support.traffic.prompts import BLOCK_TOKENS, DATA, MARGIN, MODEL, FinishReason, Kind, Message, Prompt, save
+from e2e_support.traffic.reference import Reference
+
+SHORT_ANSWER = 16
+LONG_ANSWER = range(120, 401)
+SHARED_BLOCKS = 4
+LONG_CUTS = (14, 40)
+"""Tokens of a text that are given as the prompt of a long stream."""
+CUTS = (8, 14, 160, 256, 400)
+"""And of the others."""
+COUNTS = {Kind.SHORT: 6, Kind.DEEP: 6, Kind.LONG: 6, Kind.SHARED: 5, Kind.CHAT: 7}
+ENOUGH = 3
+"""Times as many are found, and the best of them taken."""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    chooser = _Chooser(Reference())
+    with _training_modules() as (corpus, dialogues):
+        sections = corpus.build_corpus(topics, held_out_share=0.0).train
+        chooser.from_texts([section.text for section in sections])
+        chooser.from_chats(
+            [f"What is {name}?" for name in dialogues.COMMON_NAMES for name in dialogues.COMMON_NAMES[name]]
+        )
+    save(chooser.chosen())
+    print(f"{len(chooser.chosen())} prompts in {DATA}")
+
+
+class _Chooser:
+    """Collects what is good enough; `chosen` takes the best of each kind, each from another text."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._found: dict[Kind, list[Prompt]] = {kind: [] for kind in Kind}
+
+    def from_texts(self, texts: Sequence[str]) -> None:
+        encoded = [self._reference.encode(text) for text in texts]
+        for number, ids in enumerate(encoded):
+            for cut in LONG_CUTS:
+                if (text := self._begun(ids, cut)) is not None:
+                    answer = self._reference.continue_greedily(ids[:cut], LONG_ANSWER[-1], MARGIN).token_ids
+                    if len(answer) in LONG_ANSWER:
+                        self._add(f"text-{number}-{cut}", Kind.LONG, text, (), ids[:cut], answer)
+        for (number, ids), cut in product(enumerate(encoded), CUTS):
+            kind = Kind.SHORT if cut <= BLOCK_TOKENS else Kind.DEEP
+            if not self._has_enough(kind) and (text := self._begun(ids, cut)) is not None:
+                answer = self._reference.continue_greedily(ids[:cut], SHORT_ANSWER, MARGIN).token_ids
+                if len(answer) == SHORT_ANSWER:
+                    self._add(f"text-{number}-{cut}", kind, text, (), ids[:cut], answer)
+
+    def _begun(self, ids: Sequence[int], cut: int) -> str | None:
+        """The text of so many tokens; None where it is shorter, or reads differently when cut there."""
+        text = self._reference.decode(ids[:cut])
+        return text if cut < len(ids) and self._reference.encode(text) == ids[:cut] else None
+
+    def _has_enough(self, kind: Kind) -> bool:
+        return len(self._found[kind]) >= ENOUGH * COUNTS[kind]
+
+    def from_chats(self, questions: Sequence[str]) -> None:
+        """Answers that end by themselves; the longest of them then opens the chats that share a prefix."""
+        for number, question in enumerate(questions):
+            self._take_chat(f"chat-{number}", Kind.CHAT, (Message(role="user", content=question),))
+        if not self._found[Kind.CHAT]:
+            return
+        opening = max(self._found[Kind.CHAT], key=lambda prompt: len(prompt.token_ids))
+        shared = (*opening.messages, Message(role="assistant", content=opening.answer))
+        assert len(self._reference.encode_chat(shared)) >= SHARED_BLOCKS * BLOCK_TOKENS
+        for number, question in enumerate(questions):
+            self._take_chat(f"shared-{number}", Kind.SHARED, (*shared, Message(role="user", content=question)))
+
+    def _take_chat(self, name: str, kind: Kind, messages: tuple[Message, ...]) -> None:
+        if self._has_enough(kind):
+            return
+        ids = self._reference.encode_chat(messages)
+        answer = self._reference.continue_greedily(ids, LONG_ANSWER[-1], MARGIN)
+        if answer.finish_reason == "stop" and len(answer.token_ids) >= SHORT_ANSWER:
+            self._add(name, kind, None, messages, ids, answer.token_ids, "stop")
+
+    def _add(
+        self,
+        name: str,
+        kind: Kind,
+        text: str | None,
+        messages: tuple[Message, ...],
+        ids: Sequence[int],
+        answer: Sequence[int],
+        finish_reason: FinishReason = "length",
+    ) -> None:
+        leads = self._reference.leads(ids, answer, rounded=False)
+        shift = self._reference.bfloat16_shift(ids, answer)
+        if min(leads) < MARGIN or shift > MARGIN / 2:
+            return
+        whole, begun = self._reference.decode([*ids, *answer]), self._reference.decode(ids)
+        # An answer that ends within a character cannot be compared as text.
+        if not whole.startswith(begun) or "\ufffd" in whole:
+            return
+        print(f"{kind}: {name}, {len(ids)} + {len(answer)} tokens, margin {min(leads):.2f}", flush=True)
+        self._found[kind].append(
+            Prompt(
+                name=name,
+                kind=kind,
+                text=text,
+                messages=messages,
+                prompt_tokens=len(ids),
+                max_tokens=len(answer) + (SHORT_ANSWER if finish_reason == "stop" else 0),
+                token_ids=tuple(answer),
+                answer=whole.removeprefix(begun),
+                finish_reason=finish_reason,
+                margin=round(min(leads), 4),
+                bfloat16_shift=round(shift, 4),
+            )
+        )
+
+    def chosen(self) -> list[Prompt]:
+        return [prompt for kind in Kind for prompt in _best(self._found[kind], COUNTS[kind])]
+
+
+def _best(found: Sequence[Prompt], count: int) -> list[Prompt]:
+    """The longest streams; of the others those with the widest margin; one of each answer."""
+
+    def merit(prompt: Prompt) -> float:
+        return len(prompt.token_ids) if prompt.kind is Kind.LONG else prompt.margin
+
+    kept: list[Prompt] = []
+    for prompt in sorted(found, key=merit, reverse=True):
+        if not any(
+            prompt.answer in other.answer or prompt.name.split("-")[:2] == other.name.split("-")[:2] for other in kept
+        ):
+            kept.append(prompt)
+    return kept[:count]
+
+
+@contextmanager
+def _training_modules() -> Iterator[tuple[ModuleType, ModuleType]]:
+    """The modules beside the training script, which are no package."""
+    sys.path.insert(0, str(MODEL.parent))
+    try:
+        yield importlib.import_module("corpus"), importlib.import_module("dialogues")
+    finally:
+        sys.path.pop(0)
+
+
+if __name__ == "__main__":
+    main()

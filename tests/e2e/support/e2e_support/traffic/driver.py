@@ -1,0 +1,313 @@
+"""Continuous traffic beside a scenario: an event loop in a thread of its own, so that scenarios stay synchronous.
+
+    with Traffic(url, model="chat", concurrency=4) as traffic:
+        traffic.wait_for(lambda live: live.completed >= 10, 30, "ten answers")
+        traffic.mark("kill -9 engine")
+        traffic.permit(Permit(why="it ran there", kinds=CUT, replica=victim, after="kill -9 engine", within_seconds=5))
+        …
+
+Leaving the block stops it, waits for what is under way, and asserts that every answer was right; `traffic.result` has
+the figures. Where the block raised, that error stays the one that is told.
+"""
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+import aiohttp
+
+from e2e_support.traffic.answer import Form
+from e2e_support.traffic.client import Address, Ask, Exchange, Patience, send
+from e2e_support.traffic.pace import Concurrency, Pace, Rate, steady
+from e2e_support.traffic.permits import Permit
+from e2e_support.traffic.prompts import Prompt, load
+from e2e_support.traffic.records import Mark, Record
+from e2e_support.traffic.result import TrafficResult
+
+MAX_IN_FLIGHT = 256
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """How things stand while traffic flows."""
+
+    seconds: float
+    in_flight: int
+    streams: Mapping[str, int]
+    """Streams under way that have begun to answer, by replica."""
+    completed: int
+    failed: int
+
+
+class Traffic:
+    """Either `concurrency` (so many always under way) or `rate` (so many begun a second) to start with."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        prompts: Sequence[Prompt] | None = None,
+        forms: Sequence[Form] = tuple(Form),
+        concurrency: int | None = None,
+        rate: float | None = None,
+        salted_share: float = 0.3,
+        beyond: int = 0,
+        api_key: str | None = None,
+        patience: Patience | None = None,
+        keep_alive: bool = False,
+        at_least: int = 1,
+        seed: int = 0,
+    ) -> None:
+        """`salted_share` of the requests find nothing in the prefix cache; `at_least` so many must be completed.
+
+        `beyond` asks for so many tokens more than are known (of prompts whose answer has no end of its own): streams
+        that last, whose beginning is compared token by token and whose length is exact.
+        """
+        if (concurrency is None) == (rate is None):
+            raise ValueError("give either concurrency or rate")
+        run_id = f"e2e-{uuid4().hex[:8]}"
+        self._address = Address(url=url.rstrip("/"), model=model, api_key=api_key, run_id=run_id)
+        self._asks = _asks(prompts or load(), forms, salted_share=salted_share, beyond=beyond, seed=seed)
+        self._patience = patience or Patience()
+        self._keep_alive, self._at_least = keep_alive, at_least
+        self._first_pace = (concurrency, rate)
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        # Under the lock: read by the scenario's thread, written by the driver's.
+        self._records: list[Record] = []
+        self._marks: list[Mark] = []
+        self._in_flight: dict[int, Exchange] = {}
+        self._permits: list[Permit] = []
+        self._held_back = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._conductor: _Conductor | None = None
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+        self._started = threading.Event()
+        self._cpu_seconds = 0.0
+        self._broken: BaseException | None = None
+        self._result: TrafficResult | None = None
+
+    # --- what a scenario says ---
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        result = self.stop()
+        if error is None:
+            result.assert_all_right(*self._permits, at_least=self._at_least)
+        elif result.failures:
+            error.add_note(f"traffic: {len(result.failures)} of {len(result.records)} requests had failed")
+
+    def mark(self, name: str) -> float:
+        """Name this moment; when it is."""
+        mark = Mark(seconds=self.now(), name=name)
+        with self._lock:
+            self._marks.append(mark)
+        return mark.seconds
+
+    def permit(self, permit: Permit) -> None:
+        self._permits.append(permit)
+
+    def set_concurrency(self, requests: int) -> None:
+        self._set_pace(Concurrency(requests=requests))
+
+    def set_rate(self, per_second: float, *, over_seconds: float = 0.0) -> None:
+        """Begin so many a second; with `over_seconds` climb (or fall) to it evenly from the rate of now."""
+        pace = self._pace
+        before = pace.at(self.now()) if isinstance(pace, Rate) else 0.0
+        self._set_pace(Rate(start=before, end=per_second, since=self.now(), seconds=over_seconds))
+
+    def pause(self) -> None:
+        """Begin no more; what is under way goes on."""
+        self._set_pace(Concurrency(requests=0))
+
+    def now(self) -> float:
+        """Seconds since the traffic began."""
+        return time.monotonic() - self._began
+
+    def live(self) -> Live:
+        with self._lock:
+            under_way = tuple(self._in_flight.values())
+            streams = Counter(one.replica for one in under_way if one.replica and one.chunk_times)
+            failed = sum(not record.ok for record in self._records)
+            return Live(
+                seconds=self.now(),
+                in_flight=len(under_way),
+                streams=dict(streams),
+                completed=len(self._records) - failed,
+                failed=failed,
+            )
+
+    def wait_for(self, condition: Callable[[Live], bool], seconds: float, what: str) -> Live:
+        """Raises TimeoutError, with `what` and how things stood."""
+        until = time.monotonic() + seconds
+        while not condition(live := self.live()):
+            if self._broken is not None:
+                raise RuntimeError("the traffic driver itself failed") from self._broken
+            if time.monotonic() > until:
+                raise TimeoutError(f"not within {seconds:g} s: {what}; now {live}")
+            time.sleep(_LOOK_SECONDS)
+        return live
+
+    def stop(self) -> TrafficResult:
+        """Begin no more, wait for what is under way, and say what came of all. May be called twice."""
+        if self._result is None:
+            self._call(lambda conductor: conductor.stop())
+            self._thread.join()
+            if self._broken is not None:
+                raise RuntimeError("the traffic driver itself failed") from self._broken
+            self._result = self.so_far()
+        return self._result
+
+    @property
+    def result(self) -> TrafficResult:
+        assert self._result is not None, "the traffic still flows"
+        return self._result
+
+    def so_far(self) -> TrafficResult:
+        """What is over by now."""
+        with self._lock:
+            return TrafficResult(
+                records=tuple(sorted(self._records, key=lambda record: record.number)),
+                marks=tuple(self._marks),
+                seconds=self.now(),
+                cpu_seconds=self._cpu_seconds,
+                held_back=self._held_back,
+            )
+
+    # --- the driver's thread ---
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._drive())
+        except BaseException as error:
+            self._broken = error
+        finally:
+            self._cpu_seconds = time.thread_time()
+            self._started.set()
+
+    async def _drive(self) -> None:
+        concurrency, rate = self._first_pace
+        pace: Pace = Concurrency(requests=concurrency) if concurrency is not None else steady(rate or 0.0, self.now())
+        self._loop = asyncio.get_running_loop()
+        self._conductor = _Conductor(pace, self._request, self.now)
+        connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+            self._session = session
+            self._started.set()
+            await self._conductor.run()
+            self._held_back = self._conductor.held_back
+
+    async def _request(self) -> None:
+        exchange = Exchange(next(self._asks), self._began)
+        number = exchange.ask.number
+        with self._lock:
+            self._in_flight[number] = exchange
+        record = await send(self._session, self._address, exchange, self._patience)
+        with self._lock:
+            del self._in_flight[number]
+            self._records.append(record)
+
+    @property
+    def _pace(self) -> Pace:
+        assert self._conductor is not None, "enter the traffic first"
+        return self._conductor.pace
+
+    def _set_pace(self, pace: Pace) -> None:
+        self._call(lambda conductor: conductor.set_pace(pace))
+
+    def _call(self, what: Callable[["_Conductor"], None]) -> None:
+        loop, conductor = self._loop, self._conductor
+        if loop is not None and conductor is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(what, conductor)
+
+
+class _Conductor:
+    """Begins requests when they are due. Lives in the driver's event loop."""
+
+    def __init__(
+        self, pace: Pace, request: Callable[[], Coroutine[object, object, None]], now: Callable[[], float]
+    ) -> None:
+        self.pace = pace
+        self.held_back = 0
+        self._request, self._now = request, now
+        self._running: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._due = now()
+
+    def set_pace(self, pace: Pace) -> None:
+        self.pace = pace
+        self._due = self._now()
+        self._changed.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until told to stop and nothing is under way."""
+        while not self._stopping:
+            self._changed.clear()
+            wait = self._begin_what_is_due()
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait)
+            except TimeoutError:
+                continue
+        # Each ends by itself: its client has little patience with silence.
+        await asyncio.gather(*self._running)
+
+    def _begin_what_is_due(self) -> float | None:
+        """How long until the next is due; None: when something changes."""
+        pace = self.pace
+        if isinstance(pace, Concurrency):
+            while len(self._running) < pace.requests:
+                self._begin()
+            return None
+        now = self._now()
+        while self._due <= now and pace.at(now) > 0:
+            if len(self._running) < MAX_IN_FLIGHT:
+                self._begin()
+            else:
+                self.held_back += 1
+            self._due = pace.next_after(self._due, now) or now
+        following = self._due if pace.at(now) > 0 else pace.next_after(now, now)
+        return None if following is None else max(0.0, following - now)
+
+    def _begin(self) -> None:
+        task = asyncio.create_task(self._request())
+        self._running.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        self._changed.set()
+
+
+def _asks(
+    prompts: Sequence[Prompt], forms: Sequence[Form], *, salted_share: float, beyond: int, seed: int
+) -> Iterator[Ask]:
+    """Endless; each round has every prompt in every form once, in an order that the seed decides."""
+    rng = random.Random(seed)
+    number = itertools.count()
+    while True:
+        pairs = list(itertools.product(prompts, forms))
+        rng.shuffle(pairs)
+        for prompt, form in pairs:
+            yield Ask(number=next(number), prompt=prompt, form=form, salted=rng.random() < salted_share, beyond=beyond)

@@ -1,0 +1,59 @@
+"""Which failures a scenario allows. Pure.
+
+Serving promises that whoever is not touched notices nothing. Whoever is, such as a stream on the very replica that is
+killed, may be told so: by an error event, a broken connection or, before its first byte, a status that says to try
+again. Nothing permits a wrong answer, or one that is short without saying so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from e2e_support.traffic.records import FailureKind, Mark, Record
+
+CUT: frozenset[FailureKind] = frozenset({FailureKind.ERROR_EVENT, FailureKind.BROKEN})
+"""How a stream ends whose server has gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permit:
+    why: str
+    kinds: frozenset[FailureKind]
+    after: str
+    """The mark it begins with (the last of that name)."""
+    within_seconds: float
+    """From then."""
+    replica: str | None = None
+    """Only on this one."""
+    statuses: frozenset[int] = frozenset({503})
+    """Of FailureKind.STATUS."""
+    at_most: int | None = None
+
+    def __post_init__(self) -> None:
+        if FailureKind.WRONG in self.kinds:
+            raise ValueError("a wrong answer cannot be permitted")
+
+    def covers(self, record: Record, marks: Sequence[Mark]) -> bool:
+        failure = record.failure
+        if failure is None or failure.kind not in self.kinds:
+            return False
+        if failure.kind is FailureKind.STATUS and failure.status not in self.statuses:
+            return False
+        if self.replica is not None and record.replica != self.replica:
+            return False
+        begins = [mark.seconds for mark in marks if mark.name == self.after]
+        return bool(begins) and begins[-1] <= record.ended <= begins[-1] + self.within_seconds
+
+
+def not_permitted(records: Sequence[Record], marks: Sequence[Mark], permits: Sequence[Permit]) -> list[Record]:
+    """The failures that no permit covers, in the order in which they ended."""
+    left = {permit: permit.at_most for permit in permits}
+    refused = []
+    for record in sorted((record for record in records if not record.ok), key=lambda record: record.ended):
+        for permit in permits:
+            remaining = left[permit]
+            if remaining != 0 and permit.covers(record, marks):
+                left[permit] = None if remaining is None else remaining - 1
+                break
+        else:
+            refused.append(record)
+    return refused
