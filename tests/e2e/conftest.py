@@ -7,7 +7,7 @@ with its reason. README of the tier: docs/getting-started.md.
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from e2e_support.capabilities import capability, lacking
 from e2e_support.errors import E2EError
 from e2e_support.release import Release
 from e2e_support.results import Report, slug
-from e2e_support.run import Run
+from e2e_support.run import MakeSpace, Run
 from e2e_support.space import Space
 from e2e_support.target import Target
 from quire_cluster.errors import ClusterError
@@ -34,7 +34,6 @@ MARKERS = (
     "first: runs before all others",
     "last: runs after all others",
 )
-MakeSpace = Callable[[str], AbstractContextManager[Space]]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -30,6 +30,8 @@ class Release:
     def __init__(self, kube: Kube, helm: Helm, values: Mapping[str, Any]) -> None:
         self.kube, self.namespace, self.values = kube, NAMESPACE, dict(values)
         self._helm = helm
+        self.installed_in: float | None = None
+        """Seconds that the last installation took until it worked; None where it was there before."""
 
     def found(self) -> bool:
         """Whether an earlier run left it here. Raises ``TargetUnavailable`` where it is somebody else's."""
@@ -45,7 +47,7 @@ class Release:
         return True
 
     def install(self) -> float:
-        """As the README says; the seconds until it works."""
+        """As the README says; the seconds until an operator leads and the gateway is ready."""
         watch = Stopwatch()
         self._helm.on_chart(
             "install",
@@ -56,12 +58,18 @@ class Release:
             values=self.values,
         )
         self.wait_working()
-        return watch.seconds
+        self.installed_in = watch.seconds
+        return self.installed_in
 
     def upgrade(self, changes: Mapping[str, Any] | None = None) -> None:
         """To this checkout's chart, with these values beside those it has. Returns when helm does."""
         self.values = merged(self.values, changes or {})
         self._helm.on_chart("upgrade", NAME, f"--namespace={NAMESPACE}", f"--labels={_LABEL}", values=self.values)
+
+    def rollback(self) -> None:
+        """To what it was before the last upgrade."""
+        self._helm.run("rollback", NAME, f"--namespace={NAMESPACE}")
+        self.values = json.loads(self._helm.run("get", "values", NAME, f"--namespace={NAMESPACE}", "--output", "json"))
 
     def uninstall(self) -> None:
         self._helm.run("uninstall", NAME, f"--namespace={NAMESPACE}")

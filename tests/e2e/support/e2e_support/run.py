@@ -6,8 +6,8 @@ Opens the target before the first scenario, keeps evidence of those that fail, w
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,8 @@ from e2e_support.theirs import their_cluster
 from quire_cluster.progress import Progress
 
 OUT: Final = Path(__file__).parents[4] / "out" / "e2e"
+MakeSpace = Callable[[str], AbstractContextManager[Space]]
+"""A namespace by the name given, while it is entered."""
 _NAME: Final = 30
 
 

@@ -25,11 +25,11 @@ class LLMDeployment:
 
     def __init__(self, kube: Kube, namespace: str, name: str, *, model: str, operator_log: Words) -> None:
         self.name, self.namespace, self.model = name, namespace, model
-        self._kube, self._operator_log = kube, operator_log
+        self.kube, self._operator_log = kube, operator_log
         self._path = namespaced(namespace, "llmdeployments", name, group=LLMDEPLOYMENTS)
 
     def body(self) -> JSON:
-        return self._kube.get(self._path)
+        return self.kube.get(self._path)
 
     def status(self) -> JSON:
         found: JSON = self.body().get("status", {})
@@ -40,15 +40,15 @@ class LLMDeployment:
 
     def patch(self, **spec: Any) -> None:
         """A merge patch of the spec; None removes a field."""
-        self._kube.patch(self._path, {"spec": spec})
+        self.kube.patch(self._path, {"spec": spec})
 
     def delete(self) -> None:
-        self._kube.delete(self._path)
+        self.kube.delete(self._path)
 
     def pods(self) -> list[Pod]:
         """Oldest first, those that are ending too."""
         path = namespaced(self.namespace, "pods")
-        found = self._kube.items(path, selector=f"quire.dev/llmdeployment={self.name}")
+        found = self.kube.items(path, selector=f"quire.dev/llmdeployment={self.name}")
         return [objects.pod(body) for body in sorted(found, key=lambda body: body["metadata"]["creationTimestamp"])]
 
     def serving_pods(self) -> list[Pod]:
@@ -56,7 +56,7 @@ class LLMDeployment:
 
     def events(self) -> list[Event]:
         """Oldest first: about it, and about its pods and other children."""
-        bodies = self._kube.items(namespaced(self.namespace, "events"))
+        bodies = self.kube.items(namespaced(self.namespace, "events"))
         found = [objects.event(body) for body in bodies]
         mine = [event for event in found if event.name == self.name or event.name.startswith(f"{self.name}-")]
         return objects.in_order(mine)

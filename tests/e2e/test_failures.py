@@ -1,0 +1,214 @@
+"""Changes that go wrong, six side by side: each names its cause in time, takes nothing from what serves, and is mended.
+
+The old replica of each goes on under traffic from before the change until after it is mended. What comes of it is
+gathered once; the scenarios judge it.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from e2e_support.manifests import small_llmdeployment
+from e2e_support.objects import Condition, Event, Pod
+from e2e_support.release import Release
+from e2e_support.results import Report
+from e2e_support.run import MakeSpace
+from e2e_support.space import LLMDeployment, Space
+from e2e_support.traffic import Kind, Traffic, of_kind
+from e2e_support.traffic.result import TrafficResult
+from e2e_support.waiting import POLL_SECONDS, Stopwatch
+
+TOLD_SECONDS = 90.0
+MENDED_SECONDS = 90.0
+KEY = "sk-of-the-scenario"
+LOST_PYTHON = {"name": "PYTHONHOME", "value": "/nowhere"}
+"""With it no Python starts: as good as any program that ends at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A change to the spec that can't work, what is to be said of it, and how it is mended."""
+
+    change: dict[str, Any]
+    reason: str
+    says: str
+    """A pattern in the condition's message."""
+    back: dict[str, Any] = field(default_factory=dict)
+    """The change that undoes it. Empty: what was missing is given instead, and the new replica comes up."""
+
+
+FAULTS = {
+    "bad-image": Fault(
+        change={"engine": {"image": "{registry}/quire-engine:no-such-tag"}},
+        reason="ImagePullFailed",
+        says=r"quire-engine:no-such-tag",
+        back={"engine": {"image": None}},
+    ),
+    "bad-model": Fault(
+        change={"model": {"source": "file:///models/no-such-model"}},
+        reason="EngineRefused",
+        says=r"ended with code 2: .*/models/no-such-model",
+        back={"model": {"source": "file://./models/quire-demo"}},
+    ),
+    "out-of-memory": Fault(
+        change={"resources": {"limits": {"memory": "120Mi"}, "requests": {"memory": "120Mi"}}},
+        reason="OutOfMemory",
+        says=r"used more memory than its limit",
+        back={"resources": {"limits": None, "requests": {"memory": "300Mi"}}},
+    ),
+    "crash-loop": Fault(
+        change={"podTemplate": {"spec": {"containers": [{"name": "engine", "env": [LOST_PYTHON]}]}}},
+        reason="CrashLooping",
+        says=r"ended with code 1: .*No module named 'encodings'",
+        back={"podTemplate": None},
+    ),
+    "missing-secret": Fault(
+        change={"auth": {"secretName": "keys"}},
+        reason="SecretMissing",
+        says=r'secret "keys" not found',
+    ),
+    "impossible-resources": Fault(
+        change={"resources": {"requests": {"memory": "100Ti"}}},
+        reason="Unschedulable",
+        says=r"Insufficient memory",
+        back={"resources": {"requests": {"memory": "300Mi"}}},
+    ),
+}  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Course:
+    """What came of one fault."""
+
+    chat: LLMDeployment
+    old: Pod
+    told: Condition | None = None
+    told_after: float | None = None
+    others: dict[str, Condition] = field(default_factory=dict)
+    """All conditions at that moment."""
+    events: list[Event] = field(default_factory=list)
+    old_then: Pod | None = None
+    metric: list[float] = field(default_factory=list)
+    mended_after: float | None = None
+    old_in_the_end: Pod | None = None
+    explained: str = ""
+    """Where something did not come in time."""
+    traffic: TrafficResult | None = None
+
+
+@pytest.fixture(scope="module")
+def courses(make_space: MakeSpace, release: Release, gateway_url: str) -> Iterator[dict[str, Course]]:
+    with make_space("failures") as space, ExitStack() as stack:
+        courses = _started(space)
+        short = of_kind(Kind.SHORT)
+        flows = {
+            name: stack.enter_context(Traffic(gateway_url, model=c.chat.model, prompts=short, rate=1, api_key=KEY))
+            for name, c in courses.items()
+        }
+        _break_all(courses, release)
+        for name, course in courses.items():
+            _look_around(course, FAULTS[name], release)
+        _mend_all(courses, space)
+        for name, course in courses.items():
+            course.traffic = flows[name].stop()
+        yield courses
+
+
+def _started(space: Space) -> dict[str, Course]:
+    deployed = {name: space.apply(small_llmdeployment(name)) for name in FAULTS}
+    for chat in deployed.values():
+        chat.wait_ready(replicas=1, seconds=180)
+    return {name: Course(chat=chat, old=chat.serving_pods()[0]) for name, chat in deployed.items()}
+
+
+def _break_all(courses: dict[str, Course], release: Release) -> None:
+    """All at once; returns when each has named its cause, or time is up."""
+    watches = {}
+    registry = release.values["images"]["registry"]
+    for name, course in courses.items():
+        change = _with_registry(FAULTS[name].change, registry)
+        watches[name] = Stopwatch()
+        course.chat.patch(**change)
+    waiting, watch = dict(courses), Stopwatch()
+    while waiting and watch.seconds < TOLD_SECONDS:
+        for name, course in list(waiting.items()):
+            conditions = course.chat.conditions()
+            if conditions["Degraded"].is_true and conditions["Degraded"].reason == FAULTS[name].reason:
+                course.told, course.told_after = conditions["Degraded"], watches[name].seconds
+                course.others = conditions
+                del waiting[name]
+        time.sleep(POLL_SECONDS)
+    for course in waiting.values():
+        course.explained = course.chat.explain()
+
+
+def _look_around(course: Course, fault: Fault, release: Release) -> None:
+    chat = course.chat
+    course.events = [event for event in chat.events() if event.kind == "LLMDeployment"]
+    course.old_then = next((pod for pod in chat.pods() if pod.uid == course.old.uid), None)
+    labels = {"namespace": chat.namespace, "name": chat.name, "type": "Degraded", "reason": fault.reason}
+    course.metric = release.operator_metrics().values("quire_operator_llmdeployment_condition", **labels)
+
+
+def _mend_all(courses: dict[str, Course], space: Space) -> None:
+    watches = {}
+    for name, course in courses.items():
+        watches[name] = Stopwatch()
+        if back := FAULTS[name].back:
+            course.chat.patch(**back)
+        else:
+            space.secret("keys", {"keys": f"tenant={KEY}\n"})
+    waiting, watch = dict(courses), Stopwatch()
+    while waiting and watch.seconds < MENDED_SECONDS:
+        for name, course in list(waiting.items()):
+            if _is_mended(course.chat):
+                course.mended_after = watches[name].seconds
+                course.old_in_the_end = next((pod for pod in course.chat.pods() if pod.uid == course.old.uid), None)
+                del waiting[name]
+        time.sleep(POLL_SECONDS)
+    for course in waiting.values():
+        course.explained = course.chat.explain()
+
+
+def _is_mended(chat: LLMDeployment) -> bool:
+    body, conditions = chat.body(), chat.conditions()
+    ready, degraded = conditions["Ready"], conditions["Degraded"]
+    return ready.is_true and not degraded.is_true and ready.generation == body["metadata"]["generation"]
+
+
+def _with_registry(change: Any, registry: str) -> Any:
+    if isinstance(change, dict):
+        return {key: _with_registry(value, registry) for key, value in change.items()}
+    return change.replace("{registry}", registry) if isinstance(change, str) else change
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_cause_is_told_the_old_replica_serves_on_and_mending_heals(
+    name: str, courses: dict[str, Course], report: Report
+) -> None:
+    fault, course = FAULTS[name], courses[name]
+    assert course.told is not None and course.told_after is not None, course.explained
+    report.figure(f"{name.replace('-', ' ')}: change to its cause in the conditions", course.told_after)
+    assert re.search(fault.says, course.told.message, re.DOTALL), course.told.message
+    assert (course.others["Ready"].status, course.others["Ready"].reason) == ("False", fault.reason)
+    assert course.others["Available"].is_true, "the old replica answers"
+    assert ("Warning", fault.reason) in {(event.type, event.reason) for event in course.events}
+    assert course.metric == [1]
+
+    before = (course.old.uid, course.old.restarts, True)
+    then = course.old_then
+    assert then is not None and (then.uid, then.restarts, then.is_serving) == before
+    assert course.mended_after is not None, course.explained
+    report.figure(f"{name.replace('-', ' ')}: mended to Ready", course.mended_after)
+    if fault.back:
+        after = course.old_in_the_end
+        assert after is not None and (after.uid, after.restarts, after.is_serving) == before
+
+    assert course.traffic is not None
+    course.traffic.assert_all_right(at_least=10)
+    report.count_requests(len(course.traffic.records))

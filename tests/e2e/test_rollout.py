@@ -1,0 +1,63 @@
+"""A changed spec under traffic: replicas are replaced one by one, and whoever asks meanwhile does not notice."""
+
+from e2e_support.manifests import small_llmdeployment
+from e2e_support.objects import Condition
+from e2e_support.release import Release
+from e2e_support.results import Report
+from e2e_support.space import LLMDeployment, Space
+from e2e_support.traffic import Traffic
+from e2e_support.waiting import Stopwatch
+
+REPLICAS = 2
+
+
+def test_a_changed_spec_replaces_every_replica_and_no_request_fails(
+    release: Release, space: Space, gateway_url: str, report: Report
+) -> None:
+    chat = space.apply(small_llmdeployment("chat", replicas=REPLICAS))
+    chat.wait_ready(replicas=REPLICAS)
+    old = {pod.uid for pod in chat.pods()}
+    revision = chat.status()["currentRevision"]
+    with Traffic(gateway_url, model=chat.model, concurrency=2) as traffic:
+        traffic.wait_for(lambda live: live.completed >= 4, 30, "answers by the old replicas")
+        traffic.mark("spec.engine.maxSequences: 8 → 6")
+        watch = Stopwatch()
+        chat.patch(engine={"maxSequences": 6})
+        seen = Seen(chat)
+        chat.until(seen.is_through, what="every replica is of the new version and ready", seconds=180)
+        report.figure(f"spec edit to all {REPLICAS} replicas replaced", watch.seconds)
+        answered = traffic.live().completed
+        traffic.mark("rolled out")
+        traffic.wait_for(lambda live: live.completed >= answered + 4, 30, "answers by the new replicas")
+    report.count_requests(len(traffic.result.records))
+
+    assert seen.fewest_serving >= REPLICAS, "maxUnavailable is 0"
+    assert "RollingOut" in seen.reasons
+    assert old.isdisjoint(pod.uid for pod in chat.serving_pods())
+    assert all(pod.restarts == 0 for pod in chat.pods())
+    assert chat.status()["currentRevision"] != revision
+    assert chat.conditions()["Progressing"].reason == "Complete"
+    assert not chat.conditions()["Degraded"].is_true
+    served_by = {record.replica for record in traffic.result.records}
+    assert len(served_by) == 2 * REPLICAS, "both versions had their share"
+    page = release.operator_metrics()
+    who = {"namespace": chat.namespace, "name": chat.name}
+    assert page.values("quire_operator_llmdeployment_replicas", **who, state="ready") == [REPLICAS]
+
+
+class Seen:
+    """What was seen of a rollout, at each look."""
+
+    def __init__(self, chat: LLMDeployment) -> None:
+        self._chat = chat
+        self._before = {pod.uid for pod in chat.pods()}
+        self.fewest_serving = REPLICAS
+        self.reasons: set[str] = set()
+
+    def is_through(self) -> Condition | None:
+        pods, conditions = self._chat.pods(), self._chat.conditions()
+        self.fewest_serving = min(self.fewest_serving, sum(pod.is_serving for pod in pods))
+        self.reasons.add(conditions["Ready"].reason)
+        new = [pod for pod in pods if pod.uid not in self._before and pod.is_serving]
+        is_over = len(new) == REPLICAS == len([pod for pod in pods if not pod.is_ending])
+        return conditions["Ready"] if is_over and conditions["Ready"].is_true else None

@@ -1,0 +1,36 @@
+"""helm upgrade of a release that serves: operator and gateway are replaced, no stream is cut, no engine notices."""
+
+from e2e_support.manifests import small_llmdeployment
+from e2e_support.release import Release
+from e2e_support.results import Report
+from e2e_support.space import Space
+from e2e_support.traffic import Traffic
+from e2e_support.waiting import Stopwatch
+
+
+def test_operator_and_gateway_roll_under_traffic_and_no_request_fails(
+    release: Release, space: Space, gateway_url: str, report: Report
+) -> None:
+    chat = space.apply(small_llmdeployment("chat", replicas=2))
+    chat.wait_ready(replicas=2)
+    engines = {(pod.uid, pod.restarts) for pod in chat.pods()}
+    old = {pod.uid for pod in [*release.operator_pods(), *release.gateway_pods()]}
+    before = release.values
+    with Traffic(gateway_url, model=chat.model, concurrency=3, beyond=150) as traffic:
+        traffic.wait_for(lambda live: live.in_flight >= 3 and live.streams != {}, 30, "streams")
+        traffic.mark("helm upgrade")
+        watch = Stopwatch()
+        release.upgrade({"operator": {"logLevel": "debug", "resync": "5m"}, "gateway": {"logLevel": "debug"}})
+        release.wait_working()
+        report.figure("helm upgrade to new operator leading and new gateways ready", watch.seconds)
+        assert old.isdisjoint({pod.uid for pod in [*release.operator_pods(), *release.gateway_pods()]})
+        answered = traffic.live().completed
+        traffic.mark("rolled")
+        traffic.wait_for(lambda live: live.completed >= answered + 3, 60, "answers by the new gateways")
+
+        traffic.mark("helm rollback")
+        release.rollback()
+        release.wait_working()
+        assert release.values == before
+    report.count_requests(len(traffic.result.records))
+    assert {(pod.uid, pod.restarts) for pod in chat.pods()} == engines
