@@ -27,7 +27,7 @@ ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -150,6 +150,15 @@ chart-snapshots: $(VENV)/.dev ## Render the chart into the snapshots that the te
 
 cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, helm and kwok for the tests (first time: about 10 minutes)
 	@$(BIN)/python tests/cluster/cluster.py binaries
+
+cluster-up: $(VENV)/.dev ## Start a Kubernetes with two nodes on this machine (as root; again: start what died)
+	@$(BIN)/python tests/cluster/cluster.py up --tier nodes
+
+cluster-down: $(VENV)/.dev ## Stop it, and remove all of it but images (PURGE=1: these too)
+	@$(BIN)/python tests/cluster/cluster.py down $(if $(PURGE),--purge)
+
+cluster-status: $(VENV)/.dev ## Say what of it runs
+	@$(BIN)/python tests/cluster/cluster.py status
 
 engine-flags: $(VENV)/.runtime ## Renew the operator's copy of the engine's flags
 	@$(BIN)/quire-engine --flag-schema > $(ENGINE_FLAGS).new && mv $(ENGINE_FLAGS).new $(ENGINE_FLAGS)

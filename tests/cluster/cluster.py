@@ -1,7 +1,8 @@
 """The test cluster from a shell: `python tests/cluster/cluster.py up`, `down`, `status`, `binaries`.
 
-`up` and `down` may be repeated; `up` also starts again whatever has died. The control plane is the one
-that tests start for themselves, in a folder that stays.
+`up` and `down` may be repeated; `up` also starts again whatever has died. Tier `api` is the control plane that tests
+start for themselves, in a folder that stays; tier `nodes` adds two nodes that run containers, DNS, a registry and
+Prometheus. `down` and `status` are for whichever is there.
 """
 
 import argparse
@@ -12,48 +13,109 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from quire_cluster import real_cluster
 from quire_cluster.binaries import PACKAGES, ensure, present
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.errors import ClusterError
+from quire_cluster.nodes import requirements
+from quire_cluster.processes import Process
 from quire_cluster.progress import Progress
+from quire_cluster.real_cluster import Programs, RealCluster
 
+TIERS: Final = "api: a control plane without nodes; nodes: with two that run containers (needs root)"
 EXIT_NOT_RUNNING: Final = 3  # as `systemctl status`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     state: Path
+    has_nodes: bool = False
+    purge: bool = False
 
 
 def up(options: Options, progress: Progress) -> int:
+    there = (options.state / "admin.kubeconfig").exists()
+    if there and real_cluster.has_nodes(options.state) != options.has_nodes:
+        other = "api" if options.has_nodes else "nodes"
+        raise ClusterError(
+            f"the cluster in {options.state} is of tier {other}: stop it first, with: {sys.argv[0]} down"
+        )
+    return _up_with_nodes(options, progress) if options.has_nodes else _up(options, progress)
+
+
+def _up(options: Options, progress: Progress) -> int:
     binaries = ensure(PROGRAMS, progress)
     control_plane = ControlPlane.load(options.state, binaries) or ControlPlane.create(options.state, binaries)
     control_plane.start()
-    print(f"# {control_plane.server.url} is up; kubectl is {binaries['kubectl']}")
+    return _say_how_to_reach(control_plane)
+
+
+def _up_with_nodes(options: Options, progress: Progress) -> int:
+    requirements.check(options.state, real_cluster.store(), progress)  # before a build of many minutes
+    programs = Programs.ensure(progress)
+    cluster = RealCluster.load(options.state, programs) or RealCluster.create(options.state, programs)
+    cluster.start(progress)
+    print(f"# registry http://{cluster.registry_address}, Prometheus {cluster.prometheus_url}")
+    return _say_how_to_reach(cluster.control_plane)
+
+
+def _say_how_to_reach(control_plane: ControlPlane) -> int:
+    print(f"# {control_plane.server.url} is up; kubectl is {control_plane.binaries['kubectl']}")
     print(f"export KUBECONFIG={control_plane.admin_kubeconfig}")
     return 0
 
 
 def down(options: Options, progress: Progress) -> int:
-    control_plane = ControlPlane.load(options.state, present(PROGRAMS))
-    if control_plane is None:
-        print(f"nothing to stop: no test cluster in {options.state}")
-        return 0
-    control_plane.stop()
+    if real_cluster.has_nodes(options.state):
+        real_cluster.stop(options.state, purge=options.purge)
+    else:
+        control_plane = ControlPlane.load(options.state, present(PROGRAMS))
+        if control_plane is None:
+            print(f"nothing to stop: no test cluster in {options.state}")
+            return 0
+        control_plane.stop()
     print(f"stopped, and {options.state} removed")
     return 0
 
 
 def status(options: Options, progress: Progress) -> int:
+    if real_cluster.has_nodes(options.state):
+        return _status_with_nodes(options, progress)
     control_plane = ControlPlane.load(options.state, present(PROGRAMS))
     if control_plane is None:
-        print(f"no test cluster in {options.state}; start one with: {sys.argv[0]} up")
-        return EXIT_NOT_RUNNING
-    for process in control_plane.processes:
+        return _not_there(options)
+    all_run = _print_processes(control_plane.processes)
+    return 0 if _print_answer(control_plane) and all_run else EXIT_NOT_RUNNING
+
+
+def _status_with_nodes(options: Options, progress: Progress) -> int:
+    cluster = RealCluster.load(options.state, Programs.ensure(progress))
+    if cluster is None:
+        return _not_there(options)
+    all_run = _print_processes(cluster.processes)
+    answers = _print_answer(cluster.control_plane)
+    ready = {name: node.is_ready() for name, node in cluster.nodes.items()}
+    for name, is_ready in ready.items():
+        print(f"{name:<26}{'Ready' if is_ready else 'not Ready'}")
+    return 0 if all_run and answers and all(ready.values()) else EXIT_NOT_RUNNING
+
+
+def _not_there(options: Options) -> int:
+    print(f"no test cluster in {options.state}; start one with: {sys.argv[0]} up")
+    return EXIT_NOT_RUNNING
+
+
+def _print_processes(processes: Sequence[Process]) -> bool:
+    """Whether all run."""
+    for process in processes:
         print(f"{process.name:<26}{'not running' if process.pid is None else f'process {process.pid}'}")
+    return all(process.pid for process in processes)
+
+
+def _print_answer(control_plane: ControlPlane) -> bool:
     answers = control_plane.answers()
     print(f"{control_plane.server.url:<26}{'answers' if answers else 'does not answer'}")
-    return 0 if answers and all(process.pid for process in control_plane.processes) else EXIT_NOT_RUNNING
+    return answers
 
 
 def binaries(options: Options, progress: Progress) -> int:
@@ -64,8 +126,8 @@ def binaries(options: Options, progress: Progress) -> int:
 
 
 COMMANDS: Final[dict[str, tuple[Callable[[Options, Progress], int], str]]] = {
-    "up": (up, "start etcd, kube-apiserver and kube-controller-manager, and print how to reach them"),
-    "down": (down, "stop them and delete their data"),
+    "up": (up, "start the cluster, or what of it does not run, and print how to reach it"),
+    "down": (down, "stop it and delete its data"),
     "status": (status, f"say what runs; exit status {EXIT_NOT_RUNNING} when something does not"),
     "binaries": (binaries, "build what is missing, and say where each program is"),
 }
@@ -84,15 +146,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[str, Options]:
-    parser = argparse.ArgumentParser(prog="cluster.py", description="The Kubernetes control plane that the tests use.")
+    parser = argparse.ArgumentParser(prog="cluster.py", description="The Kubernetes that the tests use.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, explanation) in COMMANDS.items():
         command = commands.add_parser(name, help=explanation, description=explanation)
-        if name != "binaries":
-            command.add_argument("--state-dir", type=Path, default=_default_state(), help="default: %(default)s")
-            command.add_argument("--tier", choices=["api"], default="api", help="api: a control plane without nodes")
+        if name == "binaries":
+            continue
+        command.add_argument("--state-dir", type=Path, default=_default_state(), help="default: %(default)s")
+        command.add_argument("--tier", choices=["api", "nodes"], default="api", help=TIERS)
+        if name == "down":
+            command.add_argument("--purge", action="store_true", help="delete the nodes' and the registry's images too")
     parsed = parser.parse_args(arguments)
-    return parsed.command, Options(state=getattr(parsed, "state_dir", _default_state()).absolute())
+    return parsed.command, Options(
+        state=getattr(parsed, "state_dir", _default_state()).absolute(),
+        has_nodes=getattr(parsed, "tier", "api") == "nodes",
+        purge=getattr(parsed, "purge", False),
+    )
 
 
 def _default_state() -> Path:

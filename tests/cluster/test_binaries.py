@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from quire_cluster import binaries
+from quire_cluster import binaries, build
 from quire_cluster.binaries import HELM, KUBERNETES, KWOK
-from quire_cluster.build import MODULE_SOURCE
 from quire_cluster.errors import BinaryUnavailable, BuildFailed
 from quire_cluster.progress import Progress
 
@@ -194,9 +193,9 @@ def test_the_modules_checksums_are_part_of_the_key(
 ) -> None:
     machine.put_go_on_path()
     before = binaries.ensure(["etcd"], Progress(io.StringIO()))["etcd"]
-    source = tmp_path / "source"
-    shutil.copytree(MODULE_SOURCE, source)
+    source = tmp_path / "modules" / "kubernetes"
+    shutil.copytree(build.MODULES / "kubernetes", source)
     with (source / "go.sum").open("a") as sums:
         sums.write(f"example.org/module v1.0.0 h1:abc={os.linesep}")
-    monkeypatch.setattr(binaries, "MODULE_SOURCE", source)
+    monkeypatch.setattr(build, "MODULES", source.parent)
     assert binaries.ensure(["etcd"], Progress(io.StringIO()))["etcd"] != before

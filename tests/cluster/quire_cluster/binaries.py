@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from quire_cluster.build import MODULE_SOURCE, Package, build
+from quire_cluster.build import Package, build
 from quire_cluster.errors import BinaryUnavailable
 from quire_cluster.progress import Progress
 from quire_cluster.toolchain import find_go
@@ -59,7 +59,25 @@ KWOK: Final = Package(
     compiled_packages=1000,
     cold_minutes=2,
 )
-PACKAGES: Final = (KUBERNETES, HELM, KWOK)
+COREDNS: Final = Package(
+    name="coredns",
+    version="1.14.0",
+    programs=("coredns",),
+    install="github.com/coredns/coredns",
+    version_flags=(),
+    compiled_packages=1500,
+    cold_minutes=3,
+)
+PAUSE: Final = Package(
+    name="pause",
+    version="1",
+    programs=("pause",),
+    install=None,
+    version_flags=(),
+    compiled_packages=60,
+    cold_minutes=1,
+)
+PACKAGES: Final = (KUBERNETES, HELM, KWOK, COREDNS, PAUSE)
 
 Binaries: TypeAlias = Mapping[str, Path]
 Build: TypeAlias = Callable[[Package, Path], None]
@@ -111,9 +129,10 @@ def _home(package: Package) -> Path:
     """Keyed by everything that changes what comes out."""
     machine = f"{platform.system()}-{platform.machine()}".lower()
     digest = hashlib.sha256("\0".join((*package.programs, *package.version_flags)).encode())
-    if package.install is None:
-        for source in ("main.go", "go.mod", "go.sum"):
-            digest.update((MODULE_SOURCE / source).read_bytes())
+    if package.module is not None:
+        for source in ("main.go", "go.mod", "go.sum"):  # in this order: the digest names what is in the cache
+            if (package.module / source).exists():
+                digest.update((package.module / source).read_bytes())
     return cache_folder() / f"{package.name}-{package.version}-{machine}-{digest.hexdigest()[:8]}"
 
 

@@ -15,7 +15,7 @@ from quire_cluster.errors import BuildFailed
 from quire_cluster.progress import Progress, minutes_and_seconds
 from quire_cluster.toolchain import GoToolchain
 
-MODULE_SOURCE: Final = Path(__file__).parent.parent / "kubernetes"
+MODULES: Final = Path(__file__).parent.parent
 LAST_LINES: Final = 15
 
 
@@ -26,7 +26,7 @@ class Package:
     name: str
     version: str
     programs: tuple[str, ...]
-    install: str | None  # `go install` target; None: the module in MODULE_SOURCE, one program under several names
+    install: str | None  # `go install` target; None: the module in MODULES/NAME, one program under several names
     version_flags: tuple[str, ...]
     compiled_packages: int  # about how many; only to say how far a build is
     cold_minutes: int  # on 2 cores
@@ -34,6 +34,11 @@ class Package:
     @property
     def title(self) -> str:
         return f"{self.name} {self.version}"
+
+    @property
+    def module(self) -> Path | None:
+        """The folder of its source, where that is ours."""
+        return MODULES / self.name if self.install is None else None
 
 
 def build(package: Package, *, toolchain: GoToolchain, workspace: Path, into: Path, progress: Progress) -> None:
@@ -54,17 +59,18 @@ def build(package: Package, *, toolchain: GoToolchain, workspace: Path, into: Pa
             raise
     if running.returncode != 0:
         raise BuildFailed(_explain(package, running.returncode, counter.last_lines))
-    if package.install is None:
+    if package.module is not None:
         for program in package.programs:
-            (into / program).symlink_to(package.name)
+            if program != package.name:
+                (into / program).symlink_to(package.name)
     progress.say(f"    {package.title}: built in {minutes_and_seconds(time.monotonic() - started)}")
 
 
 def _command(package: Package, go: Path, into: Path) -> tuple[list[str], Path]:
     linker = " ".join(["-s", "-w", *(f"-X {flag}" for flag in package.version_flags)])
     options = ["-v", "-trimpath", "-ldflags", linker]
-    if package.install is None:
-        return [str(go), "build", *options, "-o", str(into / package.name), "."], MODULE_SOURCE
+    if package.module is not None:
+        return [str(go), "build", *options, "-o", str(into / package.name), "."], package.module
     return [str(go), "install", *options, f"{package.install}@v{package.version}"], into
 
 

@@ -6,6 +6,7 @@ What is under test uses the project's real clients.
 import http.client
 import json
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -54,8 +55,8 @@ class ApiClient:
         timeout_seconds: float = 10,
     ) -> Response:
         """Any status is an answer; OSError when the server gives none."""
-        headers = {"User-Agent": self._user_agent, "Accept": "application/json", "Content-Type": content_type}
-        connection = http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=timeout_seconds)
+        headers = self._headers | {"Content-Type": content_type}
+        connection = self._connection(timeout_seconds)
         try:
             connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
             answer = connection.getresponse()
@@ -64,3 +65,22 @@ class ApiClient:
             connection.close()
         is_json = answer.headers.get_content_type() == "application/json"
         return Response(status=answer.status, body=json.loads(content) if is_json else content)
+
+    def stream(self, path: str, *, timeout_seconds: float) -> Iterator[Any]:
+        """The JSON documents of an answer without end, one a line: a watch. The time is how long it may be silent."""
+        connection = self._connection(timeout_seconds)
+        try:
+            connection.request("GET", path, headers=self._headers)
+            for line in connection.getresponse():
+                yield json.loads(line)
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{path}: {error!r}") from error
+        finally:
+            connection.close()
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"User-Agent": self._user_agent, "Accept": "application/json"}
+
+    def _connection(self, timeout_seconds: float) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=timeout_seconds)

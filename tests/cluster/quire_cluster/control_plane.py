@@ -1,7 +1,7 @@
-"""A real Kubernetes control plane on loopback, without nodes: etcd, kube-apiserver and kube-controller-manager.
+"""A real Kubernetes control plane, without nodes: etcd, kube-apiserver and kube-controller-manager.
 
 Enough for whatever ends in API objects: Deployments make ReplicaSets, owners are garbage-collected, RBAC and CEL are
-enforced. No kubelet: pods stay Pending. A node tier starts more processes on the same state folder, from its own file.
+enforced. No kubelet: pods stay Pending. `fake_nodes` and `real_cluster` start more processes on the same state folder.
 """
 
 import json
@@ -9,15 +9,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from quire_cluster import audit, kubeconfig
+from quire_cluster import audit, components, kubeconfig
 from quire_cluster.audit import AuditLog
 from quire_cluster.binaries import Binaries
 from quire_cluster.certificates import Authority, KeyPair
 from quire_cluster.client import ApiClient
+from quire_cluster.components import KUBELET_CLIENT, Ports, Site
 from quire_cluster.errors import ComponentFailed, KubectlFailed
 from quire_cluster.guard import kill_all
 from quire_cluster.kubeconfig import Server
@@ -25,16 +27,9 @@ from quire_cluster.ports import free_ports
 from quire_cluster.processes import Guard, Process
 
 PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
-SERVICE_CLUSTER_IPS: Final = "10.96.0.0/16"
 READY_SECONDS: Final = 60.0
 USER_AGENT: Final = "quire-test-cluster"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    api_server: int
-    etcd: int
-    etcd_peer: int
+ON_LOOPBACK: Final = Site()
 
 
 class ControlPlane:
@@ -43,41 +38,48 @@ class ControlPlane:
     `etcd`, `api_server` and `controller_manager` can each be killed, paused and started again: same ports, same data.
     """
 
-    def __init__(self, *, state: Path, ports: Ports, binaries: Binaries) -> None:
+    def __init__(self, *, state: Path, ports: Ports, binaries: Binaries, site: Site = ON_LOOPBACK) -> None:
         self.state = state
         self.binaries = binaries
         self._authority = Authority(state / "pki")
         self._guard: Guard | None = None
-        self.server = Server(url=f"https://127.0.0.1:{ports.api_server}", authority=self._authority.pair.certificate)
+        self._site = site
+        self.server = Server(
+            url=f"https://{site.address}:{ports.api_server}", authority=self._authority.pair.certificate
+        )
         self.audit = AuditLog(state / "audit.log")
         self.admin_kubeconfig = state / "admin.kubeconfig"
-        self.etcd = Process("etcd", lambda: _etcd(state, ports, binaries), state)
-        self.api_server = Process("kube-apiserver", lambda: _api_server(state, ports, binaries, self._authority), state)
+        self.etcd = Process("etcd", lambda: components.etcd(state, ports, binaries), state)
+        self.api_server = Process(
+            "kube-apiserver", lambda: components.api_server(state, ports, binaries, self._authority, site), state
+        )
         self.controller_manager = Process(
             "kube-controller-manager",
-            lambda: _controller_manager(binaries, self._authority, self.admin_kubeconfig),
+            lambda: components.controller_manager(binaries, self._authority, self.admin_kubeconfig),
             state,
         )
 
     @classmethod
-    def create(cls, state: Path, binaries: Binaries) -> "ControlPlane":
-        """A new one in an empty folder, not started yet."""
+    def create(
+        cls, state: Path, binaries: Binaries, *, site: Site = ON_LOOPBACK, api_server_port: int | None = None
+    ) -> "ControlPlane":
+        """A new one in an empty folder, not started yet. Without a port given the API server takes a free one."""
         api_server, etcd, etcd_peer = free_ports(3)
-        ports = Ports(api_server=api_server, etcd=etcd, etcd_peer=etcd_peer)
+        ports = Ports(api_server=api_server_port or api_server, etcd=etcd, etcd_peer=etcd_peer)
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         (state / "ports.json").write_text(json.dumps(asdict(ports)))
         (state / "audit-policy.json").write_text(audit.POLICY)
-        created = cls(state=state, ports=ports, binaries=binaries)
+        created = cls(state=state, ports=ports, binaries=binaries, site=site)
         created._make_identities()
         return created
 
     @classmethod
-    def load(cls, state: Path, binaries: Binaries) -> "ControlPlane | None":
+    def load(cls, state: Path, binaries: Binaries, *, site: Site = ON_LOOPBACK) -> "ControlPlane | None":
         """The one that an earlier run made in this folder; None when there is none, or only a half-made one."""
         if not (state / "admin.kubeconfig").exists():
             return None
         ports = Ports(**json.loads((state / "ports.json").read_text()))
-        return cls(state=state, ports=ports, binaries=binaries)
+        return cls(state=state, ports=ports, binaries=binaries, site=site)
 
     @classmethod
     def temporary(cls, binaries: Binaries) -> "ControlPlane":
@@ -150,72 +152,32 @@ class ControlPlane:
             self.state / f"{namespace}.{name}.kubeconfig", kubeconfig.with_token(self.server, token)
         )
 
+    def identity(self, name: str, *, subject: str, addresses: Sequence[str] = ()) -> KeyPair:
+        """A certificate that the API server takes for its subject (a user and groups, in openssl's form)."""
+        names = ",".join((f"DNS:{name}", *(f"IP:{address}" for address in addresses)))
+        return self._authority.issue(name, subject=subject, alternative_names=names)
+
+    def certificate_kubeconfig(self, name: str) -> Path:
+        """For who was given that identity before."""
+        path = self.state / f"{name}.kubeconfig"
+        return kubeconfig.write(path, kubeconfig.with_certificate(self.server, self._authority.issued(name)))
+
+    def issued(self, name: str) -> KeyPair:
+        return self._authority.issued(name)
+
     @property
     def _admin(self) -> KeyPair:
         return self._authority.issued("admin")
 
     def _make_identities(self) -> None:
         self._authority.create()
-        names = "IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes.default.svc"
+        names = self._site.certificate_names
         self._authority.issue("apiserver", subject="/CN=kube-apiserver", alternative_names=names)
+        if self._site.has_nodes:
+            self.identity(KUBELET_CLIENT, subject="/O=system:masters/CN=kube-apiserver-kubelet-client")
         admin = self._authority.issue("admin", subject="/O=system:masters/CN=admin", alternative_names="DNS:admin")
         kubeconfig.write(self.admin_kubeconfig, kubeconfig.with_certificate(self.server, admin))
 
     def _controllers_work(self) -> bool:
         """Every namespace is given a default ServiceAccount, without which no pod is admitted."""
         return self.client().get("/api/v1/namespaces/default/serviceaccounts/default").ok
-
-
-def _etcd(state: Path, ports: Ports, binaries: Binaries) -> list[str]:
-    client, peer = f"http://127.0.0.1:{ports.etcd}", f"http://127.0.0.1:{ports.etcd_peer}"
-    return [
-        str(binaries["etcd"]),
-        f"--data-dir={state / 'etcd'}",
-        "--unsafe-no-fsync",
-        f"--listen-client-urls={client}",
-        f"--advertise-client-urls={client}",
-        f"--listen-peer-urls={peer}",
-        f"--initial-advertise-peer-urls={peer}",
-        f"--initial-cluster=default={peer}",
-    ]
-
-
-def _api_server(state: Path, ports: Ports, binaries: Binaries, authority: Authority) -> list[str]:
-    serving = authority.issued("apiserver")
-    return [
-        str(binaries["kube-apiserver"]),
-        f"--etcd-servers=http://127.0.0.1:{ports.etcd}",
-        "--bind-address=127.0.0.1",
-        f"--secure-port={ports.api_server}",
-        "--endpoint-reconciler-type=none",  # it refuses to publish a loopback address
-        f"--tls-cert-file={serving.certificate}",
-        f"--tls-private-key-file={serving.key}",
-        f"--client-ca-file={authority.pair.certificate}",
-        f"--service-account-key-file={authority.service_account_key}",
-        f"--service-account-signing-key-file={authority.service_account_key}",
-        "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-cluster-ip-range={SERVICE_CLUSTER_IPS}",
-        "--authorization-mode=RBAC",
-        f"--audit-policy-file={state / 'audit-policy.json'}",
-        f"--audit-log-path={state / 'audit.log'}",
-        "--audit-log-mode=blocking",  # an entry is in the file before its request goes on
-        "--audit-log-maxsize=100000",  # megabytes: positions in the file hold only while it is never begun anew
-    ]
-
-
-def _controller_manager(binaries: Binaries, authority: Authority, admin_kubeconfig: Path) -> list[str]:
-    return [
-        str(binaries["kube-controller-manager"]),
-        f"--kubeconfig={admin_kubeconfig}",
-        "--bind-address=127.0.0.1",
-        "--secure-port=0",
-        f"--service-account-private-key-file={authority.service_account_key}",
-        f"--root-ca-file={authority.pair.certificate}",
-        "--use-service-account-credentials",
-        "--leader-elect=false",
-        "--kube-api-qps=500",
-        "--kube-api-burst=1000",
-        "--concurrent-deployment-syncs=20",
-        "--concurrent-replicaset-syncs=20",
-        "--horizontal-pod-autoscaler-sync-period=2s",
-    ]

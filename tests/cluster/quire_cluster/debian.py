@@ -1,6 +1,6 @@
 """Programs out of Debian packages, unpacked into the cache beside what is built: nothing is installed, no root needed.
 
-For what the tests use as it is and nobody would build: Prometheus and promtool. A program on the PATH goes first.
+For what the tests use as it is and nobody would build: Prometheus, containerd. A program on the PATH goes first.
 """
 
 import os
@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from quire_cluster.binaries import Binaries, cache_folder
 from quire_cluster.errors import BinaryUnavailable
 
+FOLDERS: Final = ("usr/bin", "usr/sbin")
 _SECONDS = 300
 
 
@@ -22,9 +24,31 @@ def debian_programs(package: str, programs: Sequence[str]) -> Binaries:
     if all(found.values()):
         return {program: Path(path) for program, path in found.items() if path is not None}
     home = cache_folder() / f"debian-{package}"
-    if not all((home / "usr" / "bin" / program).exists() for program in programs):
+    if _within(home, programs) is None:
         _fetch(package, home)
-    return {program: home / "usr" / "bin" / program for program in programs}
+    unpacked = _within(home, programs)
+    if unpacked is None:
+        raise BinaryUnavailable(f"the Debian package {package} has no {' and '.join(programs)} (unpacked in {home})")
+    return unpacked
+
+
+def debian_folder(package: str, folder: str) -> Path:
+    """A folder of what the package brings, such as usr/lib/cni. Raises BinaryUnavailable."""
+    home = cache_folder() / f"debian-{package}"
+    if not (home / folder).is_dir():
+        _fetch(package, home)
+    return home / folder
+
+
+def _within(home: Path, programs: Sequence[str]) -> Binaries | None:
+    """None unless all are there."""
+    found = {
+        program: home / folder / program
+        for program in programs
+        for folder in FOLDERS
+        if (home / folder / program).exists()
+    }
+    return found if len(found) == len(programs) else None
 
 
 def _fetch(package: str, home: Path) -> None:

@@ -1,0 +1,3 @@
+module quire.dev/tests/pause
+
+go 1.25

@@ -1,0 +1,115 @@
+"""A node's container runtime: containerd with runc and the network plugin, and the images it holds.
+
+Content and snapshots are in the cache, so that a later cluster finds them; sockets and running state are below the
+node's own /run, which ends with the node.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from quire_cluster.nodes.plan import REGISTRY, NodePlan
+
+SOCKET: Final = "/run/containerd/containerd.sock"
+NAMESPACE: Final = "k8s.io"
+POD_BRIDGE: Final = "cni0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimePrograms:
+    containerd: Path
+    ctr: Path
+    shims: Path  # the folder that containerd-shim-runc-v2 is in
+    runc: Path
+    network_plugins: Path
+
+    @property
+    def search_path(self) -> str:
+        return ":".join(
+            map(str, (self.shims, self.runc.parent, "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
+        )
+
+
+def config(node: NodePlan, *, folder: Path, store: Path, programs: RuntimePrograms, pause_image: str) -> str:
+    """containerd's configuration. `folder` holds the node's other files, `store` the images."""
+    return f"""\
+version = 2
+root = "{store}"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.internal.v1.tracing", "io.containerd.snapshotter.v1.devmapper"]
+
+[grpc]
+  address = "{SOCKET}"
+
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder / "opt"}"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause_image}"
+  restrict_oom_score_adj = true
+  max_concurrent_downloads = 6
+
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    # Layers are kept unpacked only: two nodes hold every image.
+    discard_unpacked_layers = true
+
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      BinaryName = "{programs.runc}"
+      SystemdCgroup = false
+
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{programs.network_plugins}"
+    conf_dir = "{folder / "cni.d"}"
+
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{folder / "registries"}"
+"""
+
+
+def network_config(node: NodePlan) -> str:
+    """Pods' cables end at a bridge in the node's namespace."""
+    bridge = {
+        "type": "bridge",
+        "bridge": POD_BRIDGE,
+        "isGateway": True,
+        "hairpinMode": True,
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": node.pod_subnet, "gateway": node.pod_gateway}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        },
+    }
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return json.dumps({"cniVersion": "1.0.0", "name": "quire", "plugins": [bridge, ports]}, indent=2) + "\n"
+
+
+def registry_config() -> str:
+    """The loopback registry speaks plain HTTP."""
+    return f'server = "http://{REGISTRY}"\n\n[host."http://{REGISTRY}"]\n  capabilities = ["pull", "resolve"]\n'
+
+
+def write(node: NodePlan, *, folder: Path, store: Path, programs: RuntimePrograms, pause_image: str) -> Path:
+    """All three files; returns containerd's own."""
+    hosts = folder / "registries" / REGISTRY / "hosts.toml"
+    network = folder / "cni.d" / "10-quire.conflist"
+    for file, text in ((hosts, registry_config()), (network, network_config(node))):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.read_text() != text:  # containerd watches the network's, and may read half of it
+            file.write_text(text)
+    path = folder / "containerd.toml"
+    path.write_text(config(node, folder=folder, store=store, programs=programs, pause_image=pause_image))
+    return path
+
+
+def command(programs: RuntimePrograms, file: Path) -> list[str]:
+    return ["env", f"PATH={programs.search_path}", str(programs.containerd), "--config", str(file)]
+
+
+def client(programs: RuntimePrograms, arguments: Sequence[str]) -> list[str]:
+    """As `ctr`, in the namespace that the kubelet uses. To be run on the node."""
+    return [str(programs.ctr), "--address", SOCKET, "--namespace", NAMESPACE, *arguments]

@@ -1,0 +1,167 @@
+"""One node: its own network, mounts and control groups, and in them containerd, the kubelet and kube-proxy.
+
+Each of the three can be killed, paused and started again. `real_cluster` joins nodes to a control plane.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from quire_cluster.control_plane import ControlPlane
+from quire_cluster.kubeconfig import write as write_private
+from quire_cluster.nodes import cgroups, containerd, kubelet, namespaces, pause, proxy, teardown
+from quire_cluster.nodes.containerd import RuntimePrograms
+from quire_cluster.nodes.kubelet import KubeletFiles
+from quire_cluster.nodes.plan import NodePlan
+from quire_cluster.nodes.shell import run, succeeds
+from quire_cluster.nodes.teardown import HostProcess, host_process
+from quire_cluster.processes import Process
+
+READY_SECONDS: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePrograms:
+    kubelet: Path
+    kube_proxy: Path
+    pause: Path
+    runtime: RuntimePrograms
+
+
+class Node:
+    """`store` keeps its images when the cluster is gone."""
+
+    def __init__(self, plan: NodePlan, *, control_plane: ControlPlane, programs: NodePrograms, store: Path) -> None:
+        self.plan = plan
+        self.name, self.address = plan.name, plan.address
+        self.store = store
+        self._control_plane = control_plane
+        self._programs = programs
+        self._folder = control_plane.state / plan.name
+        self.containerd = self._process(
+            "containerd", lambda: containerd.command(programs.runtime, self._containerd_file)
+        )
+        self.kubelet = self._process("kubelet", self._kubelet_command)
+        self.kube_proxy = self._process(
+            "kube-proxy",
+            lambda: proxy.command(programs.kube_proxy, plan, control_plane.state / "kube-proxy.kubeconfig"),
+        )
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        return (self.containerd, self.kubelet, self.kube_proxy)
+
+    def start_runtime(self) -> None:
+        """Everything that needs no API server. Its network must be there."""
+        cgroups.create(self.plan)
+        if not namespaces.exists(self.plan):
+            for process in self.processes:  # of a namespace that is lost
+                process.kill()
+            namespaces.create(self.plan, self._folder)
+        self._write_files()
+        if self.containerd.pid is None:
+            self.containerd.start()
+
+    def start_kubelet(self) -> None:
+        """Returns when containerd has what pods need, not when the node is Ready."""
+        self.containerd.wait_until(lambda: succeeds(self._ctr("version")), timeout_seconds=READY_SECONDS)
+        if self.kubelet.pid is None:
+            if not self._has_tasks():
+                self._forget_containers()
+            self._import_pause()
+            self.kubelet.start()
+        if self.kube_proxy.pid is None:
+            self.kube_proxy.start()
+
+    def wait_until_ready(self) -> None:
+        self.kubelet.wait_until(self.is_ready, timeout_seconds=READY_SECONDS)
+        if self.kube_proxy.pid is None:
+            self.kube_proxy.wait_until(lambda: False, timeout_seconds=0)
+
+    def is_ready(self) -> bool:
+        try:
+            answer = self._control_plane.client().get(f"/api/v1/nodes/{self.name}")
+        except OSError:
+            return False
+        conditions = answer.body["status"].get("conditions", ()) if answer.ok else ()
+        return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+    def stop(self) -> None:
+        """Nothing of it is left but its images. The network goes with the whole cluster's."""
+        for process in (self.kubelet, self.kube_proxy, self.containerd):
+            process.kill()
+        teardown.end_processes(self.plan)
+        namespaces.remove(self.plan)
+
+    def container_processes(self, container_id: str) -> tuple[HostProcess, ...]:
+        """Those of one container that live now, the first of them first; `container_id` as containerd knows it."""
+        for root in cgroups.roots():
+            for folder in (root / self.plan.cgroup).rglob(container_id):
+                pids = cgroups.processes(str(folder.relative_to(root)))
+                return tuple(host_process(pid) for pid in sorted(pids))
+        return ()
+
+    def images(self) -> tuple[str, ...]:
+        """The names of those it holds."""
+        return tuple(run([*namespaces.enter(self.plan), *self._client("images", "ls", "-q")]).split())
+
+    def run(self, *command: str) -> str:
+        """What a command printed that ran on the node, with its network and mounts."""
+        return run([*namespaces.enter(self.plan), *command])
+
+    def _process(self, name: str, command: Callable[[], list[str]]) -> Process:
+        state = self._control_plane.state
+        return Process(f"{self.name}.{name}", lambda: [*namespaces.enter(self.plan), *command()], state)
+
+    @property
+    def _containerd_file(self) -> Path:
+        return self._folder / "containerd.toml"
+
+    @property
+    def _kubelet_file(self) -> Path:
+        return self._folder / "kubelet.json"
+
+    def _kubelet_command(self) -> list[str]:
+        kubeconfig = self._control_plane.state / f"{self.name}.kubeconfig"
+        return kubelet.command(self._programs.kubelet, self.plan, config_file=self._kubelet_file, kubeconfig=kubeconfig)
+
+    def _write_files(self) -> None:
+        self.store.mkdir(parents=True, exist_ok=True, mode=0o711)
+        containerd.write(
+            self.plan,
+            folder=self._folder,
+            store=self.store,
+            programs=self._programs.runtime,
+            pause_image=pause.image_name(self._programs.pause),
+        )
+        files = KubeletFiles(
+            authority=self._control_plane.server.authority,
+            serving=self._control_plane.issued(self.name),
+            resolv_conf=self._folder / "resolv.conf",
+        )
+        files.resolv_conf.write_text(kubelet.resolv_conf())
+        write_private(self._kubelet_file, kubelet.config(self.plan, files))
+
+    def _client(self, *arguments: str) -> list[str]:
+        return containerd.client(self._programs.runtime, arguments)
+
+    def _ctr(self, *arguments: str) -> list[str]:
+        return [*namespaces.enter(self.plan), *self._client(*arguments)]
+
+    def _has_tasks(self) -> bool:
+        return bool(run(self._ctr("tasks", "ls", "-q")).split())
+
+    def _forget_containers(self) -> None:
+        """Of a cluster that is gone: containerd remembers them with its images."""
+        known = run(self._ctr("containers", "ls", "-q")).split()
+        if known:
+            run(self._ctr("containers", "rm", *known))
+
+    def _import_pause(self) -> None:
+        if pause.image_name(self._programs.pause) in self.images():
+            return
+        file = self._folder / "pause.tar"
+        file.write_bytes(pause.archive(self._programs.pause, architecture=pause.host_architecture()))
+        run(self._ctr("images", "import", str(file)))
+        file.unlink()
