@@ -148,7 +148,7 @@ chart-docs: $(VENV)/.dev ## Make the chart's table of values and its schema's de
 chart-snapshots: $(VENV)/.dev ## Render the chart into the snapshots that the tests compare it with
 	@$(BIN)/python tests/charts/support/chart_support/snapshots.py
 
-cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, helm and kwok for the tests (first time: about 10 minutes)
+cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, CoreDNS, helm and kwok for the tests (first time: about 13 minutes)
 	@$(BIN)/python tests/cluster/cluster.py binaries
 
 cluster-up: $(VENV)/.dev ## Start a Kubernetes with two nodes on this machine (as root; again: start what died)

@@ -19,8 +19,9 @@ from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.errors import ClusterError
 from quire_cluster.nodes import requirements
 from quire_cluster.processes import Process
+from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
-from quire_cluster.real_cluster import Programs, RealCluster
+from quire_cluster.real_cluster import RealCluster
 
 TIERS: Final = "api: a control plane without nodes; nodes: with two that run containers (needs root)"
 EXIT_NOT_RUNNING: Final = 3  # as `systemctl status`
@@ -80,7 +81,7 @@ def down(options: Options, progress: Progress) -> int:
 
 def status(options: Options, progress: Progress) -> int:
     if real_cluster.has_nodes(options.state):
-        return _status_with_nodes(options, progress)
+        return _status_with_nodes(options)
     control_plane = ControlPlane.load(options.state, present(PROGRAMS))
     if control_plane is None:
         return _not_there(options)
@@ -88,8 +89,9 @@ def status(options: Options, progress: Progress) -> int:
     return 0 if _print_answer(control_plane) and all_run else EXIT_NOT_RUNNING
 
 
-def _status_with_nodes(options: Options, progress: Progress) -> int:
-    cluster = RealCluster.load(options.state, Programs.ensure(progress))
+def _status_with_nodes(options: Options) -> int:
+    programs = Programs.here()
+    cluster = None if programs is None else RealCluster.load(options.state, programs)
     if cluster is None:
         return _not_there(options)
     all_run = _print_processes(cluster.processes)

@@ -20,24 +20,39 @@ _SECONDS = 300
 
 def debian_programs(package: str, programs: Sequence[str]) -> Binaries:
     """Where they are. Raises BinaryUnavailable, which says what to install."""
-    found = {program: shutil.which(program) for program in programs}
-    if all(found.values()):
-        return {program: Path(path) for program, path in found.items() if path is not None}
-    home = cache_folder() / f"debian-{package}"
-    if _within(home, programs) is None:
-        _fetch(package, home)
+    if (there := debian_programs_here(package, programs)) is not None:
+        return there
+    home = _home(package)
+    _fetch(package, home)
     unpacked = _within(home, programs)
     if unpacked is None:
         raise BinaryUnavailable(f"the Debian package {package} has no {' and '.join(programs)} (unpacked in {home})")
     return unpacked
 
 
+def debian_programs_here(package: str, programs: Sequence[str]) -> Binaries | None:
+    """The same, without fetching anything: None unless all are on the PATH or all in the cache."""
+    found = {program: shutil.which(program) for program in programs}
+    if all(found.values()):
+        return {program: Path(path) for program, path in found.items() if path is not None}
+    return _within(_home(package), programs)
+
+
 def debian_folder(package: str, folder: str) -> Path:
     """A folder of what the package brings, such as usr/lib/cni. Raises BinaryUnavailable."""
-    home = cache_folder() / f"debian-{package}"
-    if not (home / folder).is_dir():
-        _fetch(package, home)
-    return home / folder
+    if debian_folder_here(package, folder) is None:
+        _fetch(package, _home(package))
+    return _home(package) / folder
+
+
+def debian_folder_here(package: str, folder: str) -> Path | None:
+    """The same, without fetching anything."""
+    path = _home(package) / folder
+    return path if path.is_dir() else None
+
+
+def _home(package: str) -> Path:
+    return cache_folder() / f"debian-{package}"
 
 
 def _within(home: Path, programs: Sequence[str]) -> Binaries | None:

@@ -10,24 +10,19 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import SOCK_DGRAM
 from typing import Any, Final
 
 from quire_cluster import dns, pod_discovery, prometheus, registry
-from quire_cluster.binaries import Binaries, cache_folder, ensure
+from quire_cluster.binaries import cache_folder
 from quire_cluster.components import Site
-from quire_cluster.control_plane import PROGRAMS as CONTROL_PLANE_PROGRAMS
 from quire_cluster.control_plane import ControlPlane
-from quire_cluster.debian import debian_folder, debian_programs
 from quire_cluster.errors import ComponentFailed
-from quire_cluster.fake_nodes import PROGRAMS as FAKE_NODES_PROGRAMS
 from quire_cluster.fake_nodes import FakeNodes
 from quire_cluster.guard import kill_all
 from quire_cluster.nodes import kubelet, machine, network, proxy, requirements, teardown
-from quire_cluster.nodes.containerd import RuntimePrograms
 from quire_cluster.nodes.node import Node, NodePrograms
 from quire_cluster.nodes.plan import (
     API_SERVER_PORT,
@@ -41,9 +36,9 @@ from quire_cluster.nodes.plan import (
 )
 from quire_cluster.nodes.teardown import HostProcess
 from quire_cluster.processes import Process
+from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
 
-PROGRAMS: Final = (*CONTROL_PLANE_PROGRAMS, *FAKE_NODES_PROGRAMS, "kubelet", "kube-proxy", "coredns", "pause")
 SITE: Final = Site(address=HOST_ADDRESS, has_nodes=True)
 READY_SECONDS: Final = 60.0
 MARK: Final = "has-nodes"
@@ -59,34 +54,6 @@ OBSERVERS_RIGHTS: Final[dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Programs:
-    """Every program of the cluster: those built from source, and those out of Debian packages."""
-
-    built: Binaries
-    registry: Path
-    prometheus: Path
-    runtime: RuntimePrograms
-
-    @classmethod
-    def ensure(cls, progress: Progress) -> "Programs":
-        """Builds and fetches what is missing; tells on `progress` when that takes long."""
-        built = ensure(PROGRAMS, progress)
-        containerd = debian_programs("containerd", ("containerd", "ctr", "containerd-shim-runc-v2"))
-        return cls(
-            built=built,
-            registry=debian_programs("docker-registry", ("docker-registry",))["docker-registry"],
-            prometheus=debian_programs("prometheus", ("prometheus",))["prometheus"],
-            runtime=RuntimePrograms(
-                containerd=containerd["containerd"],
-                ctr=containerd["ctr"],
-                shims=containerd["containerd-shim-runc-v2"].parent,
-                runc=debian_programs("runc", ("runc",))["runc"],
-                network_plugins=debian_folder("containernetworking-plugins", "usr/lib/cni"),
-            ),
-        )
-
-
 class RealCluster:
     """Its parts by name, and the ways to look at them and to hurt them.
 
@@ -97,7 +64,7 @@ class RealCluster:
     registry_address: Final = REGISTRY
 
     def __init__(self, control_plane: ControlPlane, programs: Programs) -> None:
-        state, built = control_plane.state, programs.built
+        state, built, packaged = control_plane.state, programs.built, programs.packaged
         self.state = state
         self.control_plane = control_plane
         self.admin_kubeconfig = control_plane.admin_kubeconfig
@@ -105,12 +72,12 @@ class RealCluster:
         self.scheduler = self.fake_nodes.scheduler
         self.dns = Process("coredns", lambda: dns.command(built["coredns"], state / "Corefile"), state)
         self.registry = Process(
-            "docker-registry", lambda: registry.command(programs.registry, state / "registry.json"), state
+            "docker-registry", lambda: registry.command(packaged["docker-registry"], state / "registry.json"), state
         )
         self.pod_discovery = Process("pod-discovery", self._pod_discovery_command, state)
         self.prometheus = Process(
             "prometheus",
-            lambda: prometheus.command(programs.prometheus, state / "prometheus.json", state / "prometheus"),
+            lambda: prometheus.command(packaged["prometheus"], state / "prometheus.json", state / "prometheus"),
             state,
         )
         of_nodes = NodePrograms(
@@ -133,7 +100,7 @@ class RealCluster:
         """The one that an earlier run made in this folder; None when there is none, or only a half-made one."""
         if not (state / MARK).exists():
             return None
-        programs = programs or Programs.ensure(Progress(sys.stderr))
+        programs = programs or Programs.here() or Programs.ensure(Progress(sys.stderr))
         control_plane = ControlPlane.load(state, programs.built, site=SITE)
         return None if control_plane is None else cls(control_plane, programs)
 
