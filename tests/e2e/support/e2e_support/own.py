@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quire_cluster.images.ensure import ensure_images
-
 from e2e_support.capabilities import EVERYTHING
 from e2e_support.kube import Kube
 from e2e_support.target import Target
 from quire_cluster.binaries import ensure
+from quire_cluster.images.ensure import ensure_images
+from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
-from quire_cluster.real_cluster import Programs, RealCluster
+from quire_cluster.real_cluster import RealCluster
 
 
 @contextmanager
