@@ -16,6 +16,7 @@ from chart_support.installation import Installation, get
 
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
+from quire_cluster.crds import wait_established
 from quire_cluster.helm import Helm
 from quire_cluster.waiting import eventually
 
@@ -107,7 +108,7 @@ def life(cluster_binaries: Binaries, server: ControlPlane, tmp_path: Path) -> Li
 def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallation(life: Life) -> None:
     server = life.server
     with life.release:
-        server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+        wait_established(server.client(), CRD)
         server.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(CHAT))
         with life.operator() as page:
             served = life.served()
@@ -116,7 +117,7 @@ def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallatio
             assert f'quire_operator_llmdeployment_condition{{{who},type="Ready",status="False"' in page()
             assert f'quire_operator_llmdeployment_replicas{{{who},state="asked"}} 2' in page()
             (lag,) = re.findall(r"^quire_operator_watch_lag_seconds (.+)$", page(), re.MULTILINE)
-            assert 0 <= float(lag) < 10
+            assert 0 <= float(lag) < 60
         assert {name.partition("/")[0] for name in served} >= {"LLMDeployment", "Deployment", "Service"}
 
         life.release.upgrade({"operator": {"logLevel": "debug", "workers": 4}, "gateway": {"replicas": 3}})
@@ -139,7 +140,7 @@ def test_an_upgrade_brings_a_changed_crd_and_keeps_what_is_there(
     """Helm leaves what is in a chart's crds/ folder as it was installed first; ours is a template."""
     server = life.server
     with life.release:
-        server.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"crd/{CRD}")
+        wait_established(server.client(), CRD)
         server.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=json.dumps(CHAT))
         before = life.field("metadata.uid")
         newer = tmp_path / "newer" / "quire"

@@ -84,6 +84,20 @@ def test_a_half_written_line_waits_for_its_end(log: Log) -> None:
     assert [request.audit_id for request in log.log.requests()] == ["a"]
 
 
+def test_what_was_half_written_at_a_position_is_older_than_it(log: Log) -> None:
+    log.both("a")
+    whole = log.path.read_text()
+    log.received("b")
+    written = log.path.read_text()
+    for cut in range(len(whole) + 1, len(written)):
+        log.path.write_text(written[:cut])
+        position = log.log.position()
+        log.path.write_text(written)
+        assert log.log.requests(position) == []
+        log.both("c")
+        assert [request.audit_id for request in log.log.requests(position)] == ["c"]
+
+
 def test_no_log_yet_means_no_requests(log: Log) -> None:
     assert log.log.requests(log.log.position()) == []
 

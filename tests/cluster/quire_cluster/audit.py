@@ -119,7 +119,9 @@ class AuditLog:
         if not self._path.exists():
             return
         with self._path.open("rb") as log:
-            log.seek(since.offset)
+            if since.offset:  # may lie within a line that was just being written: what that tells is older
+                log.seek(since.offset - 1)
+                log.readline()
             for line in log:
                 if line.endswith(b"\n"):  # the last one may be half written
                     yield _parsed(line)

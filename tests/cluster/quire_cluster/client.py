@@ -52,7 +52,7 @@ class ApiClient:
         body: Any = None,
         *,
         content_type: str = "application/json",
-        timeout_seconds: float = 10,
+        timeout_seconds: float = 60,
     ) -> Response:
         """Any status is an answer; OSError when the server gives none."""
         headers = self._headers | {"Content-Type": content_type}

@@ -17,6 +17,7 @@ import pytest
 from quire_cluster import fake_nodes as fake
 from quire_cluster.binaries import HELM, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
+from quire_cluster.crds import wait_established
 from quire_cluster.errors import ClusterError
 from quire_cluster.progress import Progress
 
@@ -83,7 +84,7 @@ def api_server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
 def crd_server(api_server: ControlPlane) -> ControlPlane:
     """The API server once it serves LLMDeployments."""
     api_server.kubectl("apply", "--server-side", "-f", str(CRD))
-    api_server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD))
+    wait_established(api_server.client(), "llmdeployments.quire.dev")
     return api_server
 
 

@@ -7,7 +7,7 @@ from typing import Final
 POLL_SECONDS: Final = 0.05
 
 
-def eventually(condition: Callable[[], bool], *, seconds: float = 30) -> bool:
+def eventually(condition: Callable[[], bool], *, seconds: float = 90) -> bool:
     """Whether it became true within the time. To be asserted."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -7,6 +7,7 @@ import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
 
 from quire_cluster.control_plane import ControlPlane
+from quire_cluster.crds import wait_established
 
 CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 
@@ -16,7 +17,7 @@ def crd_installed(api_server: ControlPlane) -> Iterator[ControlPlane]:
     """The API server, serving LLMDeployments. In the end: no operator was ever refused anything by its role."""
     start = api_server.audit.position()
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    api_server.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.quire.dev", "--timeout=20s")
+    wait_established(api_server.client(), "llmdeployments.quire.dev")
     yield api_server
     refused = [str(request) for request in api_server.audit.forbidden(start) if request.user.endswith("-operator")]
     assert refused == []

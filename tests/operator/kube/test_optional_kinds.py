@@ -12,6 +12,7 @@ import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
 
 from quire_cluster.control_plane import ControlPlane
+from quire_cluster.crds import wait_established
 
 CRDS = Path(__file__).parent / "crds"
 KINDS = ("podmonitors", "prometheusrules")
@@ -22,13 +23,12 @@ DISCOVERY = ("--discovery", "1s", "--monitor-labels", "release=prom", "--alert-l
 def install(server: ControlPlane) -> None:
     for kind in KINDS:
         server.kubectl("apply", "--server-side", "-f", str(CRDS / f"{kind}.yaml"))
-    for kind in KINDS:
-        server.kubectl("wait", "--for=condition=Established", f"crd/{kind}.monitoring.coreos.com", "--timeout=20s")
+    wait_established(server.client(), *(f"{kind}.monitoring.coreos.com" for kind in KINDS))
 
 
 def remove(server: ControlPlane) -> None:
     names = [f"crd/{kind}.monitoring.coreos.com" for kind in KINDS]
-    server.kubectl("delete", "--ignore-not-found", "--timeout=30s", *names)
+    server.kubectl("delete", "--ignore-not-found", "--timeout=90s", *names)
 
 
 @pytest.fixture

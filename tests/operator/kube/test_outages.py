@@ -23,6 +23,7 @@ from kube_support.tcp import TcpProxy
 
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
+from quire_cluster.crds import wait_established
 
 CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 OUTAGE_SECONDS = float(os.environ.get("QUIRE_OUTAGE_SECONDS", "12"))
@@ -46,7 +47,7 @@ def server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
 
 def install_crd(server: ControlPlane) -> None:
     server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    server.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.quire.dev", "--timeout=30s")
+    wait_established(server.client(), "llmdeployments.quire.dev")
 
 
 def new_space(server: ControlPlane) -> Namespace:

@@ -136,8 +136,8 @@ class FaultProxy:
                 _hang_up(request)
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
             response = web.StreamResponse(status=answer.status, headers=kept)
-            await response.prepare(request)
             try:
+                await response.prepare(request)
                 async for chunk in answer.content.iter_any():
                     while self.is_silent:
                         await asyncio.sleep(0.05)

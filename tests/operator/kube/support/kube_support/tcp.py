@@ -5,6 +5,7 @@ It sees bytes alone (TLS passes through), and new connections are well. Runs in 
 
 import asyncio
 import json
+import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class TcpProxy:
     def __init__(self, server: ControlPlane, kubeconfig: Path) -> None:
         address = urlsplit(server.server.url)
         self._host, self._upstream = str(address.hostname), int(address.port or 0)
-        self._connections: list[_Connection] = []
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._port = 0
@@ -41,9 +42,10 @@ class TcpProxy:
 
     def lose_connections(self) -> int:
         """Those there are now carry nothing any more, in either direction, not even their end. How many."""
-        for connection in self._connections:
+        connections = list(self._connections.values())
+        for connection in connections:
             connection.is_lost = True
-        return len(self._connections)
+        return len(connections)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
@@ -54,28 +56,48 @@ class TcpProxy:
             runner.run(self._serve(started))
 
     async def _serve(self, started: threading.Event) -> None:
-        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self._port = server.sockets[0].getsockname()[1]
-        started.set()
-        await self._stopping.wait()
-        server.close()
+        # Not asyncio's own server: it leaves open what it was about to hand out when the loop ends.
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            self._port = listening.getsockname()[1]
+            self._loop.add_reader(listening, self._accept, listening)
+            started.set()
+            await self._stopping.wait()
+            self._loop.remove_reader(listening)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = _Connection()
+    def _accept(self, listening: socket.socket) -> None:
         try:
-            to_server = await asyncio.open_connection(self._host, self._upstream)
-        except OSError:
-            writer.close()
+            client, _ = listening.accept()
+        except BlockingIOError:
             return
-        self._connections.append(connection)
+        connection = _Connection()
+        task = self._loop.create_task(self._carry(connection, client))
+        self._connections[task] = connection
+
+        def over(task: asyncio.Task[None]) -> None:
+            del self._connections[task]
+            client.close()  # its task may not have begun
+
+        task.add_done_callback(over)
+
+    async def _carry(self, connection: _Connection, client: socket.socket) -> None:
+        client.setblocking(False)
+        ends: list[asyncio.StreamWriter] = []
         try:
-            pumps = (_pump(connection, reader, to_server[1]), _pump(connection, to_server[0], writer))
-            await asyncio.gather(*pumps)
+            asked, writer = await asyncio.open_connection(sock=client)
+            ends.append(writer)
+            answers, to_server = await asyncio.open_connection(self._host, self._upstream)
+            ends.append(to_server)
+            await asyncio.gather(_pump(connection, asked, to_server), _pump(connection, answers, writer))
             if connection.is_lost:
                 await self._stopping.wait()  # neither end is told that the other has gone
+        except OSError:
+            return  # the server is away
         finally:
-            self._connections.remove(connection)
-            for end in (writer, to_server[1]):
+            for end in ends:
                 end.transport.abort()
 
 

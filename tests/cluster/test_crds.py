@@ -1,0 +1,24 @@
+"""When a definition counts as served."""
+
+import pytest
+
+from quire_cluster.crds import is_established
+
+
+def conditions(**status: str) -> dict[str, object]:
+    return {"status": {"conditions": [{"type": kind, "status": value} for kind, value in status.items()]}}
+
+
+@pytest.mark.parametrize(
+    ("definition", "established"),
+    [
+        ({}, False),
+        ({"status": {}}, False),
+        ({"status": {"conditions": None}}, False),
+        (conditions(NamesAccepted="True"), False),
+        (conditions(NamesAccepted="True", Established="False"), False),
+        (conditions(NamesAccepted="True", Established="True"), True),
+    ],
+)
+def test_a_definition_is_served_once_it_says_so(definition: dict[str, object], established: bool) -> None:
+    assert is_established(definition) is established
