@@ -24,6 +24,7 @@ from quire_cluster.progress import Progress
 from quire_cluster.real_cluster import RealCluster
 
 TIERS: Final = "api: a control plane without nodes; nodes: with two that run containers (needs root)"
+UP_WITH_NODES: Final = f"{sys.argv[0]} up --tier nodes"
 EXIT_NOT_RUNNING: Final = 3  # as `systemctl status`
 
 
@@ -91,7 +92,10 @@ def status(options: Options, progress: Progress) -> int:
 
 def _status_with_nodes(options: Options) -> int:
     programs = Programs.here()
-    cluster = None if programs is None else RealCluster.load(options.state, programs)
+    if programs is None:
+        print(f"programs of the cluster in {options.state} are missing; make them, and start it, with: {UP_WITH_NODES}")
+        return EXIT_NOT_RUNNING
+    cluster = RealCluster.load(options.state, programs)
     if cluster is None:
         return _not_there(options)
     all_run = _print_processes(cluster.processes)

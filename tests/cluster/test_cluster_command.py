@@ -43,6 +43,12 @@ def test_up_may_be_repeated_and_mends_what_died(cluster_binaries: Mapping[str, P
     kubectl = [str(cluster_binaries["kubectl"]), "--kubeconfig", str(kubeconfig), "get", "namespace", "default"]
     assert subprocess.run(kubectl, capture_output=True).returncode == 0
 
+    other_tier = cluster("up", "--tier", "nodes", "--state-dir", state)
+    assert (other_tier.returncode, other_tier.stdout) == (1, "")
+    assert re.fullmatch(
+        f"error: the cluster in {state} is of tier api: stop it first, with: .* down\n", other_tier.stderr
+    )
+
     assert cluster("down", "--state-dir", state).returncode == 0
     assert not state.exists()
     second = cluster("down", "--state-dir", state)
