@@ -24,7 +24,7 @@ def pod(name: str, *, ready: bool = True, ending: bool = False) -> Pod:
 
 
 def look(time: float, desired: int | None, *pods: Pod) -> Look:
-    return Look(time=time, desired=desired, autoscaling=None, pods=pods)
+    return Look(time=time, desired=desired, conditions={}, pods=pods)
 
 
 def series(*desired: int | None) -> list[Look]:

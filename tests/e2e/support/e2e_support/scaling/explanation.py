@@ -14,9 +14,9 @@ JSON = Mapping[str, Any]
 _QUIRE = Path(sys.executable).with_name("quire")
 
 
-def explain(kube: Kube, deployment: LLMDeployment) -> str:
-    """The screen, in words."""
-    return _run(kube, deployment)
+def explain(kube: Kube, deployment: LLMDeployment, *, last: int = 10) -> str:
+    """The screen, with so many decisions."""
+    return _run(kube, deployment, "--last", str(last))
 
 
 def explain_json(kube: Kube, deployment: LLMDeployment) -> JSON:

@@ -8,7 +8,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -16,6 +16,7 @@ from typing import Final, Self
 import httpx
 
 from e2e_support.scaling.long_answer import Cut, LongAnswer
+from e2e_support.timeline.model import Steps
 from e2e_support.traffic.client import REPLICA
 from e2e_support.traffic.prompts import Kind, of_kind
 from e2e_support.traffic.sse import EventReader
@@ -26,7 +27,7 @@ _JOIN_SECONDS: Final = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongStream:
-    """One that is over. Times are Unix seconds."""
+    """One that is over. Times are seconds of the clock that was given."""
 
     replica: str | None
     """``namespace/pod``; None where no answer began."""
@@ -37,12 +38,22 @@ class LongStream:
     """None: whole and right."""
 
 
+def under_way(streams: Sequence[LongStream]) -> Steps:
+    """How many there were at each time, for a timeline."""
+    changes = sorted([(one.started, 1) for one in streams] + [(one.ended, -1) for one in streams])
+    counts = itertools.accumulate(change for _, change in changes)
+    points = tuple((time, float(count)) for (time, _), count in zip(changes, counts, strict=True))
+    return Steps(name="long streams under way", points=((0.0, 0.0), *points))
+
+
 class LongStreams:
     """A context manager: from its beginning until ``finish`` so many are under way: one that ends is followed."""
 
-    def __init__(self, url: str, model: str, *, at_once: int, tokens: int) -> None:
-        self._url, self._model, self._tokens = url, model, tokens
+    def __init__(self, url: str, model: str, *, at_once: int, tokens: int, clock: Callable[[], float]) -> None:
+        self._url, self._model, self._tokens, self._clock = url, model, tokens, clock
         self._done: list[LongStream] = []
+        self._under_way: dict[int, str] = {}
+        """Replicas that answer now, by the number of the stream."""
         self._stop = threading.Event()
         self._numbers = itertools.count()
         self._threads = [
@@ -59,6 +70,11 @@ class LongStreams:
     ) -> None:
         self.finish()
 
+    @property
+    def replicas(self) -> frozenset[str]:
+        """Those that one is under way on."""
+        return frozenset(self._under_way.copy().values())
+
     def finish(self) -> list[LongStream]:
         """No further ones; all that were begun, read to their ends."""
         self._stop.set()
@@ -73,13 +89,15 @@ class LongStreams:
         prompts = of_kind(Kind.LONG)
         with httpx.Client(timeout=SILENCE_SECONDS, trust_env=False) as client:
             while not self._stop.is_set():
-                stream = self._one(client, LongAnswer(prompts[next(self._numbers) % len(prompts)], self._tokens))
+                number = next(self._numbers)
+                stream = self._one(client, number, LongAnswer(prompts[number % len(prompts)], self._tokens))
+                self._under_way.pop(number, None)
                 self._done.append(stream)
                 if stream.problem is not None:
                     self._stop.wait(1.0)  # a server that refuses is not to be flooded
 
-    def _one(self, client: httpx.Client, answer: LongAnswer) -> LongStream:
-        started, replica, problem = time.time(), None, None
+    def _one(self, client: httpx.Client, number: int, answer: LongAnswer) -> LongStream:
+        started, replica, problem = self._clock(), None, None
         try:
             with client.stream("POST", f"{self._url}/v1/completions", json=answer.body(self._model)) as response:
                 replica = response.headers.get(REPLICA)
@@ -87,12 +105,13 @@ class LongStreams:
                     raise Cut(f"HTTP {response.status_code}: {response.read()[:300].decode(errors='replace')}")
                 for data in _events(response):
                     answer.take(json.loads(data))
+                    self._under_way.setdefault(number, replica or "")
             answer.end()
         except Cut as error:
             problem = str(error)
         except (httpx.HTTPError, OSError, ValueError) as error:
             problem = f"after {answer.tokens} tokens: {type(error).__name__}: {error}"
-        return LongStream(replica=replica, started=started, ended=time.time(), tokens=answer.tokens, problem=problem)
+        return LongStream(replica=replica, started=started, ended=self._clock(), tokens=answer.tokens, problem=problem)
 
 
 def _events(response: httpx.Response) -> Iterator[bytes]:

@@ -10,19 +10,26 @@ from typing import Any
 
 from e2e_support import objects
 from e2e_support.objects import Condition, Pod
+from e2e_support.timeline.model import Steps, Told
 
 JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look. Times are Unix seconds."""
+    """One look. Times are seconds of the clock that the watch was given."""
 
     time: float
     desired: int | None
     """Replicas asked for; None before anybody asked."""
-    autoscaling: Condition | None
+    conditions: Mapping[str, Condition]
+    """By type."""
     pods: tuple[Pod, ...]
+
+    def reason(self, type: str) -> str:
+        """Of a condition; empty while there is none."""
+        found = self.conditions.get(type)
+        return "" if found is None else found.reason
 
     @property
     def serving(self) -> tuple[Pod, ...]:
@@ -59,7 +66,7 @@ def look_of(body: JSON, pods: Iterable[Pod], *, time: float) -> Look:
     return Look(
         time=time,
         desired=body.get("status", {}).get("desiredReplicas"),
-        autoscaling=objects.conditions(body).get("Autoscaling"),
+        conditions=objects.conditions(body),
         pods=tuple(pods),
     )
 
@@ -76,6 +83,22 @@ def desired_steps(looks: Sequence[Look]) -> list[Step]:
 
 def ready_steps(looks: Sequence[Look]) -> list[Step]:
     return steps(looks, lambda look: look.ready)
+
+
+def lines(looks: Sequence[Look]) -> list[Steps]:
+    """Desired and ready, for a timeline."""
+    named = {"desired": desired_steps(looks), "ready": ready_steps(looks)}
+    return [Steps(name=name, points=tuple((step.time, step.value) for step in found)) for name, found in named.items()]
+
+
+def told(looks: Sequence[Look], *types: str) -> list[Told]:
+    """When conditions of these types came to another reason, for a timeline."""
+    return [
+        Told(seconds=after.time, text=f"{type} {after.reason(type)}")
+        for type in types
+        for before, after in pairwise(looks)
+        if before.reason(type) != after.reason(type)
+    ]
 
 
 def during(looks: Sequence[Look], start: float, end: float) -> list[Look]:

@@ -1,7 +1,6 @@
 """Looks at an LLMDeployment's replicas all through a scenario, in a thread; ``looks`` says what they tell."""
 
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
@@ -19,8 +18,9 @@ class ReplicaWatch:
     An API server that does not answer leaves a gap. Any other error ends the watch, and leaving the context raises it.
     """
 
-    def __init__(self, deployment: LLMDeployment, *, every: float = EVERY_SECONDS) -> None:
-        self._deployment, self._every = deployment, every
+    def __init__(self, deployment: LLMDeployment, *, clock: Callable[[], float], every: float = EVERY_SECONDS) -> None:
+        """``clock`` is that of the traffic beside it, so that both tell the same times."""
+        self._deployment, self._clock, self._every = deployment, clock, every
         self._looks: list[Look] = []
         self._stop = threading.Event()
         self._error: Exception | None = None
@@ -58,7 +58,7 @@ class ReplicaWatch:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._looks.append(look_of(self._deployment.body(), self._deployment.pods(), time=time.time()))
+                self._looks.append(look_of(self._deployment.body(), self._deployment.pods(), time=self._clock()))
             except ApiError:
                 pass  # it may be away; that is a matter of other assertions
             except Exception as error:

@@ -1,0 +1,211 @@
+"""One ramp of load that an LLMDeployment follows from one replica to three and back, and what happens on its way:
+Prometheus goes away, the leading operator is killed, replicas go while they stream.
+
+`Play` does it and writes down what was seen; it waits for what must come, and asserts nothing else. The scenarios of
+test_autoscaling.py then ask of the record what must have been so.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final
+
+from e2e_support.harm import kill_for_good, without_prometheus
+from e2e_support.manifests import small_llmdeployment
+from e2e_support.metrics import Page
+from e2e_support.objects import Event, Pod
+from e2e_support.release import Release
+from e2e_support.scaling.explanation import explain, explain_json
+from e2e_support.scaling.long_streams import LongStream, LongStreams, under_way
+from e2e_support.scaling.looks import Look, lines, told
+from e2e_support.scaling.watch import ReplicaWatch
+from e2e_support.space import LLMDeployment, Space
+from e2e_support.target import Target
+from e2e_support.timeline.keep import keep
+from e2e_support.timeline.model import timeline
+from e2e_support.traffic.driver import Traffic
+from e2e_support.traffic.prompts import Kind, of_kind
+from e2e_support.traffic.result import TrafficResult
+from e2e_support.waiting import until
+from quire_cluster.real_cluster import RealCluster
+
+JSON = Mapping[str, Any]
+SEQUENCES: Final = 8
+CALM: Final = 2
+"""Requests at once that one replica carries by far."""
+BUSY: Final = 20
+"""So many that two replicas are too few: each is planned for 0.8 × SEQUENCES."""
+STREAMS, TOKENS = 5, 1500
+"""Long ones while replicas go: with one more request still work for one replica, and every replica has one."""
+AUTOSCALING: Final = "quire_operator_autoscaling_"
+TICK_SECONDS: Final = 15.0
+"""How often the operator looks."""
+PULL_SECONDS: Final = 240.0
+"""For the first replica, whose node may not have the image yet."""
+DECIDE_SECONDS, START_SECONDS, SHRINK_SECONDS, END_SECONDS = 90.0, 150.0, 180.0, 120.0
+"""When to give up; what is promised is less."""
+
+
+class At(StrEnum):
+    """What was done, or came about, and when."""
+
+    LOAD_UP = "load rises"
+    PROMETHEUS_DOWN = "Prometheus killed"
+    LEADER_KILLED = "leading operator killed"
+    LEADER_NEW = "another operator leads"
+    PROMETHEUS_UP = "Prometheus is back"
+    LOAD_DOWN = "load falls, long streams"
+
+
+@dataclass(slots=True, kw_only=True)
+class Ramp:
+    """What was seen. Times are seconds since the traffic began."""
+
+    deployment: LLMDeployment
+    times: dict[At, float] = field(default_factory=dict)
+    looks: list[Look] = field(default_factory=list)
+    streams: list[LongStream] = field(default_factory=list)
+    leaders: list[Pod] = field(default_factory=list)
+    """Before and after one was killed."""
+    blind: JSON = field(default_factory=dict)
+    """What `quire explain --json` said while there was no Prometheus."""
+    blind_words: str = ""
+    blind_metrics: Page | None = None
+    """Of the operator that led then."""
+    words: str = ""
+    """What `quire explain` said in the end."""
+    final: JSON = field(default_factory=dict)
+    """The LLMDeployment as it was then."""
+    final_metrics: Page | None = None
+    events: list[Event] = field(default_factory=list)
+    traffic: TrafficResult | None = None
+
+    @property
+    def result(self) -> TrafficResult:
+        assert self.traffic is not None, "the traffic is over"
+        return self.traffic
+
+    def keep_timeline(self) -> None:
+        """Under out/e2e, of however much was seen."""
+        keep(
+            timeline(
+                "autoscaling",
+                self.result,
+                replicas=lines(self.looks),
+                others=[under_way(self.streams)],
+                told=told(self.looks, "Autoscaling"),
+            )
+        )
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """By which the operator's metrics know the LLMDeployment."""
+        return {"namespace": self.deployment.namespace, "name": self.deployment.name}
+
+
+def manifest() -> JSON:
+    return small_llmdeployment(
+        "chat",
+        engine={"maxSequences": SEQUENCES, "maxModelLength": None},
+        # Of a core: streams last, and three replicas leave something of two cores.
+        resources={"requests": {"cpu": "100m"}, "limits": {"cpu": "400m"}},
+        autoscaling={
+            "minReplicas": 1,
+            "maxReplicas": 3,
+            "metricsSource": "Prometheus",
+            # With less to spare the last minutes' bursts are forgotten sooner.
+            "targets": {"timeToFirstToken": {"percentile": 50}},
+            # One at a time, so that there is a ramp: the second is not allowed before the figures are too old.
+            "scaleUp": {"maxStep": 1, "maxPercent": 0, "period": "60s"},
+            "scaleDown": {"window": "15s", "maxStep": 1, "period": "15s"},
+        },
+        drain={"timeout": "90s"},
+    )
+
+
+class Play:
+    """The ramp while it is under way."""
+
+    def __init__(self, target: Target, release: Release, space: Space, url: str) -> None:
+        self._target, self._release, self._url = target, release, url
+        self._chat = space.apply(manifest())
+        self.ramp = Ramp(deployment=self._chat)
+
+    def run(self, *, outage_seconds: float) -> Ramp:
+        chat, ramp = self._chat, self.ramp
+        chat.wait_ready(replicas=1, seconds=PULL_SECONDS)
+        with (
+            Traffic(self._url, model=chat.model, prompts=of_kind(Kind.LONG), concurrency=CALM) as self._traffic,
+            ReplicaWatch(chat, clock=self._traffic.now) as self._watch,
+        ):
+            try:
+                self._go(outage_seconds)
+            finally:
+                ramp.looks, ramp.traffic = self._watch.looks, self._traffic.stop()
+                ramp.keep_timeline()
+        return ramp
+
+    def _go(self, outage_seconds: float) -> None:
+        chat, ramp, watch = self._chat, self.ramp, self._watch
+        chat.until(self._is_read, what="the operator has figures of it from Prometheus", seconds=DECIDE_SECONDS)
+        self._mark(At.LOAD_UP)
+        self._traffic.set_concurrency(BUSY)
+        watch.until(lambda look: look.desired == 2, what="two replicas are asked for", seconds=DECIDE_SECONDS)
+        if self._target.machine is not None:
+            self._lose_prometheus(self._target.machine, outage_seconds)
+        else:
+            self._kill_leader()
+        watch.until(lambda look: look.desired == 3, what="three replicas are asked for", seconds=DECIDE_SECONDS)
+        watch.until(lambda look: look.ready == 3, what="three replicas are ready", seconds=START_SECONDS)
+        self._shrink()
+        ramp.final, ramp.events = chat.body(), chat.events()
+        ramp.words, ramp.final_metrics = explain(self._target.kube, chat, last=40), self._release.operator_metrics()
+
+    def _lose_prometheus(self, machine: RealCluster, seconds: float) -> None:
+        chat, ramp, kube = self._chat, self.ramp, self._target.kube
+        down = self._mark(At.PROMETHEUS_DOWN)
+        with without_prometheus(machine):
+            chat.wait_condition("Autoscaling", "False", reason="PrometheusUnavailable", seconds=DECIDE_SECONDS)
+            ramp.blind, ramp.blind_words = explain_json(kube, chat), explain(kube, chat)
+            ramp.blind_metrics = self._release.operator_metrics()
+            self._kill_leader()
+            time.sleep(max(0.0, down + seconds - self._traffic.now()))
+        self._mark(At.PROMETHEUS_UP)
+
+    def _kill_leader(self) -> None:
+        before = self._leader()
+        self._mark(At.LEADER_KILLED)
+        kill_for_good(self._target, before, container="operator")
+
+        def another() -> Pod | None:
+            leader = self._release.leader()
+            return leader if leader is not None and leader.uid != before.uid else None
+
+        after = until(another, what="another operator leads", seconds=DECIDE_SECONDS)
+        assert after is not None
+        self._mark(At.LEADER_NEW)
+        self.ramp.leaders = [before, after]
+
+    def _leader(self) -> Pod:
+        leader = until(self._release.leader, what="an operator leads", seconds=DECIDE_SECONDS)
+        assert leader is not None
+        return leader
+
+    def _shrink(self) -> None:
+        watch, streams = self._watch, partial(LongStreams, self._url, self._chat.model, at_once=STREAMS, tokens=TOKENS)
+        with streams(clock=self._traffic.now) as long_ones:
+            self._mark(At.LOAD_DOWN)
+            self._traffic.set_concurrency(1)
+            watch.until(lambda look: look.desired == 1, what="one replica is enough", seconds=SHRINK_SECONDS)
+            watch.until(lambda look: len(look.pods) == 1, what="the others are gone", seconds=END_SECONDS)
+            self.ramp.streams = long_ones.finish()
+
+    def _is_read(self) -> bool:
+        page = self._release.operator_metrics()
+        return page.total(f"{AUTOSCALING}input", **self.ramp.labels, input="fresh") == 1
+
+    def _mark(self, what: At) -> float:
+        self.ramp.times[what] = self._traffic.mark(what)
+        return self.ramp.times[what]

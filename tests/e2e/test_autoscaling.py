@@ -1,0 +1,177 @@
+"""Replicas follow the load by what a real Prometheus scrapes of real pods: 1 → 2 → 3 → 2 → 1, one ramp for all of it.
+
+On its way Prometheus is away for two minutes (QUIRE_OUTAGE_SECONDS for less), the leading operator is killed, and
+replicas go while they stream (`e2e_support.scaling.ramp`). Each test asks one thing of what was seen.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e_support.release import Release
+from e2e_support.results import Report
+from e2e_support.scaling import looks as seen
+from e2e_support.scaling.ramp import AUTOSCALING, TICK_SECONDS, At, Play, Ramp
+from e2e_support.space import Space
+from e2e_support.target import Target
+
+OUTAGE_SECONDS = float(os.environ.get("QUIRE_OUTAGE_SECONDS", "120"))
+SCRAPE_SECONDS = 5.0
+"""How old figures may be: an interval, and a page that took long."""
+WRITE_SECONDS = 10.0
+"""To carry out a decision and to see it, on a machine that is busy."""
+REACTION_SECONDS = TICK_SECONDS + SCRAPE_SECONDS + WRITE_SECONDS
+TAKEOVER_SECONDS = 20.0
+"""As charts/quire/values.yaml promises."""
+UP, DOWN = ((1, 2), (2, 3)), ((3, 2), (2, 1))
+
+pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.timeout(900)]
+MakeSpace = Callable[[str], AbstractContextManager[Space]]
+
+
+@pytest.fixture(scope="module")
+def ramp(target: Target, release: Release, make_space: MakeSpace, gateway_url: str) -> Iterator[Ramp]:
+    with make_space("autoscaling") as space:
+        play = Play(target, release, space, gateway_url)
+        yield play.run(outage_seconds=OUTAGE_SECONDS)
+
+
+def test_every_request_of_the_ramp_is_answered_completely_and_rightly(ramp: Ramp, report: Report) -> None:
+    traffic = ramp.result
+    traffic.assert_all_right(at_least=100)
+    assert len(traffic.by_replica()) == 3, "each replica answered some"
+    report.count_requests(len(traffic.records))
+
+
+def test_replicas_follow_the_load_up_and_down_once(ramp: Ramp, report: Report) -> None:
+    desired = seen.desired_steps(ramp.looks)
+    assert [step.value for step in desired] == [1, 2, 3, 2, 1]
+    ready = [step.value for step in seen.ready_steps(ramp.looks)]
+    assert seen.rises_then_falls(ready) and max(ready) == 3, f"ready replicas went {ready}"
+    two, _, fewer, one = (step.time for step in desired[1:])
+    up, down = ramp.times[At.LOAD_UP], ramp.times[At.LOAD_DOWN]
+    assert two - up < REACTION_SECONDS
+    both = seen.first_at(ramp.looks, lambda look: look.ready == 2, since=two)
+    assert both is not None
+    report.figure("load rises to another replica asked for", two - up)
+    report.figure("asked for to Ready", both - two)
+    report.figure("load falls to one replica less", fewer - down)
+    report.figure("load falls to one replica", one - down)
+
+
+def test_each_decision_is_kept_and_told_with_its_numbers(ramp: Ramp) -> None:
+    history = ramp.final["status"]["autoscaling"]["history"]
+    assert [(change["from"], change["to"]) for change in history] == [*UP, *DOWN]
+    for change in history[:2]:
+        assert change["reason"] in ("Concurrency", "ArrivingWork", "TimeToFirstToken")
+        assert float(change["inputs"]["needUp"]) > change["from"]
+        assert f"{change['reason']} needs " in change["message"]
+    for change in history[2:]:
+        assert change["reason"] == "DemandFell"
+        assert float(change["inputs"]["needDown"]) <= change["to"]
+        assert "replicas were needed in the last 15s" in change["message"]
+    told = [event for event in ramp.events if event.reason in ("ScaledUp", "ScaledDown")]
+    assert [event.reason for event in told] == ["ScaledUp", "ScaledUp", "ScaledDown", "ScaledDown"]
+    assert [change["message"] in event.message for change, event in zip(history, told, strict=True)] == [True] * 4
+
+
+def test_quire_explain_tells_a_user_of_the_cluster_the_same(ramp: Ramp) -> None:
+    words = " ".join(ramp.words.split())
+    assert "1 asked for, 1 ready, 0 starting; between 1 and 3" in words
+    assert "from Prometheus: fresh for 1 of 1 ready replicas" in words
+    assert "when one fewer was enough all through 15s, by at most 1 per 15s" in words
+    for move in ("1 → 2", "2 → 3", "3 → 2", "2 → 1"):
+        assert move in words, f"{move} is not among the decisions:\n{ramp.words}"
+    assert "DemandFell" in words and "Demand now, in replicas" in words
+
+
+def test_the_operator_s_metrics_agree(ramp: Ramp) -> None:
+    page, labels = ramp.final_metrics, ramp.labels
+    assert page is not None
+    figures = {
+        name: page.total(f"{AUTOSCALING}{name}_replicas", **labels) for name in ("desired", "current", "min", "max")
+    }
+    assert figures == {"desired": 1, "current": 1, "min": 1, "max": 3}
+    assert page.total("quire_operator_decisions_total", reason="DemandFell") >= 2
+    assert page.total(f"{AUTOSCALING}input", **labels, input="fresh") == 1
+    assert page.values(f"{AUTOSCALING}metrics_age_seconds", **labels)[0] < 2 * TICK_SECONDS + SCRAPE_SECONDS
+
+
+@pytest.mark.needs("machine")
+def test_prometheus_tells_the_same_story_afterwards(ramp: Ramp, target: Target) -> None:
+    """What the operator exports of its decisions is scraped by the same server as what it decides by."""
+    assert target.machine is not None
+    query = f"max({AUTOSCALING}desired_replicas{{namespace='{ramp.deployment.namespace}'}})"
+    url = f"{target.machine.prometheus_url}/api/v1/query"
+    answer = httpx.get(url, params={"query": f"{query}[15m:2s]"}, trust_env=False).raise_for_status().json()
+    values = [int(float(value)) for _, value in answer["data"]["result"][0]["values"]]
+    changes = [value for before, value in zip([None, *values], values, strict=False) if value != before]
+    assert changes == [1, 2, 3, 2, 1]
+
+
+@pytest.mark.needs("machine")
+def test_without_prometheus_the_number_is_held_and_everybody_told(ramp: Ramp, report: Report) -> None:
+    down, back = ramp.times[At.PROMETHEUS_DOWN], ramp.times[At.PROMETHEUS_UP]
+    blind = seen.during(ramp.looks, down, back)
+    assert [step.value for step in seen.desired_steps(blind)] == [2], "no figure is no reason to change anything"
+    told = seen.first_at(blind, lambda look: look.reason("Autoscaling") == "PrometheusUnavailable", since=down)
+    assert told is not None
+    said = [look.conditions["Autoscaling"] for look in blind if look.time >= told]
+    assert all("the number of replicas is held until metrics are back" in condition.message for condition in said)
+    assert "PrometheusUnavailable" in {event.reason for event in ramp.events if event.type == "Warning"}
+    report.figure("Prometheus gone to the condition that says so", told - down)
+
+
+@pytest.mark.needs("machine")
+def test_without_prometheus_quire_explain_says_which_figures_are_missing(ramp: Ramp) -> None:
+    now: Mapping[str, Any] = ramp.blind["now"]
+    assert (now["from"], now["to"], now["reason"]) == (2, 2, "MetricsStale")
+    assert now["metrics"]["source"] == "Prometheus" and now["metrics"]["problem"]
+    assert "gave metrics in the last 45 s" in now["message"]
+    assert "PrometheusUnavailable" in {notice["reason"] for notice in ramp.blind["notices"]}
+    words = " ".join(ramp.blind_words.split())
+    assert "no answer: " in words and "Autoscaling: PrometheusUnavailable" in words
+    page = ramp.blind_metrics
+    assert page is not None and page.total("quire_operator_prometheus_errors_total") >= 2
+
+
+@pytest.mark.needs("machine")
+def test_scaling_goes_on_when_prometheus_is_back(ramp: Ramp, report: Report) -> None:
+    back = ramp.times[At.PROMETHEUS_UP]
+    three = seen.first_at(ramp.looks, lambda look: look.desired == 3, since=back)
+    assert three is not None and three - back < 2 * REACTION_SECONDS  # it has to start, too
+    assert seen.first_at(ramp.looks, lambda look: look.reason("Autoscaling") == "Enforcing", since=back) is not None
+    report.figure("Prometheus back to the next replica asked for", three - back)
+
+
+def test_another_operator_goes_on_where_the_killed_one_was(ramp: Ramp, report: Report) -> None:
+    before, after = ramp.leaders
+    assert before.uid != after.uid
+    killed, leads = ramp.times[At.LEADER_KILLED], ramp.times[At.LEADER_NEW]
+    assert leads - killed < TAKEOVER_SECONDS + WRITE_SECONDS
+    two = seen.first_at(ramp.looks, lambda look: look.desired == 2, since=0.0)
+    assert two is not None
+    high = seen.during(ramp.looks, two, ramp.times[At.LOAD_DOWN])[1:]
+    assert seen.lowest(seen.desired_steps(high)) == 2, "never fewer while the load is high"
+    report.figure("operator killed to another one leading", leads - killed)
+
+
+def test_no_stream_is_cut_when_replicas_go(ramp: Ramp, report: Report) -> None:
+    problems = [f"{stream.replica}: {stream.problem}" for stream in ramp.streams if stream.problem is not None]
+    assert not problems
+    report.count_requests(len(ramp.streams))
+    gone = [ending for ending in seen.endings(ramp.looks) if ending.seen > ramp.times[At.LOAD_DOWN]]
+    assert len(gone) == 2
+    spared = 0
+    for ending in gone:
+        there = [stream for stream in ramp.streams if stream.replica == f"{ramp.deployment.namespace}/{ending.pod}"]
+        assert all(stream.started < ending.seen + 1 for stream in there), "nothing new goes to a replica that ends"
+        streaming = [stream for stream in there if stream.ended > ending.seen]
+        assert ending.gone is not None and all(stream.ended < ending.gone for stream in streaming)
+        spared += len(streaming)
+        report.figure(f"{ending.pod} told to end to gone", ending.gone - ending.seen)
+    assert spared, "some were under way on them"

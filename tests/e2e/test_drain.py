@@ -1,0 +1,201 @@
+"""A node is drained under traffic, as an administrator does before working on it, and taken back afterwards.
+
+Three replicas, two of them on that node: the budget lets them go one by one. Gateway and operator pods there move too.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from e2e_support import objects
+from e2e_support.eviction import Verdict, evict
+from e2e_support.kube import Kube
+from e2e_support.manifests import small_llmdeployment
+from e2e_support.objects import Pod
+from e2e_support.release import Release
+from e2e_support.results import Report
+from e2e_support.scaling import looks as seen
+from e2e_support.scaling.long_streams import LongStream, LongStreams, under_way
+from e2e_support.scaling.looks import Look
+from e2e_support.scaling.watch import ReplicaWatch
+from e2e_support.space import LLMDeployment, Space
+from e2e_support.target import Target
+from e2e_support.timeline.keep import keep
+from e2e_support.timeline.model import timeline
+from e2e_support.traffic.driver import Traffic
+from e2e_support.traffic.result import TrafficResult
+
+REPLICAS = 3
+DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s")
+DRAIN_SECONDS = 200.0
+CONCURRENCY, STREAMS, TOKENS = 3, 4, 2000
+PRE_STOP_SECONDS = 5.0
+"""From a pod's end being asked for to SIGTERM: what lasts longer was spared by the engine itself."""
+
+pytestmark = [pytest.mark.needs("two-nodes"), pytest.mark.timeout(600)]
+MakeSpace = Callable[[str], AbstractContextManager[Space]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Drained:
+    """What was seen. Times are seconds since the traffic began."""
+
+    deployment: LLMDeployment
+    node: str
+    began: float = 0.0
+    ended: float = 0.0
+    before: list[Pod] = field(default_factory=list)
+    """The replicas, and where they were."""
+    refused: Verdict | None = None
+    """Of an eviction while one replica was away."""
+    kubectl: CompletedProcess[str] | None = None
+    left: list[Pod] = field(default_factory=list)
+    """On the node, when kubectl had done."""
+    after: list[Pod] = field(default_factory=list)
+    allowed: Verdict | None = None
+    """Of an eviction when all were ready again."""
+    looks: list[Look] = field(default_factory=list)
+    streams: list[LongStream] = field(default_factory=list)
+    traffic: TrafficResult | None = None
+
+
+@pytest.fixture(scope="module")
+def drained(target: Target, release: Release, make_space: MakeSpace, gateway_url: str) -> Iterator[Drained]:
+    with make_space("drain") as space:
+        chat = space.apply(
+            small_llmdeployment(
+                "chat",
+                replicas=REPLICAS,
+                engine={"maxModelLength": None},
+                # Of a core: streams last.
+                resources={"limits": {"cpu": "400m"}},
+                drain={"timeout": "90s"},
+            )
+        )
+        chat.wait_ready(replicas=REPLICAS, seconds=240)
+        pods = chat.serving_pods()
+        nodes = [pod.node for pod in pods if pod.node is not None]
+        record = Drained(deployment=chat, node=max(nodes, key=nodes.count), before=pods)
+        with (
+            Traffic(gateway_url, model=chat.model, concurrency=CONCURRENCY) as traffic,
+            ReplicaWatch(chat, clock=traffic.now) as watch,
+        ):
+            try:
+                _drain(record, target.kube, watch, traffic, gateway_url)
+                release.wait_working()
+            finally:
+                record.looks, record.traffic = watch.looks, traffic.stop()
+                _keep_timeline(record)
+        yield record
+
+
+def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, url: str) -> None:
+    chat = record.deployment
+    streams = LongStreams(url, chat.model, at_once=STREAMS, tokens=TOKENS, clock=traffic.now)
+    with streams, uncordoned_in_the_end(kube, record.node), ThreadPoolExecutor(1) as aside:
+        on_it = {f"{pod.namespace}/{pod.name}" for pod in record.before if pod.node == record.node}
+        chat.until(lambda: on_it <= streams.replicas, what=f"streams on all of {sorted(on_it)}", seconds=60)
+        record.began = traffic.mark(f"kubectl drain {record.node}")
+        kubectl = aside.submit(kube.run, ["kubectl", "drain", record.node, *DRAIN], seconds=DRAIN_SECONDS)
+        watch.until(lambda look: look.ready < REPLICAS, what="a replica is evicted", seconds=60)
+        elsewhere = next(pod for pod in record.before if pod.node != record.node)
+        record.refused = evict(kube, elsewhere, dry_run=True)
+        record.kubectl = kubectl.result()
+        record.ended = traffic.mark("drained")
+        record.left = _pods_on(kube, record.node)
+        chat.wait_ready(replicas=REPLICAS, seconds=120)
+        record.after = chat.serving_pods()
+        record.allowed = evict(kube, elsewhere, dry_run=True)
+        record.streams = streams.finish()
+    traffic.mark("uncordoned")
+
+
+def _keep_timeline(record: Drained) -> None:
+    assert record.traffic is not None
+    replicas, streams = seen.lines(record.looks), under_way(record.streams)
+    keep(
+        timeline(
+            "node drain", record.traffic, replicas=replicas, others=[streams], told=seen.told(record.looks, "Ready")
+        )
+    )
+
+
+@contextmanager
+def uncordoned_in_the_end(kube: Kube, node: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        kube.kubectl("uncordon", node)
+
+
+def _pods_on(kube: Kube, node: str) -> list[Pod]:
+    """Those that still run, but for a DaemonSet's."""
+    bodies: list[dict[str, Any]] = kube.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
+    owned = [
+        body
+        for body in bodies
+        if not any(owner["kind"] == "DaemonSet" for owner in body["metadata"].get("ownerReferences", []))
+    ]
+    return [pod for body in owned if (pod := objects.pod(body)).phase not in ("Succeeded", "Failed")]
+
+
+def test_no_request_fails_while_a_node_is_drained(drained: Drained, report: Report) -> None:
+    assert drained.traffic is not None
+    drained.traffic.assert_all_right(at_least=30)
+    report.count_requests(len(drained.traffic.records))
+    after = [record for record in drained.traffic.records if record.started > drained.ended]
+    assert after, "and it goes on"
+
+
+def test_the_node_is_empty_and_its_replicas_are_elsewhere(drained: Drained, report: Report) -> None:
+    assert drained.kubectl is not None and drained.kubectl.returncode == 0, drained.kubectl
+    assert [f"{pod.namespace}/{pod.name}" for pod in drained.left] == []
+    assert len({pod.node for pod in drained.before}) == 2, "replicas are spread over nodes"
+    assert drained.node not in {pod.node for pod in drained.after} and len(drained.after) == REPLICAS
+    report.figure("kubectl drain of a node with two of three replicas", drained.ended - drained.began)
+
+
+def test_never_more_than_one_replica_is_away(drained: Drained) -> None:
+    assert seen.lowest(seen.ready_steps(drained.looks)) == REPLICAS - 1
+    assert all(look.conditions["Available"].is_true for look in drained.looks)
+    evicted = [ending for ending in seen.endings(drained.looks) if ending.seen >= drained.began]
+    assert len(evicted) == 2
+
+
+def test_evictions_beyond_the_budget_are_refused(drained: Drained) -> None:
+    """By the API, to whoever asks: a drain waits, and other tools must as well."""
+    assert drained.refused is not None and not drained.refused.allowed
+    assert "disruption budget" in drained.refused.message
+    assert drained.kubectl is not None and "violate the pod's disruption budget" in drained.kubectl.stderr
+    assert drained.allowed is not None and drained.allowed.allowed, "and granted when all are ready again"
+
+
+def test_streams_on_evicted_replicas_come_to_their_end(drained: Drained, report: Report) -> None:
+    assert [f"{stream.replica}: {stream.problem}" for stream in drained.streams if stream.problem is not None] == []
+    report.count_requests(len(drained.streams))
+    evicted = [ending for ending in seen.endings(drained.looks) if ending.seen >= drained.began]
+    outlasted = [
+        stream
+        for ending in evicted
+        for stream in drained.streams
+        if stream.replica == f"{drained.deployment.namespace}/{ending.pod}"
+        and stream.started < ending.seen
+        and stream.ended > ending.seen + PRE_STOP_SECONDS
+    ]
+    assert outlasted, "some were under way on them, and went on after SIGTERM"
+    for ending in evicted:
+        assert ending.gone is not None
+        report.figure(f"{ending.pod} evicted to gone", ending.gone - ending.seen)
+
+
+def test_gateway_and_operator_have_moved(drained: Drained, release: Release) -> None:
+    """The chart's own budgets let them: one of each stays while the other moves."""
+    pods = [*release.gateway_pods(), *release.operator_pods()]
+    assert len(pods) == 4 and all(pod.is_serving for pod in pods)
+    assert drained.node not in {pod.node for pod in pods}
+    assert sum(page.total("quire_gateway_broken_streams_total") for page in release.gateway_metrics()) == 0
