@@ -1,4 +1,4 @@
-"""The elector against a Lease in memory, with short times: who leads, when it stops, that two never write at once."""
+"""The elector against a Lease in memory: who leads, when it stops, that two never write at once; in leaping time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from quire_operator.gate import GATE_SECONDS, Gate, boottime
+from quire_operator.gate import GATE_SECONDS, Gate
 from quire_operator.leader import Elector, Timing
 from quire_operator.ports import Conflict, Lease, Unavailable
 
@@ -53,12 +53,20 @@ class View:
             raise Unavailable("no route")
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def gate(open_seconds: float = GATE) -> Gate:
+    return Gate(now=now, open_seconds=open_seconds)
+
+
 class Candidate:
     """An elector, and whether its work runs."""
 
     def __init__(self, leases: FakeLeases, identity: str, timing: Timing = TIMING) -> None:
         self.identity = identity
-        self.gate = Gate(open_seconds=GATE * timing.duration / TIMING.duration)
+        self.gate = gate(GATE * timing.duration / TIMING.duration)
         self.leading, self.stopped = asyncio.Event(), asyncio.Event()
         self.times_led = 0
         self.elector = Elector(
@@ -146,11 +154,11 @@ async def test_one_that_falls_silent_is_replaced_after_its_lease_has_lapsed(
     second = candidates("b")
     await asyncio.sleep(2 * TIMING.retry)
     leases.unreachable.add("a")
-    began = boottime()
+    began = now()
     await soon(first.stopped)
     assert not first.gate.is_open() and not second.leading.is_set(), "it stops before the other begins"
     await soon(second.leading)
-    assert boottime() - began >= TIMING.duration - 2 * TIMING.retry
+    assert now() - began >= TIMING.duration - 2 * TIMING.retry
     leases.unreachable.clear()
     await asyncio.sleep(4 * TIMING.retry)
     assert not first.leading.is_set(), "it campaigns again, and sees that another leads"
@@ -213,17 +221,17 @@ async def test_a_fault_in_the_work_ends_the_elector_and_frees_the_lease(leases: 
     async def lead() -> None:
         raise ZeroDivisionError("ours")
 
-    gate = Gate(open_seconds=GATE)
-    elector = Elector(leases=leases.of("a"), identity="a", gate=gate, lead=lead, timing=TIMING)
+    own = gate()
+    elector = Elector(leases=leases.of("a"), identity="a", gate=own, lead=lead, timing=TIMING)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(elector.run(), 3)
-    assert leases.lease.holder == "" and not gate.is_open()
+    assert leases.lease.holder == "" and not own.is_open()
 
 
 async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeases) -> None:
     """On SIGTERM what is under way may still write; the Lease is given up after that."""
     seen: list[tuple[bool, str]] = []
-    gate = Gate(open_seconds=GATE)
+    own = gate()
     started = asyncio.Event()
 
     async def lead() -> None:
@@ -231,25 +239,25 @@ async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeas
         try:
             await asyncio.Event().wait()
         finally:
-            seen.append((gate.is_open(), leases.lease.holder))
+            seen.append((own.is_open(), leases.lease.holder))
 
-    task = asyncio.create_task(Elector(leases=leases.of("a"), identity="a", gate=gate, lead=lead, timing=TIMING).run())
+    task = asyncio.create_task(Elector(leases=leases.of("a"), identity="a", gate=own, lead=lead, timing=TIMING).run())
     await soon(started)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert seen == [(True, "a")]
-    assert (gate.is_open(), leases.lease.holder) == (False, "")
+    assert (own.is_open(), leases.lease.holder) == (False, "")
 
 
 def test_the_gate_counts_from_when_the_renewal_was_sent() -> None:
-    now = 100.0
-    gate = Gate(now=lambda: now)
+    time = 100.0
+    gate = Gate(now=lambda: time)
     assert not gate.is_open()
     gate.renewed(sent=95.0)  # it was answered five seconds later
     assert gate.is_open()
-    now = 95.0 + GATE_SECONDS
+    time = 95.0 + GATE_SECONDS
     assert not gate.is_open(), "a process that was suspended finds it closed"
-    gate.renewed(sent=now)
+    gate.renewed(sent=time)
     gate.close()
     assert not gate.is_open()
 
