@@ -145,14 +145,16 @@ def release(run: Run, target: Target, tmp_path_factory: pytest.TempPathFactory) 
     helm = Helm(target.helm_program, CHART, tmp_path_factory.mktemp("helm"), kubeconfig=Path(target.kube.kubeconfig))
     release = Release(target.kube, helm, target.chart_values)
     was_there = release.found()
-    if was_there:
-        release.upgrade()
-        release.wait_working()
-    else:
-        release.install()
-    yield release
-    if not (was_there or run.keep):
-        release.uninstall()
+    try:
+        if was_there:
+            release.upgrade()
+            release.wait_working()
+        else:
+            release.install()
+        yield release
+    finally:
+        if not (was_there or run.keep):
+            release.uninstall()
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def _target(cluster: RealCluster, progress: Progress) -> Target:
         name=f"this machine's own, {kube.server}",
         machine=cluster,
         capabilities=EVERYTHING,
+        engine_image=images.engine.reference,
         chart_values={**images.chart_values(), "operator": {"prometheus": {"url": cluster.prometheus_url}}},
     )
 

@@ -35,10 +35,10 @@ class Release:
 
     def found(self) -> bool:
         """Whether an earlier run left it here. Raises ``TargetUnavailable`` where it is somebody else's."""
-        listed = json.loads(self._helm.run("list", "--namespace", NAMESPACE, "--all", "--output", "json"))
+        listed = json.loads(self._helm.run("list", "--namespace", NAMESPACE, "--output", "json"))
         if NAME not in (release["name"] for release in listed):
             return False
-        ours = self._helm.run("list", "--namespace", NAMESPACE, "--all", "--selector", _LABEL, "--output", "json")
+        ours = self._helm.run("list", "--namespace", NAMESPACE, "--selector", _LABEL, "--output", "json")
         if not json.loads(ours):
             raise TargetUnavailable(
                 f"the cluster has a release {NAME} in {NAMESPACE} that these tests did not install, and they would "

@@ -4,6 +4,7 @@ Opens the target before the first scenario, keeps evidence of those that fail, w
 """
 
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Final
 from e2e_support import evidence, results
 from e2e_support.kube import Kube
 from e2e_support.own import own_cluster
+from e2e_support.prefetch import pull_everywhere
 from e2e_support.results import Report, scenario_name, slug
 from e2e_support.settings import Settings
 from e2e_support.space import Space, Words
@@ -45,11 +47,13 @@ class Run:
     def open(self, environ: Mapping[str, str], progress: Progress) -> None:
         """Raises ``E2EError`` or ``ClusterError`` where there is no cluster to be had."""
         self.settings = Settings.parse(environ)
+        shutil.rmtree(self.out / "failures", ignore_errors=True)
         if self.settings.theirs is not None:
             self.target = self._open.enter_context(their_cluster(self.settings.theirs, progress))
         else:
             self.target = self._open.enter_context(own_cluster(progress, keep=self.settings.keep))
         progress.say(f"==> scenarios run on {self.target.name}")
+        pull_everywhere(self.target.kube, self.target.nodes(), self.target.engine_image, progress)
 
     def close(self) -> None:
         self._open.close()

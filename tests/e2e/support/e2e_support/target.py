@@ -27,6 +27,7 @@ class Target:
     machine: RealCluster | None
     """Our own cluster, which may be hurt; None where it is somebody else's."""
     capabilities: frozenset[Capability]
+    engine_image: str
     chart_values: Mapping[str, Any]
     """Where images and Prometheus are."""
     proxy: str = ""

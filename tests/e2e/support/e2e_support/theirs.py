@@ -37,6 +37,7 @@ def their_cluster(given: TheirCluster, progress: Progress) -> Iterator[Target]:
             name=f"that of KUBECONFIG={given.kubeconfig}, {kube.server}",
             machine=None,
             capabilities=found_on(nodes, prometheus_url=given.prometheus_url),
+            engine_image=f"{given.registry}/quire-engine:{given.tag}",
             chart_values=values,
             proxy=proxy,
         )
@@ -46,14 +47,13 @@ def their_cluster(given: TheirCluster, progress: Progress) -> Iterator[Target]:
 def _proxy(kube: Kube, kubectl: Path) -> Iterator[str]:
     """`kubectl proxy` on a free port; where it listens."""
     command = [str(kubectl), "proxy", "--port=0"]
-    process = subprocess.Popen(command, env=kube.environment(), stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        found = re.search(r"127\.0\.0\.1:\d+", said)
-        if found is None:
-            raise TargetUnavailable(f"kubectl proxy did not say where it listens: {said.strip() or 'it ended'}")
-        yield f"http://{found[0]}"
-    finally:
-        process.terminate()
-        process.wait()
+    with subprocess.Popen(command, env=kube.environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            found = re.search(r"127\.0\.0\.1:\d+", said)
+            if found is None:
+                raise TargetUnavailable(f"kubectl proxy did not say where it listens: {said.strip() or 'it ended'}")
+            yield f"http://{found[0]}"
+        finally:
+            process.terminate()
