@@ -7,7 +7,8 @@
         …
 
 Leaving the block stops it, waits for what is under way, and asserts that every answer was right; `traffic.result` has
-the figures. Where the block raised, that error stays the one that is told.
+the figures. Where the block raised, that error stays the one that is told; where it stopped the traffic itself, it has
+the result and asserts on it itself.
 """
 
 import asyncio
@@ -108,10 +109,11 @@ class Traffic:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        stopped_before = self._result is not None
         result = self.stop()
-        if error is None:
+        if error is None and not stopped_before:
             result.assert_all_right(*self._permits, at_least=self._at_least)
-        elif result.failures:
+        elif error is not None and result.failures:
             error.add_note(f"traffic: {len(result.failures)} of {len(result.records)} requests had failed")
 
     def mark(self, name: str) -> float:

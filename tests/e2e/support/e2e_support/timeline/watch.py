@@ -1,0 +1,145 @@
+"""Looks at the cluster again and again while traffic flows, in a thread of its own, and keeps what changed.
+
+A look that fails (no API server) is a time of blindness, which the plot shows; it never ends a scenario.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from e2e_support import objects
+from e2e_support.errors import E2EError
+from e2e_support.space import LLMDeployment
+from e2e_support.timeline.model import Blind, Steps, Told
+
+EVERY_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What one look saw."""
+
+    replicas: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, float] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    """Told when they change, such as a condition."""
+    events: Mapping[str, str] = field(default_factory=dict)
+    """Told once, by what makes them one."""
+
+
+class ClusterWatch:
+    """A context manager. `clock` is the traffic's, so that both are on one: `ClusterWatch(look, traffic.now)`."""
+
+    def __init__(self, look: Callable[[], Sight], clock: Callable[[], float], *, every: float = EVERY_SECONDS) -> None:
+        self._look, self._clock, self._every = look, clock, every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cluster watch", daemon=True)
+        self._seen = _Seen()
+        self._broken: Exception | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        if self._broken is not None and error is None:
+            raise RuntimeError("the look at the cluster itself failed") from self._broken
+
+    @property
+    def replicas(self) -> list[Steps]:
+        return self._seen.steps(self._seen.replicas)
+
+    @property
+    def others(self) -> list[Steps]:
+        return self._seen.steps(self._seen.others)
+
+    @property
+    def told(self) -> list[Told]:
+        return list(self._seen.told)
+
+    @property
+    def blind(self) -> list[Blind]:
+        return list(self._seen.blind)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = self._clock()
+            try:
+                self._seen.take(self._look(), self._clock())
+            except E2EError:
+                self._seen.nothing(began, self._clock())
+            except Exception as error:
+                self._broken = error
+                return
+            self._stop.wait(max(0.0, self._every - (self._clock() - began)))
+
+
+class _Seen:
+    """What changed from look to look. No clock and no thread of its own."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, list[tuple[float, float]]] = {}
+        self.others: dict[str, list[tuple[float, float]]] = {}
+        self.told: list[Told] = []
+        self.blind: list[Blind] = []
+        self._states: dict[str, str] = {}
+        self._events: set[str] | None = None
+        """None before the first look: what is old by then is not told."""
+        self._is_blind = False
+
+    def take(self, sight: Sight, now: float) -> None:
+        for kept, values in ((self.replicas, sight.replicas), (self.others, sight.others)):
+            for name, value in values.items():
+                points = kept.setdefault(name, [])
+                if not points or points[-1][1] != value:
+                    points.append((now, value))
+        for name, state in sight.states.items():
+            if self._states.get(name, state) != state:
+                self.told.append(Told(seconds=now, text=f"{name} {state}"))
+            self._states[name] = state
+        if self._events is not None:
+            new = [text for key, text in sight.events.items() if key not in self._events]
+            self.told += [Told(seconds=now, text=text) for text in new]
+        self._events = (self._events or set()) | sight.events.keys()
+        self._is_blind = False
+
+    def nothing(self, began: float, now: float) -> None:
+        """A look that failed; those that follow one another are one blindness."""
+        if self._is_blind:
+            began = self.blind.pop().start
+        self.blind.append(Blind(start=began, end=now))
+        self._is_blind = True
+
+    def steps(self, kept: Mapping[str, list[tuple[float, float]]]) -> list[Steps]:
+        return [Steps(name=name, points=tuple(points)) for name, points in kept.items()]
+
+
+def sight_of(*deployments: LLMDeployment) -> Callable[[], Sight]:
+    """A look at LLMDeployments: desired and ready replicas, conditions, and the events about them and their pods."""
+
+    def look() -> Sight:
+        replicas: dict[str, float] = {}
+        states: dict[str, str] = {}
+        events: dict[str, str] = {}
+        for deployment in deployments:
+            body, name = deployment.body(), deployment.name
+            replicas |= {f"{name} {word}": count for word, count in _replicas(body.get("status", {})).items()}
+            for condition in objects.conditions(body).values():
+                states[f"{name} {condition.type}"] = f"{condition.status} ({condition.reason})"
+            for event in deployment.events():
+                key = f"{event.name} {event.reason} {event.count} {event.message}"
+                events[key] = f"{event.name}: {event.reason}: {event.message}"
+        return Sight(replicas=replicas, states=states, events=events)
+
+    return look
+
+
+def _replicas(status: Mapping[str, Any]) -> dict[str, float]:
+    counts = {"desired": status.get("desiredReplicas"), "ready": status.get("readyReplicas")}
+    return {word: float(count) for word, count in counts.items() if count is not None}

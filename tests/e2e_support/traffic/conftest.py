@@ -1,0 +1,30 @@
+"""The fake server, and one request to it as the driver sends it."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import aiohttp
+import pytest
+
+from e2e_support.traffic.answer import Form
+from e2e_support.traffic.client import Address, Ask, Exchange, Patience, send
+from e2e_support.traffic.fake_server import PROMPT, Server, running
+from e2e_support.traffic.prompts import Prompt
+from e2e_support.traffic.records import Record
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def ask(server: Server) -> Callable[..., Awaitable[Record]]:
+    async def once(prompt: Prompt = PROMPT, form: Form = Form.STREAM, *, beyond: int = 0) -> Record:
+        exchange = Exchange(Ask(number=7, prompt=prompt, form=form, salted=False, beyond=beyond), time.monotonic())
+        address = Address(url=server.url, model="demo")
+        async with aiohttp.ClientSession() as session:
+            return await send(session, address, exchange, Patience(connect_seconds=1.0, silence_seconds=0.3))
+
+    return once
