@@ -27,38 +27,48 @@ WORKDIR /
 FROM base AS tools
 ARG PIP_INDEX_URL
 ARG UV_DEFAULT_INDEX
-ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV=/opt/tools/bin/uv PYTHON=/opt/quire/bin/python
-COPY requirements/bootstrap.lock requirements/install.sh /opt/tools/
+COPY requirements/bootstrap.lock requirements/install.sh requirements/install_in_image.sh /opt/tools/
 RUN python3 -m venv /opt/tools \
     && /opt/tools/bin/pip install -q --no-cache-dir --require-hashes -r /opt/tools/bootstrap.lock \
     && python3 -m venv --without-pip /opt/quire \
-    && export -p | grep -E '^export (UV|PYTHON=)' > /opt/tools/environment
+    && { [ -z "${UV_DEFAULT_INDEX}" ] || export -p | grep UV_DEFAULT_INDEX; } > /opt/tools/indexes
+ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV=/opt/tools/bin/uv PYTHON=/opt/quire/bin/python
 WORKDIR /src
 
 # The same; a stage that comes from its cache is mounted by buildah as its first line has it, so this one has no other.
 FROM tools AS resolver
 
+# The engine's lock in three: 2.7 GB of CUDA, 1.8 GB of torch, the rest. A layer is made anew, and moved, when its part changes.
+FROM base AS engine-locks
+COPY requirements/engine.lock /
+RUN mkdir /locks && touch /locks/cuda.lock /locks/torch.lock /locks/others.lock && awk '/^[a-z]/ { \
+      part = /^(nvidia|cuda)-/ ? "cuda" : /^(torch|triton)==/ ? "torch" : "others" \
+    } { print > "/locks/" part ".lock" }' /engine.lock
+
 FROM base AS engine-dependencies
 ARG TORCH_SPEC=
-COPY requirements/engine.lock /opt/quire/requirements.lock
+COPY --from=engine-locks /locks/cuda.lock /opt/quire/locks/
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
-    . /opt/tools/environment && python3 -m venv --without-pip /opt/quire \
-    && UV_CACHE_DIR=/var/cache/uv TORCH_SPEC="${TORCH_SPEC}" /opt/tools/install.sh /opt/quire/requirements.lock
+    /opt/tools/install_in_image.sh /opt/quire/locks/cuda.lock
+COPY --from=engine-locks /locks/torch.lock /opt/quire/locks/
+RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
+    /opt/tools/install_in_image.sh /opt/quire/locks/torch.lock
+COPY --from=engine-locks /locks/others.lock /opt/quire/locks/
+RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
+    /opt/tools/install_in_image.sh /opt/quire/locks/others.lock
 
 FROM base AS operator-dependencies
-COPY requirements/operator.lock /opt/quire/requirements.lock
+COPY requirements/operator.lock /opt/quire/locks/
 # Of the AWS library's data only what is needed to read a bucket and to get credentials: 3 MB of 30.
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
-    . /opt/tools/environment && python3 -m venv --without-pip /opt/quire \
-    && UV_CACHE_DIR=/var/cache/uv /opt/tools/install.sh /opt/quire/requirements.lock \
+    /opt/tools/install_in_image.sh /opt/quire/locks/operator.lock \
     && find /opt/quire/lib/python3*/site-packages/botocore/data -mindepth 1 -maxdepth 1 -type d \
        ! -name s3 ! -name sts ! -name sso ! -name sso-oidc ! -name signin -exec rm -rf {} +
 
 FROM base AS gateway-dependencies
-COPY requirements/gateway.lock /opt/quire/requirements.lock
+COPY requirements/gateway.lock /opt/quire/locks/
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
-    . /opt/tools/environment && python3 -m venv --without-pip /opt/quire \
-    && UV_CACHE_DIR=/var/cache/uv /opt/tools/install.sh /opt/quire/requirements.lock
+    /opt/tools/install_in_image.sh /opt/quire/locks/gateway.lock
 
 # Each lands in a folder of its own, laid out like /opt/quire, and is laid over the dependencies in the end.
 FROM tools AS engine-code
@@ -67,6 +77,13 @@ COPY engine engine
 RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels kernels \
     && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels engine \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
+
+# The CPU kernels for each level of CPUs (docs/adr/0055), compiled where they will lie: anew only when kernels/ or the lock has
+# changed. No kernel is run: any x86-64 machine compiles for all.
+FROM engine-dependencies AS engine-kernels
+COPY kernels/src/quire_kernels /src/quire_kernels
+RUN mv /src/quire_kernels "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+    && python -m quire_kernels.precompile --out /precompiled-kernels
 
 FROM tools AS operator-code
 COPY operator operator
@@ -88,6 +105,8 @@ RUN if [ -n "${COMPILER}" ]; then \
 COPY LICENSE /licenses/
 # Where a pod looks for examples/demo.yaml's file://./models/quire-demo: the example runs wherever the image does.
 COPY examples/models/quire-demo /models/models/quire-demo
+ENV QUIRE_PRECOMPILED_KERNELS=/opt/quire/share/precompiled-kernels
+COPY --from=engine-kernels /precompiled-kernels /opt/quire/share/precompiled-kernels
 COPY --from=engine-code /code /opt/quire
 USER 65532:65532
 EXPOSE 8000

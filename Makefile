@@ -17,6 +17,10 @@ SOAK ?= 4000
 # `make kernels-aot TRITON=3.6` compiles with that Triton, kept in a folder of its own, rather than with the one in .venv.
 TRITON ?=
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/quire
+# `make images`: what they stand on (empty: made of Debian's packages), and what a GPU's first use of a kernel needs
+# (empty: for CPUs; with a base of Debian's packages COMPILER='gcc libc6-dev python3-dev').
+BASE_IMAGE ?=
+COMPILER ?=
 # Such as sm_90; empty is all.
 AOT_TARGETS ?=
 # More for pytest under `make e2e`, such as -k drain.
@@ -27,7 +31,7 @@ ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags chart-docs chart-snapshots lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -156,6 +160,10 @@ cluster-up: $(VENV)/.dev ## Start a Kubernetes with two nodes on this machine (a
 
 cluster-down: $(VENV)/.dev ## Stop it, and remove all of it but images (PURGE=1: these too)
 	@$(BIN)/python tests/cluster/cluster.py down $(if $(PURGE),--purge)
+
+images: $(VENV)/.dev ## Build the three images by buildah, push them to REGISTRY (default: the test cluster's), list their layers
+	@BASE_IMAGE='$(BASE_IMAGE)' COMPILER='$(COMPILER)' TORCH_SPEC='$(TORCH_SPEC)' \
+	  $(BIN)/python tests/cluster/cluster.py images $(if $(REGISTRY),--registry '$(REGISTRY)') $(if $(TAG),--tag '$(TAG)')
 
 cluster-status: $(VENV)/.dev ## Say what of it runs
 	@$(BIN)/python tests/cluster/cluster.py status

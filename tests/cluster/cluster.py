@@ -1,4 +1,4 @@
-"""The test cluster from a shell: `python tests/cluster/cluster.py up`, `down`, `status`, `binaries`.
+"""The test cluster from a shell: `python tests/cluster/cluster.py up`, `down`, `status`, `binaries`, `images`.
 
 `up` and `down` may be repeated; `up` also starts again whatever has died. Tier `api` is the control plane that tests
 start for themselves, in a folder that stays; tier `nodes` adds two nodes that run containers, DNS, a registry and
@@ -17,6 +17,7 @@ from quire_cluster import real_cluster
 from quire_cluster.binaries import PACKAGES, ensure, present
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.errors import ClusterError
+from quire_cluster.images.command import images as images_command
 from quire_cluster.nodes import requirements
 from quire_cluster.processes import Process
 from quire_cluster.programs import Programs
@@ -33,6 +34,8 @@ class Options:
     state: Path
     has_nodes: bool = False
     purge: bool = False
+    registry: str | None = None
+    tag: str | None = None
 
 
 def up(options: Options, progress: Progress) -> int:
@@ -131,11 +134,16 @@ def binaries(options: Options, progress: Progress) -> int:
     return 0
 
 
+def images(options: Options, progress: Progress) -> int:
+    return images_command(options.registry, options.tag, progress)
+
+
 COMMANDS: Final[dict[str, tuple[Callable[[Options, Progress], int], str]]] = {
     "up": (up, "start the cluster, or what of it does not run, and print how to reach it"),
     "down": (down, "stop it and delete its data"),
     "status": (status, f"say what runs; exit status {EXIT_NOT_RUNNING} when something does not"),
     "binaries": (binaries, "build what is missing, and say where each program is"),
+    "images": (images, "build the images of engine, operator and gateway where they changed, push and list them"),
 }
 
 
@@ -158,6 +166,10 @@ def _parse(arguments: Sequence[str] | None) -> tuple[str, Options]:
         command = commands.add_parser(name, help=explanation, description=explanation)
         if name == "binaries":
             continue
+        if name == "images":
+            command.add_argument("--registry", metavar="ADDRESS", help="default: the cluster's, if it runs")
+            command.add_argument("--tag", help="for all three, beside the tags worked out of what is in them")
+            continue
         command.add_argument("--state-dir", type=Path, default=_default_state(), help="default: %(default)s")
         command.add_argument("--tier", choices=["api", "nodes"], default="api", help=TIERS)
         if name == "down":
@@ -167,6 +179,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[str, Options]:
         state=getattr(parsed, "state_dir", _default_state()).absolute(),
         has_nodes=getattr(parsed, "tier", "api") == "nodes",
         purge=getattr(parsed, "purge", False),
+        registry=getattr(parsed, "registry", None),
+        tag=getattr(parsed, "tag", None),
     )
 
 

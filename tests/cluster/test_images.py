@@ -202,6 +202,7 @@ def test_base_keeps_nothing_of_the_machine_it_is_made_on() -> None:
         ("|1 TORCH_SPEC= /bin/sh -c . /opt/tools/environment", ". /opt/tools/environment"),
         ("|2 A=b c COMPILER=gcc libc6-dev /bin/sh -c x", "x"),
         ("|0 /bin/sh -c x", "x"),
+        ("/bin/sh -c --mount=type=bind,from=tools,target=/t --mount=type=cache,target=/c install", "install"),
         ("COPY dir:" + "0" * 64 + " in /opt/quire", "COPY dir in /opt/quire"),
         ("RUN /bin/sh -c x # buildkit", "RUN /bin/sh -c x # buildkit"),
     ],

@@ -23,10 +23,14 @@ COMPRESSION: Final = ("--compression-format", "zstd", "--compression-level", "1"
 
 
 class Buildah:
-    """One store. The overlay driver: with vfs every step would copy the whole image, 5 GB each for the engine's."""
+    """One store. The overlay driver: with vfs every step would copy the whole image, 5 GB each for the engine's.
 
-    def __init__(self, store: Path) -> None:
+    `scratch` is where layers lie while they are made: whole, and twice.
+    """
+
+    def __init__(self, store: Path, scratch: Path) -> None:
         self.store = store
+        self._scratch = scratch
         self._command = (
             "buildah",
             f"--root={store}",
@@ -52,20 +56,22 @@ class Buildah:
         options = [f"--target={target}"] if target is not None else []
         options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
         options += [f"--volume={volume}" for volume in volumes]
-        environment = dict(os.environ)
-        for name, value in _index_addresses().items():
-            environment[name] = value
-            options.append(f"--build-arg={name}")
+        addresses = _index_addresses()
+        options += [f"--build-arg={name}" for name in addresses]
         command = [*self._command, "build", "--isolation=chroot", "--network=host", "--layers", "--force-rm"]
-        self._follow([*command, "--pull-never", f"--tag={image}", *options, str(context)], image, environment, progress)
+        self._follow([*command, "--pull-never", f"--tag={image}", *options, str(context)], image, progress, addresses)
 
     def pull(self, image: str, progress: Progress) -> None:
-        self._follow([*self._command, "pull", image], image, dict(os.environ), progress)
+        self._follow([*self._command, "pull", image], image, progress)
 
     def push(self, image: str, destination: str, *, plain_http: bool, progress: Progress) -> None:
         trust = [] if not plain_http else ["--tls-verify=false"]
         command = [*self._command, "push", *trust, *COMPRESSION, image, f"docker://{destination}"]
-        self._follow(command, destination, dict(os.environ), progress)
+        self._follow(command, destination, progress)
+
+    def rename(self, image: str, name: str) -> None:
+        self._checked("tag", image, name)
+        self._checked("rmi", image)
 
     def description(self, image: str) -> Mapping[str, Any]:
         """The image's configuration and history, as the OCI image specification has them."""
@@ -86,7 +92,7 @@ class Buildah:
             self._run("rm", name)
 
     def run(self, container: str, *command: str) -> "subprocess.CompletedProcess[str]":
-        return self._run("run", "--isolation=chroot", "--network=none", container, "--", *command)
+        return self._run("run", "--isolation=chroot", "--network=host", container, "--", *command)
 
     def _checked(self, *arguments: str) -> str:
         done = self._run(*arguments)
@@ -95,10 +101,17 @@ class Buildah:
         return done.stdout
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
+        command = [*self._command, *arguments]
+        return subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
 
-    def _follow(self, command: Sequence[str], what: str, environment: Mapping[str, str], progress: Progress) -> None:
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"TMPDIR": str(self._scratch)}
+
+    def _follow(
+        self, command: Sequence[str], what: str, progress: Progress, more_environment: Mapping[str, str] | None = None
+    ) -> None:
         """Tells the line it is at, and on failure the last ones."""
+        environment = self._environment() | dict(more_environment or {})
         started = time.monotonic()
         last: deque[str] = deque(maxlen=LAST_LINES)
         with subprocess.Popen(
@@ -125,7 +138,7 @@ class Container:
         self._name = name
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """As the image's own user, without a network."""
+        """As the image's own user."""
         return self._buildah.run(self._name, *command)
 
 

@@ -41,6 +41,7 @@ def instruction(created_by: str) -> str:
     """The Dockerfile's line, out of what the builder wrote into the history."""
     text = re.sub(r"\s+", " ", created_by).strip()
     text = re.sub(r"^(\|\d+ (\S+=.*? )?)?/bin/sh -c (#\(nop\) )?", "", text)
+    text = re.sub(r"^(RUN )?(--mount=\S+ )+", "", text)
     text = re.sub(r"\b(file|dir|multi):[0-9a-f]{64}", r"\1", text)
     return text
 

@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quire_cluster.errors import ImageBuildFailed
+from quire_cluster.nodes.plan import REGISTRY
 
+OWN: Final = REGISTRY
+# Without TLS on this machine only.
+PLAIN: Final = ("localhost", "127.0.0.1", OWN.partition(":")[0])
 _MANIFESTS: Final = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
 _SECONDS: Final = 30.0
 
@@ -22,13 +26,38 @@ class Registry:
     """`address` is what stands before a repository's name: `10.77.0.1:5000`, `registry.example/team`."""
 
     address: str
-    plain_http: bool
+
+    @property
+    def plain_http(self) -> bool:
+        return self.address.partition("/")[0].partition(":")[0] in PLAIN
+
+    def answers(self) -> bool:
+        host = self.address.partition("/")[0]
+        try:
+            with urllib.request.urlopen(f"{self._scheme}://{host}/v2/", timeout=_SECONDS):
+                return True
+        except OSError:
+            return False
 
     def manifest(self, repository: str, tag: str) -> Mapping[str, Any] | None:
         """None when it is not there."""
+        return self._get(repository, f"manifests/{tag}")
+
+    def description(self, repository: str, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The image's configuration and history, as the OCI image specification has them."""
+        found = self._get(repository, f"blobs/{manifest['config']['digest']}")
+        if found is None:
+            raise ImageBuildFailed(f"the registry {self.address} has a manifest of {repository} without what it names")
+        return found
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self.plain_http else "https"
+
+    def _get(self, repository: str, what: str) -> Mapping[str, Any] | None:
         host, _, folder = self.address.partition("/")
         path = "/".join(part for part in (folder, repository) if part)
-        url = f"{'http' if self.plain_http else 'https'}://{host}/v2/{path}/manifests/{tag}"
+        url = f"{self._scheme}://{host}/v2/{path}/{what}"
         request = urllib.request.Request(url, headers={"Accept": _MANIFESTS})
         try:
             with urllib.request.urlopen(request, timeout=_SECONDS) as answer:

@@ -1,0 +1,50 @@
+"""Where images are kept between runs: one folder in the cache, one run at a time."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from quire_cluster.binaries import cache_folder
+from quire_cluster.errors import ImageBuildFailed
+from quire_cluster.images.buildah import Buildah
+from quire_cluster.images.tools import ensure_tools
+from quire_cluster.progress import Progress
+
+FREE_BYTES_TO_BUILD: Final = 14_000_000_000  # the engine's layers, and the largest of them twice more while it is made
+
+
+@contextmanager
+def store(progress: Progress | None) -> Iterator[Buildah]:
+    """The kernel lets go of the lock however this process ends. Without `progress` buildah has to be there."""
+    if progress is not None:
+        ensure_tools(["buildah"], progress)
+    home = folder()
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress is not None:
+                progress.say("==> another process builds the images; waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        scratch = home / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed: whoever holds the lock is alone
+        scratch.mkdir()
+        yield Buildah(home / "storage", scratch)
+
+
+def folder() -> Path:
+    return cache_folder() / "images"
+
+
+def check_disk(buildah: Buildah) -> None:
+    """Raises ImageBuildFailed before a build that would fill the disk."""
+    free = shutil.disk_usage(buildah.store.parent).free
+    if free < FREE_BYTES_TO_BUILD:
+        raise ImageBuildFailed(
+            f"building the images takes {FREE_BYTES_TO_BUILD / 1e9:.0f} GB of disk in {buildah.store.parent}, and "
+            f"{free / 1e9:.1f} GB are free: free some, or set XDG_CACHE_HOME to a folder on a larger disk"
+        )
