@@ -51,7 +51,7 @@ def test_the_readmes_commands_lead_to_an_answer(release: Release, demo: Demo, ga
     client = OpenAI(base_url=f"{gateway_url}/v1", api_key="none", max_retries=0, timeout=60)
     assert "chat" in [model.id for model in client.models.list()]
     known = next(prompt for prompt in load() if prompt.is_chat)
-    messages = [{"role": message["role"], "content": message["content"]} for message in known.messages]
+    messages = [{"role": message.role, "content": message.content} for message in known.messages]
     answer = client.chat.completions.create(
         model="chat", messages=messages, temperature=0, max_tokens=known.max_tokens, stream=True
     )
@@ -81,7 +81,7 @@ def test_kubectl_describe_and_quire_explain_say_why(demo: Demo, target: Target) 
     quire = Path(sys.executable).with_name("quire")
     explained = target.kube.run([str(quire), "explain", "chat", "--namespace", demo.space.name])
     assert explained.returncode == 0, explained.stderr
-    assert "1 to 3" in explained.stdout, explained.stdout
+    assert "between 1 and 3" in explained.stdout, explained.stdout
 
 
 def test_the_commands_of_helms_notes_work_as_they_stand(
@@ -103,7 +103,9 @@ def test_the_commands_of_helms_notes_work_as_they_stand(
     assert "Conditions" in shell(describe)
     (port,) = free_ports(1)
     script = f"{forward}\ntrap 'kill %1' EXIT\nuntil curl -so /dev/null 127.0.0.1:8000; do sleep 0.2; done\n{ask}"
-    answer = json.loads(shell(script.replace("8000:", f"{port}:").replace("127.0.0.1:8000", f"127.0.0.1:{port}")))
+    script = script.replace("8000:", f"{port}:").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    *_, said = shell(script).splitlines()  # port-forward talks as well
+    answer = json.loads(said)
     assert answer["choices"][0]["message"]["content"]
 
 

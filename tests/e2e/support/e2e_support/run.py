@@ -75,8 +75,7 @@ class Run:
             yield space
         finally:
             self.spaces.remove(space)
-            if not self.keep:
-                space.delete()
+            space.delete()
 
     def keep_evidence(self, test_id: str, failure: str) -> Path | None:
         """Where it is; None where there never was a cluster."""
