@@ -30,6 +30,10 @@ _ROW_POINTS: Final = 13.0
 
 def draw(timeline: Timeline, path: Path) -> None:
     """As PNG or SVG, by the path's suffix."""
+    figure_of(timeline).savefig(path)
+
+
+def figure_of(timeline: Timeline) -> Figure:
     heights = [3.4, 1.5]
     panels = [_draw_requests, _draw_first_tokens]
     if timeline.replicas:
@@ -51,7 +55,7 @@ def draw(timeline: Timeline, path: Path) -> None:
     figure.align_ylabels(axes)
     figure.subplots_adjust(left=0.075, right=0.985, hspace=0.12)
     _name_marks(figure, axes[0], timeline)
-    figure.savefig(path)
+    return figure
 
 
 def _colours(records: Sequence[Record]) -> dict[str, str]:
@@ -63,10 +67,12 @@ def _colours(records: Sequence[Record]) -> dict[str, str]:
 def _draw_requests(axis: Axes, timeline: Timeline, colours: Mapping[str, str]) -> None:
     """Each a thin bar from its beginning to its end, pale until its first token."""
     records = timeline.records
-    placed = list(zip(records, lanes([(record.started, record.ended) for record in records]), strict=True))
+    # Lane 1 at the bottom: the highest that is taken is how many are under way.
+    numbers = [1 + lane for lane in lanes([(record.started, record.ended) for record in records])]
+    placed = list(zip(records, numbers, strict=True))
     waits = [[(one.started, lane), (one.first_chunk or one.ended, lane)] for one, lane in placed]
     bars = [[(one.first_chunk or one.ended, lane), (one.ended, lane)] for one, lane in placed]
-    count = max((lane for _, lane in placed), default=0) + 1
+    count = max(numbers, default=1)
     width = max(0.8, min(5.0, 150.0 / count))
     shades = [colours.get(one.replica or "", NOBODY) for one, _ in placed]
     axis.add_collection(LineCollection(waits, colors=shades, linewidths=width, alpha=0.35, capstyle="butt"))
@@ -78,7 +84,7 @@ def _draw_requests(axis: Axes, timeline: Timeline, colours: Mapping[str, str]) -
         )
     )
     axis.plot([one.ended for one, _ in failed], [lane for _, lane in failed], "x", color=FAILED, markersize=6)
-    axis.set_ylim(-1, count)
+    axis.set_ylim(0, count + 1)
     axis.set_ylabel("requests under way")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend_replicas(axis, timeline, colours)
@@ -120,7 +126,7 @@ def _draw_replicas(axis: Axes, timeline: Timeline, colours: Mapping[str, str]) -
         colour = "black" if is_desired else "#ff7f0e"
         axis.step(times, values, where="post", linestyle=styles[is_desired], color=colour, label=steps.name)
         highest = max([highest, *values])
-    axis.set_ylim(0, highest + 0.6)
+    axis.set_ylim(0, 1.3 * highest + 0.5)  # with room for the legend
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylabel("replicas")
     axis.legend(loc="upper left", fontsize=8, ncols=4, framealpha=0.85)
@@ -164,6 +170,7 @@ def _name_marks(figure: Figure, axis: Axes, timeline: Timeline) -> None:
     for number, (start, end) in enumerate(spans):
         if end > right_edge:
             texts[number].set_horizontalalignment("right")
+            texts[number].arrowprops["relpos"] = (1, 0)
             spans[number] = (2 * start - end, start)
     rows = rows_of(spans, apart=6.0)
     for text, row in zip(texts, rows, strict=True):
@@ -191,6 +198,15 @@ def _text(axis: Axes, mark: Mark) -> Any:
         fontsize=8,
         horizontalalignment="left",
         annotation_clip=False,
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+        arrowprops={
+            "arrowstyle": "-",
+            "linestyle": ":",
+            "linewidth": 0.8,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            "relpos": (0, 0),
+        },
     )
 
 
