@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from e2e_support.kube import Kube
+from e2e_support.notes import commands_of
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.run import MakeSpace
@@ -107,23 +108,6 @@ def test_the_commands_of_helms_notes_work_as_they_stand(
     *_, said = shell(script).splitlines()  # port-forward talks as well
     answer = json.loads(said)
     assert answer["choices"][0]["message"]["content"]
-
-
-def commands_of(notes: str) -> list[str]:
-    """What is to be typed: lines set in by five spaces, those that go on in the next joined with it."""
-    found: list[str] = []
-    is_open = False
-    for line in notes.splitlines():
-        typed = line.removeprefix("     ")
-        if typed == line:
-            is_open = False
-            continue
-        if is_open:
-            found[-1] += f"\n{typed}"
-        elif typed.startswith(("kubectl", "curl")):
-            found.append(typed)
-        is_open = bool(found) and (typed.endswith("\\") or ("<<'YAML'" in found[-1] and typed != "YAML"))
-    return found
 
 
 def at_home_in(namespace: str, kube: Kube, file: Path) -> Path:

@@ -11,11 +11,11 @@ class Page:
     def __init__(self, text: str) -> None:
         self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
-    def values(self, name: str, **labels: str) -> list[float]:
+    def values(self, name: str, /, **labels: str) -> list[float]:
         """Of all series of the name (counters with their _total) that have these labels."""
         return [value for found, value in self.series(name) if labels.items() <= found.items()]
 
-    def total(self, name: str, **labels: str) -> float:
+    def total(self, name: str, /, **labels: str) -> float:
         """Their sum; 0 where there is none."""
         return sum(self.values(name, **labels))
 

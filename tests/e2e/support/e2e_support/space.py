@@ -14,7 +14,7 @@ from e2e_support.manifests import merged
 from e2e_support.objects import Condition, Event, Pod
 from e2e_support.waiting import until
 
-READY_SECONDS: Final = 120.0
+READY_SECONDS: Final = 200.0
 CONDITION_SECONDS: Final = 60.0
 T = TypeVar("T")
 Words = Callable[[], Sequence[str]]
