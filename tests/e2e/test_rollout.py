@@ -2,6 +2,7 @@
 
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Condition
+from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import LLMDeployment, Space
@@ -18,7 +19,7 @@ def test_a_changed_spec_replaces_every_replica_and_no_request_fails(
     chat.wait_ready(replicas=REPLICAS)
     old = {pod.uid for pod in chat.pods()}
     revision = chat.status()["currentRevision"]
-    with Traffic(gateway_url, model=chat.model, concurrency=2) as traffic:
+    with recorded(Traffic(gateway_url, model=chat.model, concurrency=2), report, chat) as traffic:
         traffic.wait_for(lambda live: live.completed >= 4, 30, "answers by the old replicas")
         traffic.mark("spec.engine.maxSequences: 8 → 6")
         watch = Stopwatch()
@@ -29,7 +30,6 @@ def test_a_changed_spec_replaces_every_replica_and_no_request_fails(
         answered = traffic.live().completed
         traffic.mark("rolled out")
         traffic.wait_for(lambda live: live.completed >= answered + 4, 30, "answers by the new replicas")
-    report.count_requests(len(traffic.result.records))
 
     assert seen.fewest_serving >= REPLICAS, "maxUnavailable is 0"
     assert "RollingOut" in seen.reasons

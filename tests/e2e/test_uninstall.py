@@ -4,6 +4,7 @@ import pytest
 
 from e2e_support.kube import namespaced
 from e2e_support.manifests import small_llmdeployment
+from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import LLMDeployment, Space
@@ -22,7 +23,9 @@ def test_what_is_served_outlives_the_release_and_the_next_one_takes_it_over(
     chat.wait_ready(replicas=1)
     definition = space.kube.get(CRD)["metadata"]["uid"]
     before = children(chat)
-    with Traffic(target.service_url(space.name, "chat"), model=chat.model, concurrency=1) as traffic:
+    with recorded(
+        Traffic(target.service_url(space.name, "chat"), model=chat.model, concurrency=1), report, chat
+    ) as traffic:
         traffic.wait_for(lambda live: live.completed >= 2, 30, "answers from its own Service")
 
         traffic.mark("helm uninstall")
@@ -52,7 +55,6 @@ def test_what_is_served_outlives_the_release_and_the_next_one_takes_it_over(
         chat.wait_ready(replicas=2)
         first, _ = chat.pods()
         assert (first.uid, first.restarts) == before[f"pod {first.name}"]
-    report.count_requests(len(traffic.result.records))
 
 
 def is_known_to(release: Release, chat: LLMDeployment) -> bool:

@@ -1,10 +1,11 @@
 """helm upgrade of a release that serves: operator and gateway are replaced, no stream is cut, no engine notices."""
 
 from e2e_support.manifests import small_llmdeployment
+from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import Space
-from e2e_support.traffic import Traffic
+from e2e_support.traffic import Kind, Traffic, of_kind
 from e2e_support.waiting import Stopwatch
 
 
@@ -16,7 +17,9 @@ def test_operator_and_gateway_roll_under_traffic_and_no_request_fails(
     engines = {(pod.uid, pod.restarts) for pod in chat.pods()}
     old = {pod.uid for pod in [*release.operator_pods(), *release.gateway_pods()]}
     before = release.values
-    with Traffic(gateway_url, model=chat.model, concurrency=3, beyond=150) as traffic:
+    with recorded(
+        Traffic(gateway_url, model=chat.model, prompts=of_kind(Kind.LONG), concurrency=3), report, chat
+    ) as traffic:
         traffic.wait_for(lambda live: live.in_flight >= 3 and live.streams != {}, 30, "streams")
         traffic.mark("helm upgrade")
         watch = Stopwatch()
@@ -32,5 +35,4 @@ def test_operator_and_gateway_roll_under_traffic_and_no_request_fails(
         release.rollback()
         release.wait_working()
         assert release.values == before
-    report.count_requests(len(traffic.result.records))
     assert {(pod.uid, pod.restarts) for pod in chat.pods()} == engines
