@@ -156,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f"\ninterrupted; what was started runs on: `{sys.argv[0]} down` stops it", file=sys.stderr)
         return 130
 
 

@@ -32,13 +32,12 @@ def test_up_may_be_repeated_and_mends_what_died(cluster_binaries: Mapping[str, P
     assert f"export KUBECONFIG={state}/admin.kubeconfig" in up.stdout
     status = cluster("status", "--state-dir", state)
     assert status.returncode == 0
-    api_server = re.search(r"kube-apiserver +process (\d+)", status.stdout)
-    assert api_server is not None
-
-    os.kill(int(api_server[1]), signal.SIGKILL)
-    assert re.search("kube-apiserver +not running", cluster("status", "--state-dir", state).stdout)
-    again = cluster("up", "--state-dir", state)
-    assert again.stdout == up.stdout
+    for name in ("kube-apiserver", "etcd"):
+        found = re.search(rf"{name} +process (\d+)", cluster("status", "--state-dir", state).stdout)
+        assert found is not None
+        os.kill(int(found[1]), signal.SIGKILL)
+        assert re.search(f"{name} +not running", cluster("status", "--state-dir", state).stdout)
+        assert cluster("up", "--state-dir", state).stdout == up.stdout
     kubeconfig = state / "admin.kubeconfig"
     kubectl = [str(cluster_binaries["kubectl"]), "--kubeconfig", str(kubeconfig), "get", "namespace", "default"]
     assert subprocess.run(kubectl, capture_output=True).returncode == 0

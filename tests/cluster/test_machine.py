@@ -116,6 +116,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "RUN", run)
     monkeypatch.setattr(machine, "RECORD", run / "machine.json")
     monkeypatch.setattr(machine, "SYSTEM", system)
+    monkeypatch.setattr(machine, "NETWORK_NAMESPACES", str(tmp_path / "log"))
     monkeypatch.setattr(machine, "OVER", (str(tmp_path / "kubelet"), str(tmp_path / "log")))
     (tmp_path / "log").mkdir()
     return tmp_path

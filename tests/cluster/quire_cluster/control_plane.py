@@ -94,9 +94,11 @@ class ControlPlane:
 
     def start(self) -> None:
         """Starts what does not run; returns when the API answers and the controllers do their work."""
-        for process in (self.etcd, self.api_server):
-            if process.pid is None:
-                process.start()
+        if self.etcd.pid is None:
+            self.api_server.kill()  # it tries etcd ever more seldom, after half a minute every two
+            self.etcd.start()
+        if self.api_server.pid is None:
+            self.api_server.start()
         self.wait_for_api_server()
         if self.controller_manager.pid is None:
             self.controller_manager.start()

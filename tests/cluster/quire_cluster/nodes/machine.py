@@ -13,6 +13,7 @@ from typing import Final
 from quire_cluster.errors import MachineUnfit
 from quire_cluster.nodes.namespaces import OVER
 from quire_cluster.nodes.plan import RUN
+from quire_cluster.nodes.shell import succeeds
 
 RECORD: Final = RUN / "machine.json"
 # The kubelet sets these, for the whole kernel, as a node's only user would have them.
@@ -24,6 +25,7 @@ KERNEL_SETTINGS: Final = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
 )
+NETWORK_NAMESPACES: Final = "/run/netns"
 SYSTEM: Final = Path("/proc/sys")
 
 
@@ -39,6 +41,8 @@ class Machine:
         for name, value in self.settings.items():
             (SYSTEM / name).write_text(value)
         for folder in self.folders:
+            if folder == NETWORK_NAMESPACES:
+                succeeds(["umount", folder])  # `ip netns` mounts it on itself
             if Path(folder).is_dir() and not any(Path(folder).iterdir()):
                 Path(folder).rmdir()
         RECORD.unlink(missing_ok=True)
@@ -51,7 +55,7 @@ def claim(state: Path) -> Machine:
     recorded = read()
     if recorded is None:
         settings = {name: (SYSTEM / name).read_text().strip() for name in KERNEL_SETTINGS if (SYSTEM / name).exists()}
-        folders = tuple(path for path in OVER if not Path(path).exists())
+        folders = tuple(path for path in (*OVER, NETWORK_NAMESPACES) if not Path(path).exists())
         recorded = Machine(state=str(state), settings=settings, folders=folders)
         RUN.mkdir(mode=0o755, exist_ok=True)
         RECORD.write_text(json.dumps(asdict(recorded)))

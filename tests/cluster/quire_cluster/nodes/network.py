@@ -7,14 +7,12 @@ Each list of commands may be run again over what is there.
 
 from collections.abc import Sequence
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Final
 
 from quire_cluster.components import SERVICE_CLUSTER_IPS
 from quire_cluster.nodes.plan import BRIDGE, HOST_ADDRESS, NODE_SUBNET, NodePlan
 from quire_cluster.nodes.shell import run, succeeds
 
-LINKS: Final = Path("/sys/class/net")
 PREFIX: Final = IPv4Network(NODE_SUBNET).prefixlen
 # Packets between pods on one bridge must be seen by the service rules too: their answers have to be rewritten.
 SETTINGS: Final = ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables")
@@ -64,7 +62,7 @@ def in_network(node: NodePlan) -> Command:
 
 
 def ensure(nodes: Sequence[NodePlan]) -> None:
-    if not (LINKS / BRIDGE).exists():
+    if not _link_exists(BRIDGE):
         run(["ip", "link", "add", BRIDGE, "type", "bridge"])
     _all(bridge_commands())
     for node in nodes:
@@ -72,7 +70,7 @@ def ensure(nodes: Sequence[NodePlan]) -> None:
         if not succeeds([*in_network(node), "true"]):
             node.network_namespace_file.unlink(missing_ok=True)
             run(["ip", "netns", "add", node.network_namespace])
-        if not (LINKS / node.link).exists():
+        if not _link_exists(node.link):
             peer = ["peer", "name", "eth0", "netns", node.network_namespace]
             run(["ip", "link", "add", node.link, "type", "veth", *peer])
         _all(node_commands(node, [other for other in nodes if other != node]))
@@ -82,12 +80,17 @@ def ensure(nodes: Sequence[NodePlan]) -> None:
 def remove(nodes: Sequence[NodePlan]) -> None:
     """Routes go with the bridge, pods' cables with their namespaces."""
     for node in nodes:
-        if (LINKS / node.link).exists():
+        if _link_exists(node.link):
             run(["ip", "link", "delete", node.link])
         if node.network_namespace_file.exists():
             run(["ip", "netns", "delete", node.network_namespace])
-    if (LINKS / BRIDGE).exists():
+    if _link_exists(BRIDGE):
         run(["ip", "link", "delete", BRIDGE])
+
+
+def _link_exists(name: str) -> bool:
+    """By asking, not by /sys, which may show another namespace's."""
+    return succeeds(["ip", "link", "show", "dev", name])
 
 
 def _all(commands: Sequence[Command]) -> None:
