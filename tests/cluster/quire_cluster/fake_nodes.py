@@ -68,7 +68,7 @@ class FakeNodes:
         self._node_names.clear()
 
     def _post(self, name: str, *, gpus: int, labels: dict[str, str] | None = None) -> None:
-        node = _node(name, gpus=gpus, labels=labels or {}, is_tainted=self._is_tainted)
+        node = manifest(name, gpus=gpus, labels=labels or {}, is_tainted=self._is_tainted)
         answer = self._control_plane.client().post("/api/v1/nodes", node)
         assert answer.ok, answer.body
         self._node_names.append(name)
@@ -83,7 +83,8 @@ class FakeNodes:
         )
 
 
-def _node(name: str, *, gpus: int, labels: dict[str, str], is_tainted: bool) -> dict[str, Any]:
+def manifest(name: str, *, gpus: int, labels: dict[str, str], is_tainted: bool) -> dict[str, Any]:
+    """One that kwok takes for its own."""
     resources = {"cpu": "64", "memory": "512Gi", "pods": "1000", "nvidia.com/gpu": str(gpus)}
     return {
         "apiVersion": "v1",
