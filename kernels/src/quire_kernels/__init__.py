@@ -1,3 +1,7 @@
 """quire."""
 
+from quire_kernels.precompiled import taken
+
 __version__ = "0.1.0"
+
+taken()  # before anything here imports numba

@@ -18,6 +18,8 @@ from pathlib import Path
 import numba
 from numba.core.registry import cpu_target
 
+from quire_kernels.precompiled import NotUsable, Precompiled, build, link_all, taken
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +38,7 @@ def _folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        _bring_precompiled(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         _log.warning("compiled kernels are not kept between starts: %s; set XDG_CACHE_HOME to a writable folder", error)
         return None
@@ -49,12 +52,18 @@ def _base_folder() -> Path:
     return (Path(home) if home else Path("~/.cache").expanduser()) / "quire" / "numba"
 
 
+def _bring_precompiled(folder: Path) -> None:
+    match taken():
+        case Precompiled(level=level, folder=source):
+            link_all(source, folder)
+            _log.info("CPU kernels: those compiled for %s ahead of time, from %s", level.name, source)
+        case NotUsable(reason=reason):
+            _log.warning("CPU kernels are compiled here, which takes some 20 CPU seconds: %s", reason)
+        case None:
+            pass
+
+
 def fingerprint() -> str:
-    """Of numba, this CPU and all sources that workers are compiled from."""
+    """Of numba, the CPU that it compiles for and all sources that workers are compiled from."""
     cpu = cpu_target.target_context.codegen().magic_tuple()
-    digest = hashlib.sha256(repr((numba.__version__, cpu)).encode())
-    root = Path(__file__).parent.parent
-    workers = [*root.glob("*/cpu.py"), *root.glob("cpu_runtime/*.py"), root / "packed_linear" / "__init__.py"]
-    for source in sorted(workers):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(repr((numba.__version__, build(), cpu)).encode()).hexdigest()[:16]

@@ -9,7 +9,9 @@ that another process keeps from its core does not hold back the items of the oth
 
 import ctypes
 import functools
+import logging
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,8 @@ from numba import cfunc, types
 
 from quire_kernels.cpu_runtime.cache import use_cache_folder
 from quire_kernels.cpu_runtime.scalars import FAST
+
+_log = logging.getLogger(__name__)
 
 _STORAGE = {
     torch.float32: types.float32,
@@ -40,12 +44,20 @@ class Worker:
     def address(self, dtype: torch.dtype) -> int:
         compiled = self._compiled.get(dtype)
         if compiled is None:
-            signature = types.void(types.CPointer(_STORAGE[dtype]))
-            compile_with = cfunc(
-                signature, cache=use_cache_folder(str(dtype).removeprefix("torch.")), error_model="numpy", fastmath=FAST
-            )
-            compiled = self._compiled[dtype] = compile_with(self._function)
+            compiled = self._compiled[dtype] = self._compile(dtype)
         return compiled.address
+
+    def _compile(self, dtype: torch.dtype) -> Any:
+        """Loads what was compiled before, if anything was."""
+        began = time.perf_counter()
+        storage = str(dtype).removeprefix("torch.")
+        signature = types.void(types.CPointer(_STORAGE[dtype]))
+        compile_with = cfunc(signature, cache=use_cache_folder(storage), error_model="numpy", fastmath=FAST)
+        compiled = compile_with(self._function)
+        if not compiled.cache_hits:
+            name = f"{self._function.__module__.removeprefix('quire_kernels.')}.{self._function.__name__}"
+            _log.info("compiled %s for %s in %.1f s", name, storage, time.perf_counter() - began)
+        return compiled
 
 
 def launch(worker: Worker, dtype: torch.dtype, items: int, arguments: tuple[int, ...], *, parallel: bool) -> int:
