@@ -46,7 +46,8 @@ def whole():
     marks.append(Mark(seconds=60, name="what was done at the very end"))
     result = TrafficResult(records=tuple(records), marks=tuple(marks), seconds=61.0, cpu_seconds=0.1, held_back=0)
     steps = (Steps(name="chat desired", points=((0.0, 1), (25.0, 3))), Steps(name="chat ready", points=((0.0, 1),)))
-    return timeline("A title", result, replicas=steps, blind=[Blind(start=3.0, end=5.0)])
+    others = (Steps(name="long streams under way", points=((0.0, 2), (9.0, 4))),)
+    return timeline("A title", result, replicas=steps, others=others, blind=[Blind(start=3.0, end=5.0)])
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,9 @@ def test_no_name_of_a_mark_covers_another_or_leaves_the_picture():
     title = next(text for text in figure.texts if text.get_text() == "A title")
     boxes["A title"] = title.get_window_extent(renderer)
     assert boxes.keys() > set(NAMES)
+    boxes |= {axis.get_ylabel(): axis.yaxis.label.get_window_extent(renderer) for axis in figure.axes}
+    boxes[figure.axes[-1].get_xlabel()] = figure.axes[-1].xaxis.label.get_window_extent(renderer)
+    boxes |= {text.get_text(): text.get_window_extent(renderer) for text in figure.legends[0].get_texts()}
     for name, box in boxes.items():
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, name
         assert not [other for other, theirs in boxes.items() if other != name and box.overlaps(theirs)], name
@@ -91,11 +95,11 @@ def test_no_name_of_a_mark_covers_another_or_leaves_the_picture():
 
 def test_every_request_is_drawn_and_axes_begin_at_zero():
     figure = figure_of(whole())
-    requests, first_tokens, replicas = figure.axes
+    requests, first_tokens, replicas, _ = figure.axes
     _, bars, failed = requests.collections[:3]
     assert len(bars.get_segments()) == 101 and len(failed.get_segments()) == 1
     assert len(first_tokens.collections[0].get_offsets()) == 101
-    assert [axis.get_ylim()[0] for axis in figure.axes] == [0, 0, 0]
+    assert [axis.get_ylim()[0] for axis in figure.axes] == [0, 0, 0, 0]
     assert {axis.get_xlim() for axis in figure.axes} == {(0, 61)}
     assert [line.get_label() for line in replicas.lines[:2]] == ["chat desired", "chat ready"]
 

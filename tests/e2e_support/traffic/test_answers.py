@@ -105,16 +105,19 @@ async def test_wrong_tokens_are_caught_even_if_the_text_is_right(server, ask, tw
 async def test_tokens_beyond_the_known_ones_are_counted_and_not_compared(server, ask):
     def longer(events):
         said = edited(6, finish_reason=None)(events)
-        more = edited(0, text=" More", token_ids=[7], finish_reason="length")(events[:1])
-        return [*said[:7], *more, *with_usage(completion_tokens=8, total_tokens=13)(events)[-2:]]
+        more = edited(0, text=" More", token_ids=[7])(events[:1]) * 2
+        last = edited(0, text=".", token_ids=[8], finish_reason="length")(events[:1])
+        return [*said[:7], *more, *last, *with_usage(completion_tokens=10, total_tokens=15)(events)[-2:]]
 
     server.twist = longer
-    assert (await ask(form=Form.STREAM_TOKENS, beyond=1)).failure is None
-    assert server.bodies[-1]["max_tokens"] == 8 and server.bodies[-1]["ignore_eos"] is True
-    too_short = await ask(form=Form.STREAM_TOKENS, beyond=2)
-    assert too_short.failure.message == "finish_reason 'length' after 8 of 9 tokens"
+    assert (await ask(form=Form.STREAM_TOKENS, beyond=3)).failure is None
+    assert server.bodies[-1]["max_tokens"] == 10 and server.bodies[-1]["ignore_eos"] is True
+    too_short = await ask(form=Form.STREAM_TOKENS, beyond=4)
+    assert too_short.failure.message == "finish_reason 'length' after 10 of 11 tokens"
+    too_long = await ask(form=Form.STREAM_TOKENS, beyond=2)
+    assert too_long.failure.message == "chunk 9, token 9 of 9: expected none, got 8"
     server.twist = lambda events: edited(2, text="clause ")(longer(events))
-    assert "at character 9 expected" in (await ask(form=Form.STREAM_TOKENS, beyond=1)).failure.message
+    assert "at character 9 expected" in (await ask(form=Form.STREAM_TOKENS, beyond=3)).failure.message
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ panels share one axis of seconds, and values begin at zero.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 from matplotlib.axes import Axes
@@ -26,6 +27,8 @@ COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd2
 """Of replicas, none of them red."""
 NOBODY: Final = "#bbbbbb"
 _ROW_POINTS: Final = 13.0
+_LABEL_CHARACTERS: Final = 12
+"""Of a line beside a low panel."""
 
 
 def draw(timeline: Timeline, path: Path) -> None:
@@ -96,6 +99,7 @@ def _legend_replicas(axis: Axes, timeline: Timeline, colours: Mapping[str, str])
         Line2D([], [], color=colour, linewidth=4, label=f"{_short(name)} ({served[name]})")
         for name, colour in colours.items()
     ]
+    entries.append(Line2D([], [], color=NOBODY, linewidth=4, label="before its first token"))
     if failed := sum(not one.ok for one in timeline.records):
         entries.append(Line2D([], [], color=FAILED, marker="x", linewidth=4, label=f"failed ({failed})"))
     # Below all panels, where nothing is.
@@ -136,7 +140,7 @@ def _draw_other(axis: Axes, steps: Steps, seconds: float) -> None:
     times, values = _stairs(steps, seconds)
     axis.step(times, values, where="post", color="#444444")
     axis.set_ylim(0, 1.15 * max([*values, 0.0]) or 1.0)
-    axis.set_ylabel(steps.name)
+    axis.set_ylabel(fill(steps.name, _LABEL_CHARACTERS), fontsize=8)
 
 
 def _stairs(steps: Steps, end: float) -> tuple[list[float], list[float]]:

@@ -114,7 +114,7 @@ class Answer:
     def _take_text(self, text: str) -> None:
         expected = self._prompt.answer
         known = text[: max(0, len(expected) - self._place)] if self._beyond else text
-        if not expected.startswith(known, self._place):
+        if known and not expected.startswith(known, self._place):
             raise Wrong(f"chunk {self.chunks}: {_departure(expected, self._place, known)}")
         self._place += len(text)
 

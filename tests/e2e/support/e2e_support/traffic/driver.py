@@ -35,6 +35,8 @@ from e2e_support.traffic.result import TrafficResult
 
 MAX_IN_FLIGHT = 256
 _LOOK_SECONDS = 0.02
+_AFTER_FAILURE_SECONDS = 0.2
+"""Before another takes a failed request's place, as a client with manners would: a server that refuses is not flooded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,8 @@ class Traffic:
         with self._lock:
             del self._in_flight[number]
             self._records.append(record)
+        if not record.ok:
+            await asyncio.sleep(_AFTER_FAILURE_SECONDS)
 
     @property
     def _pace(self) -> Pace:

@@ -1,0 +1,78 @@
+"""The committed prompts: what they promise, recomputed by transformers for some of each kind."""
+
+import json
+from collections import Counter
+from itertools import combinations
+
+import pytest
+
+from e2e_support.traffic.choose_prompts import COUNTS, SHARED_BLOCKS
+from e2e_support.traffic.prompts import BLOCK_TOKENS, DATA, MARGIN, Kind, Message, Prompt, load, of_kind, save
+from e2e_support.traffic.reference import Reference
+
+TOLERANCE = 1e-3
+"""engine.md §1: what a batch may do to a lead, in standard deviations of the logits."""
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference()
+
+
+def ids_of(reference: Reference, prompt: Prompt) -> list[int]:
+    return reference.encode_chat(prompt.messages) if prompt.text is None else reference.encode(prompt.text)
+
+
+def test_there_are_prompts_of_every_kind():
+    assert Counter(prompt.kind for prompt in load()) == COUNTS
+    assert all(prompt.prompt_tokens <= BLOCK_TOKENS and len(prompt.token_ids) == 16 for prompt in of_kind(Kind.SHORT))
+    assert all(prompt.prompt_tokens >= 8 * BLOCK_TOKENS for prompt in of_kind(Kind.DEEP))
+    assert all(len(prompt.token_ids) >= 150 for prompt in of_kind(Kind.LONG))
+    assert all(prompt.finish_reason == "stop" for prompt in of_kind(Kind.CHAT, Kind.SHARED))
+
+
+def test_every_margin_is_far_above_what_batch_and_dtype_can_do():
+    for prompt in load():
+        assert prompt.margin >= MARGIN >= 100 * TOLERANCE, prompt.name
+        assert prompt.bfloat16_shift <= MARGIN / 2, prompt.name
+
+
+def test_saving_what_was_loaded_changes_nothing(tmp_path):
+    save(load(), tmp_path / "prompts.json")
+    assert (tmp_path / "prompts.json").read_text() == DATA.read_text()
+    assert len(json.loads(DATA.read_text())) == len(load())
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_reference_says_the_same_today(reference, kind):
+    for prompt in of_kind(kind)[:2]:
+        ids = ids_of(reference, prompt)
+        found = reference.continue_greedily(ids, prompt.max_tokens, MARGIN)
+        wanted = len(prompt.token_ids)
+        assert (len(ids), found.token_ids[:wanted]) == (prompt.prompt_tokens, prompt.token_ids), prompt.name
+        assert reference.decode([*ids, *prompt.token_ids]) == reference.decode(ids) + prompt.answer
+        assert (wanted == prompt.max_tokens) == (prompt.finish_reason == "length")
+        assert found.margin == pytest.approx(prompt.margin, abs=0.005)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_bfloat16_says_the_same_with_margin_to_spare(reference, kind):
+    """Where a CPU has it the engine computes in bfloat16."""
+    for prompt in of_kind(kind)[:2]:
+        leads = reference.leads(ids_of(reference, prompt), prompt.token_ids, rounded=True)
+        assert min(leads) >= MARGIN / 2, prompt.name
+
+
+def test_chats_that_share_do_so_for_several_blocks_and_then_differ(reference):
+    encoded = [reference.encode_chat(prompt.messages) for prompt in of_kind(Kind.SHARED)]
+    for one, other in combinations(encoded, 2):
+        shared = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        assert shared >= SHARED_BLOCKS * BLOCK_TOKENS
+    others = [prompt for prompt in load() if prompt.kind is not Kind.SHARED]
+    starts = {prompt.name: tuple(ids_of(reference, prompt)[:BLOCK_TOKENS]) for prompt in others}
+    assert len(set(starts.values())) >= len(starts) / 2, "most begin with a block of their own"
+
+
+def test_a_narrow_lead_ends_a_continuation(reference):
+    ids = reference.encode_chat([Message(role="user", content="Tell me a story about the sea.")])
+    assert len(reference.continue_greedily(ids, 64, margin=2.0).token_ids) < 64
