@@ -132,7 +132,7 @@ async def published(api, monkeypatch):
 
 async def until(published: asyncio.Queue, expected: dict[str, set[str]]) -> None:
     """Wait for a snapshot with these ready replicas."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             snapshot = await published.get()
             found = {m: {e.id for e in endpoints if e.ready and not e.terminating} for m, endpoints in snapshot.items()}

@@ -33,7 +33,7 @@ async def test_each_chunk_arrives_before_the_next_is_sent(gateway, replicas):
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
         assert response.content_type == "text/event-stream"
         for number in range(3):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert await response.content.readuntil(b"\n\n") == event(number)
             received[number].set()
         assert await response.content.read() == b"data: [DONE]\n\n"
@@ -84,7 +84,7 @@ async def test_client_that_leaves_is_dropped_at_the_replica_at_once(gateway, rep
             call.cancel()
             await asyncio.wait([call])
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await chat.left.wait()
     assert await gateway.metric("quire_gateway_client_disconnects_total", model="chat") == 1
     assert await gateway.metric("quire_gateway_requests_in_flight", model="chat") == 0

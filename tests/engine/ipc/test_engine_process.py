@@ -156,13 +156,13 @@ async def test_killed_engine_fails_what_was_under_way_and_is_replaced(started: S
 
 
 async def test_stopped_engine_is_noticed_and_replaced(started: Started, reports: Reports) -> None:
-    client = await started(step_seconds=0.005, supervision=SupervisionOptions(hang_timeout_seconds=1.0))
+    client = await started(step_seconds=0.005, supervision=SupervisionOptions(hang_timeout_seconds=2.0))
     stream = client.submit([1], sampling(3000))
     await stream.read()
     assert client.ready is not None
     hung = client.ready.pid
     os.kill(hung, signal.SIGSTOP)
-    with pytest.raises(Unavailable, match="no step for 1 s"):
+    with pytest.raises(Unavailable, match="no step for 2 s"):
         await read_all(stream)
     await reports.until(lambda reports: len(reports.ready) == 2)
     assert process_ends(hung, 0)
@@ -178,28 +178,28 @@ async def test_idle_engine_is_not_taken_for_a_hung_one(started: Started, reports
 async def test_idle_engine_that_is_stopped_is_noticed_before_anybody_needs_it(
     started: Started, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = await started(supervision=SupervisionOptions(hang_timeout_seconds=1.0))
+    client = await started(supervision=SupervisionOptions(hang_timeout_seconds=2.0))
     assert client.ready is not None
     hung = client.ready.pid
     os.kill(hung, signal.SIGSTOP)
     await reports.until(lambda reports: len(reports.ready) == 2)
-    assert process_ends(hung, 0) and "gave no answer for 1 s" in caplog.text
+    assert process_ends(hung, 0) and "gave no answer for 2 s" in caplog.text
     assert await read_all(client.submit([9], sampling(3))) == expected([9], 3)
 
 
 async def test_replacement_that_does_not_get_ready_in_time_is_the_end(
     make_client: MakeClient, tmp_path: Path, reports: Reports
 ) -> None:
-    supervision = SupervisionOptions(start_timeout_seconds=3.0)
+    supervision = SupervisionOptions(start_timeout_seconds=8.0)
     first = str(tmp_path / "first")
     client = make_client(function="faulty_models:load_once", once=first, observer=reports, supervision=supervision)
     await client.start()
     assert client.ready is not None
     os.kill(client.ready.pid, signal.SIGKILL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while client.state != "failed":
             await asyncio.sleep(0.02)
-    assert client.failure == "the engine process did not get ready within 3 s"
+    assert client.failure == "the engine process did not get ready within 8 s"
 
 
 async def test_failed_step_is_told_in_one_line(started: Started, capfd: pytest.CaptureFixture[str]) -> None:

@@ -88,5 +88,5 @@ async def test_no_bytes_bring_the_server_down(serving: Serving) -> None:
         assert (await server.complete()).status_code == 200
         lifecycle = server.context.lifecycle
         lifecycle.begin_drain()
-        await asyncio.wait_for(lifecycle.drained(), 5)
+        await asyncio.wait_for(lifecycle.drained(), 60)
         assert server.admission.requests == 0

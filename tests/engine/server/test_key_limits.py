@@ -258,7 +258,7 @@ async def test_places_come_back_however_requests_end(serving: Serving, tmp_path:
                 first.breaks(Unavailable("the engine stopped"))
             else:
                 asking.cancel()
-                await asyncio.wait_for(second.cancelled.wait(), 5)
+                await asyncio.wait_for(second.cancelled.wait(), 60)
             await asyncio.wait({asking})
         while server.context.lifecycle.in_flight:  # the last client has only just left
             await asyncio.sleep(0.01)

@@ -131,7 +131,7 @@ async def test_sigterm_lets_every_stream_finish(folder: Path) -> None:
             await process.stream(max_tokens=1)
         finished = await asyncio.gather(*(_finish_reason(chunks) for chunks in streams))
         assert finished == ["length"] * 8
-        assert await asyncio.wait_for(process.child.wait(), 15) == 0
+        assert await asyncio.wait_for(process.child.wait(), 60) == 0
 
 
 async def _finish_reason(chunks: Any) -> str | None:
@@ -148,7 +148,7 @@ async def test_what_outlasts_the_drain_timeout_is_told_and_the_process_ends(fold
         process.child.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError, match="drain timeout of 0.3 s is over"):
             await _finish_reason(chunks)
-        assert await asyncio.wait_for(process.child.wait(), 15) == 0
+        assert await asyncio.wait_for(process.child.wait(), 60) == 0
 
 
 async def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
@@ -162,7 +162,7 @@ async def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
         process.child.send_signal(signal.SIGINT)
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             await _finish_reason(chunks)
-        assert await asyncio.wait_for(process.child.wait(), 10) == 130
+        assert await asyncio.wait_for(process.child.wait(), 60) == 130
 
 
 async def test_clients_that_vanish_leave_no_blocks_behind(folder: Path) -> None:
@@ -182,7 +182,7 @@ async def test_clients_that_vanish_leave_no_blocks_behind(folder: Path) -> None:
 
         outcomes = await asyncio.gather(*(ask() for _ in range(120)))
         assert 20 < sum(outcomes) < 100
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await process.metric("vllm:num_requests_running") or await process.metric(
                 "vllm:num_requests_waiting"
             ):
@@ -212,7 +212,7 @@ async def test_one_request_too_many_is_told_when_to_come_back(folder: Path) -> N
     async with started(folder, *flags, step_seconds=0.02) as process:
         running = await process.stream(max_tokens=3000)
         waiting = [asyncio.create_task(process.stream(max_tokens=3000)) for _ in range(2)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await process.metric("vllm:num_requests_waiting") < 2:
                 await asyncio.sleep(0.02)
         with pytest.raises(openai.RateLimitError) as caught:
@@ -221,7 +221,7 @@ async def test_one_request_too_many_is_told_when_to_come_back(folder: Path) -> N
         for task in waiting:
             task.cancel()
         await running.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await process.metric("vllm:num_requests_waiting"):
                 await asyncio.sleep(0.02)
         assert await read_all(await process.stream(max_tokens=3)) >= 1

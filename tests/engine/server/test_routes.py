@@ -197,7 +197,7 @@ async def raw(address: str, *parts: bytes) -> bytes:
     for part in parts:
         writer.write(part)
         await writer.drain()
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
 

@@ -36,7 +36,7 @@ class Process:
 
     async def ends(self) -> int:
         self.child.send_signal(signal.SIGTERM)
-        return await asyncio.wait_for(self.child.wait(), 20)
+        return await asyncio.wait_for(self.child.wait(), 60)
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def test_a_certificate_is_renewed_under_a_running_stream(tmp_path: Path) -
             lines = stream.aiter_lines()
             await anext(lines)
             issue(1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while True:
                     try:
                         async with process.http(verify=trusting(1)) as new:
@@ -132,7 +132,7 @@ async def test_a_unix_socket_serves_and_is_cleared_away(tmp_path: Path) -> None:
                 *(sys.executable, "-m", "quire_engine", "--model", str(MODEL), "--uds", str(path)),
                 stderr=asyncio.subprocess.PIPE,
             )
-            _, told = await asyncio.wait_for(second.communicate(), 20)
+            _, told = await asyncio.wait_for(second.communicate(), 60)
             assert second.returncode == 1 and b"in use" in told and len(told.splitlines()) == 1
             assert (await http.get("/readyz")).status_code == 200
         assert await process.ends() == 0
@@ -141,7 +141,7 @@ async def test_a_unix_socket_serves_and_is_cleared_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("busy", [True, False])
 async def test_a_stopped_engine_process_is_noticed_within_its_limit_and_replaced(busy: bool) -> None:
-    async with started("--engine-hang-timeout", "1s", step_seconds=0.005) as process, process.http() as http:
+    async with started("--engine-hang-timeout", "2s", step_seconds=0.005) as process, process.http() as http:
         hung = process.engine_pid()
         async with asyncio.TaskGroup() as tasks:
             if busy:
@@ -151,11 +151,13 @@ async def test_a_stopped_engine_process_is_noticed_within_its_limit_and_replaced
             os.kill(hung, signal.SIGSTOP)
             began = asyncio.get_running_loop().time()
             await until(http, "/readyz", 503)
-            assert asyncio.get_running_loop().time() - began < 6  # the limit, and what a busy machine adds
+            assert (
+                asyncio.get_running_loop().time() - began < 30
+            )  # the limit (it is 60 s by itself), and a busy machine
             assert (await http.get("/livez")).status_code == 200
         if busy:
             answer = asking.result()
-            assert answer.status_code == 503 and "made no step for 1 s" in answer.json()["error"]["message"]
+            assert answer.status_code == 503 and "made no step for 2 s" in answer.json()["error"]["message"]
         await until(http, "/readyz", 200)
         assert process.engine_pid() != hung and not Path(f"/proc/{hung}").exists()
         assert (await http.post("/v1/completions", json={**BODY, "max_tokens": 3})).status_code == 200

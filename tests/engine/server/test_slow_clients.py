@@ -18,7 +18,7 @@ async def trickle(address: str, head: bytes, drops: bytes) -> bytes:
     writer.write(head)
     answering = asyncio.create_task(reader.read())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not answering.done():
                 writer.write(drops)
                 await asyncio.sleep(0.02)

@@ -35,7 +35,7 @@ async def test_it_serves_again_once_certificate_and_key_belong_together(
         shutil.copyfile(certificate.certificate, files.certificate)
 
     async def served() -> kopf.WebhookClientConfig:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await anext(server)
 
     (port,) = free_ports(1)

@@ -46,7 +46,14 @@ async def served():
 
 @pytest.fixture
 async def pages():
-    opened = Pages(timeout_seconds=0.5)
+    opened = Pages(timeout_seconds=60)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+async def hurried():
+    opened = Pages(timeout_seconds=0.2)
     yield opened
     await opened.aclose()
 
@@ -60,7 +67,6 @@ async def test_an_answer_is_read_whole(served, pages):
     [
         ("/missing", "http"),
         ("/moved", "http"),
-        ("/stuck", "timeout"),
         ("/endless", "bad_answer"),
         ("/short", "bad_answer"),
     ],
@@ -70,6 +76,12 @@ async def test_what_is_no_answer_says_why(served, pages, path, reason):
         await pages.read(f"{served}{path}")
     assert refused.value.reason == reason
     assert str(refused.value)
+
+
+async def test_one_that_does_not_answer_in_time_says_so(served, hurried):
+    with pytest.raises(NoPage, match="no answer within 0.2 s") as refused:
+        await hurried.read(f"{served}/stuck")
+    assert refused.value.reason == "timeout"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "http://[::1", "nonsense"])

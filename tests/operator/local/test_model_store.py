@@ -102,7 +102,7 @@ async def test_a_stopped_download_is_continued_by_the_next_one(hub: HubStub, sto
     download = asyncio.create_task(store.fetch(TINY, progress=bar))
     while not any(done >= 2_000_000 for done, _ in bar.told):
         bar.moved.clear()
-        await asyncio.wait_for(bar.moved.wait(), 20)
+        await asyncio.wait_for(bar.moved.wait(), 60)
     download.cancel()
     with pytest.raises(asyncio.CancelledError):
         await download

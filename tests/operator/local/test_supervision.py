@@ -58,7 +58,7 @@ async def kept(
         yield Kept(process, task, watch, phases)
     finally:
         process.kill()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
 
 
 async def test_it_loads_then_is_ready_then_drains(http: aiohttp.ClientSession, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_a_tether_of_pipes_does_what_the_kernels_does(tmp_path: Path, monk
     async def started() -> tuple[TetheredProcess, int]:
         log.unlink(missing_ok=True)
         process = await TetheredProcess.start(command, log=log, environment={})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not log_tail(log, lines=1):
                 await asyncio.sleep(0.01)
         return process, int(log_tail(log, lines=1)[0])

@@ -148,7 +148,7 @@ async def test_the_address_answers_for_all_documents_and_a_stop_leaves_nothing(t
         pids = run.pids()
         assert len(pids) == 3
         run.up.stop()
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
     await until_dead(pids)
     assert [run.lines.events[-1]["event"], run.lines.of("kill")] == ["end", []]
     assert run.state["processes"] == []
@@ -157,7 +157,7 @@ async def test_the_address_answers_for_all_documents_and_a_stop_leaves_nothing(t
 
 async def test_it_ends_by_itself_after_the_time_it_was_given(tmp_path: Path) -> None:
     run = Run(tmp_path, document(), exit_after=0.1)
-    await asyncio.wait_for(run.up.run(), 20)
+    await asyncio.wait_for(run.up.run(), 60)
     assert [e["event"] for e in run.lines.events if e["event"] != "phase"] == ["start", "ready", "drain", "end"]
 
 
@@ -235,7 +235,7 @@ async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypat
         run.up.stop()
         await run.lines.until(lambda: run.lines.of("drain"))
         run.up.stop()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
     await until_dead(pids)
 
 
@@ -257,7 +257,7 @@ async def test_an_engine_that_never_gets_ready_ends_it_all_with_the_engines_own_
     monkeypatch.setenv("FAKE_EXIT", code)
     run = Run(tmp_path, document())
     with pytest.raises(problem, match=message) as caught:
-        await asyncio.wait_for(run.up.run(), 20)
+        await asyncio.wait_for(run.up.run(), 60)
     assert caught.value.details == ("the model folder holds no tokenizer",), "of the last start only"
     assert len([e for e in run.lines.of("phase") if e["phase"] == "Failed"]) == attempts
     assert run.state["processes"] == []
@@ -330,7 +330,7 @@ async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
     pids = run.pids()
     assert len(pids) == 3
     process.kill()
-    assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
     await until_dead(pids)
     after = Run(tmp_path, document())
     async with running(after):

@@ -64,7 +64,7 @@ def start() -> Iterator[Start]:
 
 def wait_for_part(folder: Path, size: int) -> Path:
     """The unfinished weights, once there is so much of them."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         for part in folder.rglob(".model.safetensors.part"):
             if part.stat().st_size >= size:
@@ -78,7 +78,7 @@ def test_pods_that_share_a_claim_download_once(
 ) -> None:
     fetches = [start("hf://org/tiny", tmp_path / f"llm-{number}") for number in range(3)]
     for fetch in fetches:
-        out, err = fetch.communicate(timeout=60)
+        out, err = fetch.communicate(timeout=120)
         assert fetch.returncode == 0, out + err
     assert hub.ranges("model.safetensors") == [""], "the first one downloaded it for all"
     for number in range(3):
@@ -94,7 +94,7 @@ def test_after_a_kill_the_next_pod_goes_on_at_once(
     waiting = start("hf://org/tiny", tmp_path / "m")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    out, err = waiting.communicate(timeout=30)
+    out, err = waiting.communicate(timeout=40)
     assert waiting.returncode == 0, out + err
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == model["model.safetensors"]
     first, second = hub.ranges("model.safetensors")
@@ -109,7 +109,7 @@ def test_a_signal_stops_it_at_once_and_keeps_what_is_there(
     stopped = start("hf://org/tiny", tmp_path / "m")
     part = wait_for_part(tmp_path, 1_000_000)
     stopped.send_signal(number)
-    out, err = stopped.communicate(timeout=10)
+    out, err = stopped.communicate(timeout=60)
     assert (stopped.returncode, err) == (code, "")
     assert "stopped; what was downloaded is kept" in out
     assert part.exists() and not (tmp_path / "m").exists()

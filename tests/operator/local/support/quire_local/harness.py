@@ -40,6 +40,6 @@ def is_alive(pid: int) -> bool:
 
 async def until_dead(pids: list[int]) -> None:
     """Processes that are not our children tell nobody of their end, so this looks."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(is_alive(pid) for pid in pids):
             await asyncio.sleep(0.02)
