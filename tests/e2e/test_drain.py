@@ -20,7 +20,7 @@ from e2e_support.objects import Pod
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.scaling import looks as seen
-from e2e_support.scaling.long_streams import LongStream, LongStreams, under_way
+from e2e_support.scaling.long_streams import LongStream, LongStreams, tokens_lasting, under_way
 from e2e_support.scaling.looks import Look
 from e2e_support.scaling.watch import ReplicaWatch
 from e2e_support.space import LLMDeployment, Space
@@ -31,9 +31,9 @@ from e2e_support.traffic.driver import Traffic
 from e2e_support.traffic.result import TrafficResult
 
 REPLICAS = 3
-DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=180s")
-DRAIN_SECONDS = 200.0
-CONCURRENCY, STREAMS, TOKENS = 3, 4, 2000
+DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
+DRAIN_SECONDS = 320.0
+CONCURRENCY, STREAMS, STREAM_SECONDS = 3, 4, 20.0
 PRE_STOP_SECONDS = 5.0
 """From a pod's end being asked for to SIGTERM: what lasts longer was spared by the engine itself."""
 
@@ -74,7 +74,7 @@ def drained(target: Target, release: Release, make_space: MakeSpace, gateway_url
                 engine={"maxModelLength": None},
                 # Of a core: streams last.
                 resources={"limits": {"cpu": "400m"}},
-                drain={"timeout": "90s"},
+                drain={"timeout": "180s"},
             )
         )
         chat.wait_ready(replicas=REPLICAS, seconds=240)
@@ -96,7 +96,8 @@ def drained(target: Target, release: Release, make_space: MakeSpace, gateway_url
 
 def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, url: str) -> None:
     chat = record.deployment
-    streams = LongStreams(url, chat.model, at_once=STREAMS, tokens=TOKENS, clock=traffic.now)
+    tokens = tokens_lasting(STREAM_SECONDS, url, chat.model)
+    streams = LongStreams(url, chat.model, at_once=STREAMS, tokens=tokens, clock=traffic.now)
     with streams, uncordoned_in_the_end(kube, record.node), ThreadPoolExecutor(1) as aside:
         on_it = {f"{pod.namespace}/{pod.name}" for pod in record.before if pod.node == record.node}
         chat.until(lambda: on_it <= streams.replicas, what=f"streams on all of {sorted(on_it)}", seconds=60)

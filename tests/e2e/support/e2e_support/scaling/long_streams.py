@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -23,6 +24,9 @@ from e2e_support.traffic.sse import EventReader
 
 SILENCE_SECONDS: Final = 60.0
 _JOIN_SECONDS: Final = 240.0
+_PROBE_TOKENS: Final = 150
+_MOST_TOKENS: Final = 3500
+"""Fewer than the demo model can, with a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,28 +94,50 @@ class LongStreams:
         with httpx.Client(timeout=SILENCE_SECONDS, trust_env=False) as client:
             while not self._stop.is_set():
                 number = next(self._numbers)
-                stream = self._one(client, number, LongAnswer(prompts[number % len(prompts)], self._tokens))
+                answer = LongAnswer(prompts[number % len(prompts)], self._tokens)
+                begun = partial(self._under_way.__setitem__, number)
+                stream = _stream(client, self._url, self._model, answer, clock=self._clock, begun=begun)
                 self._under_way.pop(number, None)
                 self._done.append(stream)
                 if stream.problem is not None:
                     self._stop.wait(1.0)  # a server that refuses is not to be flooded
 
-    def _one(self, client: httpx.Client, number: int, answer: LongAnswer) -> LongStream:
-        started, replica, problem = self._clock(), None, None
-        try:
-            with client.stream("POST", f"{self._url}/v1/completions", json=answer.body(self._model)) as response:
-                replica = response.headers.get(REPLICA)
-                if response.status_code != 200:
-                    raise Cut(f"HTTP {response.status_code}: {response.read()[:300].decode(errors='replace')}")
-                for data in _events(response):
-                    answer.take(json.loads(data))
-                    self._under_way.setdefault(number, replica or "")
-            answer.end()
-        except Cut as error:
-            problem = str(error)
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            problem = f"after {answer.tokens} tokens: {type(error).__name__}: {error}"
-        return LongStream(replica=replica, started=started, ended=self._clock(), tokens=answer.tokens, problem=problem)
+
+def tokens_lasting(seconds: float, url: str, model: str) -> int:
+    """How many tokens one stream is given in that time, as things are: machines differ much in speed."""
+    began = time.monotonic()
+    with httpx.Client(timeout=SILENCE_SECONDS, trust_env=False) as client:
+        answer = LongAnswer(of_kind(Kind.LONG)[0], _PROBE_TOKENS)
+        probe = _stream(client, url, model, answer, clock=time.monotonic, begun=lambda replica: None)
+    assert probe.problem is None, probe.problem
+    return max(_PROBE_TOKENS, min(_MOST_TOKENS, round(_PROBE_TOKENS * seconds / (time.monotonic() - began))))
+
+
+def _stream(
+    client: httpx.Client,
+    url: str,
+    model: str,
+    answer: LongAnswer,
+    *,
+    clock: Callable[[], float],
+    begun: Callable[[str], None],
+) -> LongStream:
+    """One, from its first byte to its last."""
+    started, replica, problem = clock(), None, None
+    try:
+        with client.stream("POST", f"{url}/v1/completions", json=answer.body(model)) as response:
+            replica = response.headers.get(REPLICA)
+            if response.status_code != 200:
+                raise Cut(f"HTTP {response.status_code}: {response.read()[:300].decode(errors='replace')}")
+            begun(replica or "")
+            for data in _events(response):
+                answer.take(json.loads(data))
+        answer.end()
+    except Cut as error:
+        problem = str(error)
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        problem = f"after {answer.tokens} tokens: {type(error).__name__}: {error}"
+    return LongStream(replica=replica, started=started, ended=clock(), tokens=answer.tokens, problem=problem)
 
 
 def _events(response: httpx.Response) -> Iterator[bytes]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final
 
 from e2e_support.harm import kill_for_good, without_prometheus
@@ -18,7 +17,7 @@ from e2e_support.metrics import Page
 from e2e_support.objects import Event, Pod
 from e2e_support.release import Release
 from e2e_support.scaling.explanation import explain, explain_json
-from e2e_support.scaling.long_streams import LongStream, LongStreams, under_way
+from e2e_support.scaling.long_streams import LongStream, LongStreams, tokens_lasting, under_way
 from e2e_support.scaling.looks import Look, lines, told
 from e2e_support.scaling.watch import ReplicaWatch
 from e2e_support.space import LLMDeployment, Space
@@ -37,7 +36,7 @@ CALM: Final = 2
 """Requests at once that one replica carries by far."""
 BUSY: Final = 20
 """So many that two replicas are too few: each is planned for 0.8 × SEQUENCES."""
-STREAMS, TOKENS = 5, 1500
+STREAMS, STREAM_SECONDS = 5, 15.0
 """Long ones while replicas go: with one more request still work for one replica, and every replica has one."""
 AUTOSCALING: Final = "quire_operator_autoscaling_"
 TICK_SECONDS: Final = 15.0
@@ -56,7 +55,7 @@ class At(StrEnum):
     LEADER_KILLED = "leading operator killed"
     LEADER_NEW = "another operator leads"
     PROMETHEUS_UP = "Prometheus is back"
-    LOAD_DOWN = "load falls, long streams"
+    LOAD_DOWN = "load falls"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,7 +120,7 @@ def manifest() -> JSON:
             "scaleUp": {"maxStep": 1, "maxPercent": 0, "period": "60s"},
             "scaleDown": {"window": "15s", "maxStep": 1, "period": "15s"},
         },
-        drain={"timeout": "90s"},
+        drain={"timeout": "180s"},
     )
 
 
@@ -194,10 +193,13 @@ class Play:
         return leader
 
     def _shrink(self) -> None:
-        watch, streams = self._watch, partial(LongStreams, self._url, self._chat.model, at_once=STREAMS, tokens=TOKENS)
-        with streams(clock=self._traffic.now) as long_ones:
-            self._mark(At.LOAD_DOWN)
-            self._traffic.set_concurrency(1)
+        watch, traffic, model = self._watch, self._traffic, self._chat.model
+        self._mark(At.LOAD_DOWN)
+        traffic.set_concurrency(1)
+        # Else the long ones would all go to the newest replica, which has the least to do.
+        traffic.wait_for(lambda live: live.in_flight <= 1, END_SECONDS, "what waited is answered")
+        tokens = tokens_lasting(STREAM_SECONDS, self._url, model)
+        with LongStreams(self._url, model, at_once=STREAMS, tokens=tokens, clock=traffic.now) as long_ones:
             watch.until(lambda look: look.desired == 1, what="one replica is enough", seconds=SHRINK_SECONDS)
             watch.until(lambda look: len(look.pods) == 1, what="the others are gone", seconds=END_SECONDS)
             self.ramp.streams = long_ones.finish()
