@@ -21,6 +21,7 @@ FIT = Seen(
     has_overlay=True,
     has_bridge_filter=True,
     free_bytes=50 * 2**30,
+    has_images=False,
     store=Path("/root/.cache/quire/nodes"),
     state=Path("/root/.local/state/quire/cluster"),
     foreign_networks=("127.0.0.1/8", "192.0.2.2/24", "172.17.0.0/16"),
@@ -39,7 +40,11 @@ def test_a_fit_machine_has_no_problems() -> None:
         ({"missing_programs": ("nsenter", "unshare", "ip")}, "apt-get install util-linux iproute2$"),
         ({"has_overlay": False}, "modprobe overlay"),
         ({"has_bridge_filter": False}, "modprobe br_netfilter"),
-        ({"free_bytes": 3 * 2**30}, "3.0 GB are free in /root/.cache/quire/nodes, .* set XDG_CACHE_HOME"),
+        (
+            {"free_bytes": 20 * 2**30},
+            "20.0 GB are free in /root/.cache/quire/nodes, and images take 25: .* XDG_CACHE_HOME",
+        ),
+        ({"free_bytes": 2 * 2**30, "has_images": True}, "2.0 GB are free in .*, and images take 3: "),
         ({"state": Path("/run/user/0/quire")}, "/run/user/0/quire is below /run, .* set XDG_STATE_HOME"),
         ({"store": Path("/run/cache")}, "/run/cache is below /run, .* set XDG_CACHE_HOME"),
         ({"foreign_networks": ("10.0.0.0/8",)}, "uses 10.0.0.0/8 already, and the cluster needs 10.77.0.0/24, "),
@@ -49,6 +54,10 @@ def test_a_fit_machine_has_no_problems() -> None:
 def test_a_problem_says_what_would_be_right(changes: Mapping[str, Any], message: str) -> None:
     (found,) = problems(replace(FIT, **changes))
     assert re.search(message, found)
+
+
+def test_images_that_are_there_already_need_no_room() -> None:
+    assert problems(replace(FIT, free_bytes=20 * 2**30, has_images=True)) == []
 
 
 def test_all_problems_are_told_at_once() -> None:

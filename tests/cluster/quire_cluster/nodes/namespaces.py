@@ -49,9 +49,8 @@ def remove(node: NodePlan) -> None:
 
 
 def remove_pins() -> None:
-    if _is_mounted(PINS):
-        run(["umount", str(PINS)])
     if PINS.is_dir():
+        succeeds(["umount", str(PINS)])  # it fails where an interrupted start had not mounted it yet
         PINS.rmdir()
 
 

@@ -98,8 +98,8 @@ class Node:
         """Those of one container that live now, the first of them first; `container_id` as containerd knows it."""
         for root in cgroups.roots():
             for folder in (root / self.plan.cgroup).rglob(container_id):
-                pids = cgroups.processes(str(folder.relative_to(root)))
-                return tuple(host_process(pid) for pid in sorted(pids))
+                pids = sorted(cgroups.processes(str(folder.relative_to(root))))
+                return tuple(process for pid in pids if (process := host_process(pid)).command)
         return ()
 
     def images(self) -> tuple[str, ...]:

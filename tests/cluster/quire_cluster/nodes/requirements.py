@@ -28,7 +28,9 @@ SYSTEM_PROGRAMS: Final[Mapping[str, str]] = {
     "openssl": "openssl",
     "unshare": "util-linux",
 }
-FREE_BYTES: Final = 10 * 2**30
+# What images of both nodes, the registry and a build of them take; and what must be left once they are there.
+FREE_BYTES: Final = 25 * 2**30
+FREE_BYTES_WITH_IMAGES: Final = 3 * 2**30
 WAYS_OUT: Final = (
     "Without them: `cluster.py up --tier api` gives a control plane without nodes; and with KUBECONFIG set "
     "the end-to-end tests use a cluster of yours."
@@ -45,6 +47,7 @@ class Seen:
     has_overlay: bool
     has_bridge_filter: bool
     free_bytes: int
+    has_images: bool
     store: Path  # where images go
     state: Path
     foreign_networks: tuple[str, ...]  # addresses and routes that are not ours, in CIDR form
@@ -64,9 +67,10 @@ def problems(seen: Seen) -> list[str]:
         found.append("the kernel has no overlay file system, on which containers' files are: modprobe overlay")
     if not seen.has_bridge_filter:
         found.append("the kernel does not filter bridged packets, as services need: modprobe br_netfilter")
-    if seen.free_bytes < FREE_BYTES:
+    needed = FREE_BYTES_WITH_IMAGES if seen.has_images else FREE_BYTES
+    if seen.free_bytes < needed:
         found.append(
-            f"{seen.free_bytes / 2**30:.1f} GB are free in {seen.store}, images take up to {FREE_BYTES / 2**30:.0f}: "
+            f"{seen.free_bytes / 2**30:.1f} GB are free in {seen.store}, and images take {needed / 2**30:.0f}: "
             "free some, or set XDG_CACHE_HOME to a larger disk"
         )
     found += [
@@ -138,6 +142,7 @@ def _look(state: Path, store: Path) -> Seen:
         has_overlay="overlay" in _read("/proc/filesystems"),
         has_bridge_filter=_has_bridge_filter(),
         free_bytes=shutil.disk_usage(existing).free,
+        has_images=any((store.parent / "registry").glob("docker/registry/v2/repositories/*")),
         store=store,
         state=state,
         foreign_networks=foreign_networks(_ip("address"), _ip("route")) if has_ip else (),

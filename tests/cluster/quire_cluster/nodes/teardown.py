@@ -29,6 +29,7 @@ class HostProcess:
 
 
 def host_process(pid: int) -> HostProcess:
+    """Its command is empty when it has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     except OSError:  # gone since
