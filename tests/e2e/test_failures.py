@@ -23,6 +23,7 @@ from e2e_support.traffic import Kind, Traffic, of_kind
 from e2e_support.traffic.result import TrafficResult
 from e2e_support.waiting import POLL_SECONDS, Stopwatch
 
+pytestmark = pytest.mark.timeout(600)
 TOLD_SECONDS = 90.0
 MENDED_SECONDS = 90.0
 KEY = "sk-of-the-scenario"

@@ -35,11 +35,17 @@ class Report:
     """passed, failed, or why it was not run."""
     requests: int = 0
     figures: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What this cluster could or could not show."""
 
     def figure(self, name: str, value: float, unit: str = "s") -> None:
         """One that is given again replaces the one before."""
         self.figures = [known for known in self.figures if known.name != name]
         self.figures.append(Figure(name=name, value=float(value), unit=unit))
+
+    def note(self, text: str) -> None:
+        """What the reader of this run has to know."""
+        self.notes.append(text)
 
     def count_requests(self, number: int) -> None:
         """Whose answers were all looked at."""
@@ -57,7 +63,12 @@ def table(reports: Sequence[Report]) -> list[str]:
     """For a terminal: scenario, seconds, requests, figures."""
     rows = [("scenario", "seconds", "requests", "figures")]
     rows += [
-        (report.scenario, f"{report.seconds:.0f}", str(report.requests or ""), "; ".join(map(str, report.figures)))
+        (
+            report.scenario,
+            f"{report.seconds:.0f}",
+            str(report.requests or ""),
+            "; ".join([*map(str, report.figures), *report.notes]),
+        )
         for report in reports
     ]
     total = sum(report.seconds for report in reports)
