@@ -23,15 +23,16 @@ ENV PATH=/opt/quire/bin:$PATH \
 WORKDIR /
 
 # Resolver and build backend: mounted where dependencies are installed, in no image. So are the addresses of indexes, which
-# as arguments of the images' own stages would be in their history.
+# as arguments of the images' own stages would be in their history. UV_CACHE_DIR is for builders that mount a cache elsewhere.
 FROM base AS tools
 ARG PIP_INDEX_URL
 ARG UV_DEFAULT_INDEX
+ARG UV_CACHE_DIR=/var/cache/uv
 COPY requirements/bootstrap.lock requirements/install.sh requirements/install_in_image.sh /opt/tools/
 RUN python3 -m venv /opt/tools \
     && /opt/tools/bin/pip install -q --no-cache-dir --require-hashes -r /opt/tools/bootstrap.lock \
     && python3 -m venv --without-pip /opt/quire \
-    && { [ -z "${UV_DEFAULT_INDEX}" ] || export -p | grep UV_DEFAULT_INDEX; } > /opt/tools/indexes
+    && export -p | grep -E ' UV_(CACHE_DIR|DEFAULT_INDEX)=' > /opt/tools/environment
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV=/opt/tools/bin/uv PYTHON=/opt/quire/bin/python
 WORKDIR /src
 

@@ -3,7 +3,7 @@
 # neither the resolver nor its downloads nor the addresses of indexes are in any layer.
 set -euo pipefail
 tools=$(dirname "$0")
-. "$tools/indexes"
-export UV="$tools/bin/uv" PYTHON=/opt/quire/bin/python UV_CACHE_DIR=/var/cache/uv UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
+. "$tools/environment"
+export UV="$tools/bin/uv" PYTHON=/opt/quire/bin/python UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy
 [ -x "$PYTHON" ] || python3 -m venv --without-pip /opt/quire
 "$tools/install.sh" "$1"

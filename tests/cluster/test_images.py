@@ -7,9 +7,10 @@ import pytest
 
 from quire_cluster.errors import ImageBuildFailed
 from quire_cluster.images.base_image import bootstrap_command, debian_base
+from quire_cluster.images.context import context_files, copy_context, ignored_names
 from quire_cluster.images.dockerfile import Dockerfile, parse
 from quire_cluster.images.ensure import CONTEXT, images_of
-from quire_cluster.images.fingerprint import fingerprint, ignored_names
+from quire_cluster.images.fingerprint import fingerprint
 from quire_cluster.images.image import TARGETS, BuildOptions
 from quire_cluster.images.listing import ImageLayers, Layer, instruction, layers_of, megabytes, table
 
@@ -127,6 +128,19 @@ def test_stages_of_other_targets_do_not_change_the_tag(context: Path, dockerfile
 
 def test_ignored_names_are_those_for_any_folder() -> None:
     assert ignored_names("*\n!engine\n**/__pycache__\n**/*.egg-info\n") == ("__pycache__", "*.egg-info")
+
+
+def test_copied_context_makes_the_same_images(context: Path, tmp_path: Path) -> None:
+    (context / "Dockerfile").write_text(TEXT)
+    copy = tmp_path / "copy"
+    copy_context(context, copy)
+    stages = parse(TEXT).stages
+    assert [path.relative_to(copy) for path in context_files(copy, stages)] == [
+        path.relative_to(context) for path in context_files(context, stages)
+    ]
+    for target in ("one", "two"):
+        assert fingerprint(copy, parse(TEXT), target, {}) == fingerprint(context, parse(TEXT), target, {})
+    assert not (copy / "code/__pycache__").exists()
 
 
 def test_tags_of_the_three_images_are_their_own_and_stay() -> None:

@@ -30,7 +30,7 @@ class Buildah:
 
     def __init__(self, store: Path, scratch: Path) -> None:
         self.store = store
-        self._scratch = scratch
+        self.scratch = scratch
         self._command = (
             "buildah",
             f"--root={store}",
@@ -105,7 +105,7 @@ class Buildah:
         return subprocess.run(command, env=self._environment(), capture_output=True, text=True, check=False)
 
     def _environment(self) -> dict[str, str]:
-        return os.environ | {"TMPDIR": str(self._scratch)}
+        return os.environ | {"TMPDIR": str(self.scratch)}
 
     def _follow(
         self, command: Sequence[str], what: str, progress: Progress, more_environment: Mapping[str, str] | None = None

@@ -5,16 +5,19 @@ it is built, held to the Dockerfile's promises and pushed.
 """
 
 import os
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from quire_cluster.images.base_image import ensure_base
 from quire_cluster.images.buildah import Buildah
+from quire_cluster.images.context import DOCKERFILE, copy_context
 from quire_cluster.images.dockerfile import parse
 from quire_cluster.images.fingerprint import fingerprint
-from quire_cluster.images.image import TARGETS, WHEEL_FOLDER, BuildOptions, Image, Images
+from quire_cluster.images.image import CACHE_FOLDER, TARGETS, WHEEL_FOLDER, BuildOptions, Image, Images
 from quire_cluster.images.listing import ImageLayers, layers_of
 from quire_cluster.images.promises import check_promises
 from quire_cluster.images.registry import Registry
@@ -25,10 +28,10 @@ CONTEXT: Final = Path(__file__).parents[4]
 LOCAL: Final = "localhost"  # what stands in the place of a registry in the store
 
 
-def images_of(registry: str, options: BuildOptions) -> Images:
-    """Which images those of this checkout are; builds none."""
-    dockerfile = parse((CONTEXT / "Dockerfile").read_text())
-    tags = {target: fingerprint(CONTEXT, dockerfile, target, options.arguments) for target in TARGETS}
+def images_of(registry: str, options: BuildOptions, context: Path = CONTEXT) -> Images:
+    """Which images those of a checkout are; builds none."""
+    dockerfile = parse((context / DOCKERFILE).read_text())
+    tags = {target: fingerprint(context, dockerfile, target, options.arguments) for target in TARGETS}
     return Images(
         **{target: Image(registry=registry, repository=f"quire-{target}", tag=tags[target]) for target in tags}
     )
@@ -38,24 +41,23 @@ def ensure_images(registry: str, progress: Progress, options: BuildOptions | Non
     """All three in the registry. Raises ClusterError, which says what would be right."""
     chosen = options or BuildOptions.from_environment(os.environ)
     images = images_of(registry, chosen)
-    remote = Registry(address=registry)
-    targets = images.by_target()
-    missing = [name for name in TARGETS if remote.manifest(targets[name].repository, targets[name].tag) is None]
-    if missing:
-        with store(progress) as buildah:
-            _build(buildah, images_of(LOCAL, chosen), missing, chosen, progress)
-            for name in missing:
-                push(buildah, targets[name], targets[name].reference, progress)
+    if not _missing(images):
+        return images
+    with store(progress) as buildah, _copied_context(buildah) as context:
+        images = images_of(registry, chosen, context)
+        missing = _missing(images)
+        _build(buildah, context, missing, chosen, progress)
+        for target in missing:
+            image = images.by_target()[target]
+            push(buildah, image, image.reference, progress)
     return images
 
 
 def build_images(progress: Progress, options: BuildOptions | None = None) -> Images:
     """All three in the store, under the names that `buildah images` has there."""
     chosen = options or BuildOptions.from_environment(os.environ)
-    images = images_of(LOCAL, chosen)
-    with store(progress) as buildah:
-        _build(buildah, images, TARGETS, chosen, progress)
-    return images
+    with store(progress) as buildah, _copied_context(buildah) as context:
+        return _build(buildah, context, TARGETS, chosen, progress)
 
 
 def push(buildah: Buildah, image: Image, destination: str, progress: Progress) -> None:
@@ -85,27 +87,47 @@ def _layers(buildah: Buildah, image: Image, sizes: Mapping[str, int]) -> ImageLa
     return ImageLayers(reference=image.reference, layers=layers)
 
 
-def _build(buildah: Buildah, images: Images, targets: Iterable[str], options: BuildOptions, progress: Progress) -> None:
+def _missing(images: Images) -> tuple[str, ...]:
+    """Targets that their registry has not, the quick ones first."""
+    named = images.by_target()
+    remote = Registry(address=images.engine.registry)
+    return tuple(name for name in TARGETS if remote.manifest(named[name].repository, named[name].tag) is None)
+
+
+@contextmanager
+def _copied_context(buildah: Buildah) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="context-", dir=buildah.scratch) as folder:
+        copy_context(CONTEXT, Path(folder))
+        yield Path(folder)
+
+
+def _build(
+    buildah: Buildah, context: Path, targets: Iterable[str], options: BuildOptions, progress: Progress
+) -> Images:
     """Those that the store has not."""
+    images = images_of(LOCAL, options, context)
     named = images.by_target()
     missing = [target for target in targets if not buildah.has(named[target].reference)]
     if missing:
         check_disk(buildah)
         ensure_base(buildah, options.base_image, progress)
     for target in missing:
-        _build_one(buildah, target, named[target].reference, options, progress)
+        _build_one(buildah, context, target, named[target].reference, options, progress)
+    return images
 
 
-def _build_one(buildah: Buildah, target: str, name: str, options: BuildOptions, progress: Progress) -> None:
+def _build_one(
+    buildah: Buildah, context: Path, target: str, name: str, options: BuildOptions, progress: Progress
+) -> None:
     started = time.monotonic()
     first = ": the first time torch is downloaded and unpacked, 5 GB" if target == "engine" else ""
     progress.say(f"==> building {name}{first}")
     unchecked = f"{name}-unchecked"  # or a run after one that was stopped here would take it for good
     buildah.build(
-        CONTEXT,
+        context,
         image=unchecked,
         target=target,
-        arguments=options.arguments,
+        arguments={**options.arguments, "UV_CACHE_DIR": CACHE_FOLDER},
         volumes=_volumes(options),
         progress=progress,
     )
@@ -122,12 +144,12 @@ def _in_store(image: Image) -> str:
 def _volumes(options: BuildOptions) -> list[str]:
     """The machine's certificates, and uv's cache: what `make setup` has downloaded is not downloaded again.
 
-    All cover folders that the base image has or that the Dockerfile mounts over, so that they leave no trace.
+    All cover folders that a base image has: a folder made for a mount would stay in the image.
     """
     base = os.environ.get("UV_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uv"
     downloads = Path(base).absolute()
     downloads.mkdir(parents=True, exist_ok=True)
-    volumes = [f"{downloads}:/var/cache/uv"]
+    volumes = [f"{downloads}:{CACHE_FOLDER}"]
     if Path("/etc/ssl/certs").is_dir():
         volumes.append("/etc/ssl/certs:/etc/ssl/certs:ro")
     if options.torch_wheel is not None:

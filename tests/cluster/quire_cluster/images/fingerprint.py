@@ -5,10 +5,10 @@ Stages of other targets, arguments that a target does not take and files that .d
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from quire_cluster.images.context import context_files
 from quire_cluster.images.dockerfile import Dockerfile, Stage
 
 _TAG_LENGTH: Final = 12
@@ -19,17 +19,11 @@ def fingerprint(context: Path, dockerfile: Dockerfile, target: str, arguments: M
     digest = hashlib.sha256()
     for part in (*_recipe(dockerfile, stages), *_taken(dockerfile, stages, arguments)):
         _add(digest, part.encode())
-    ignored = ignored_names((context / ".dockerignore").read_text())
-    for path in sorted(set(_files(context, stages, ignored))):
+    for path in context_files(context, stages):
         executable = path.stat().st_mode & 0o111
         _add(digest, f"{path.relative_to(context)} {bool(executable)}".encode())
         _add(digest, path.read_bytes())
     return digest.hexdigest()[:_TAG_LENGTH]
-
-
-def ignored_names(dockerignore: str) -> tuple[str, ...]:
-    """Names that are left out wherever they are: the patterns `**/NAME`."""
-    return tuple(line.removeprefix("**/") for line in dockerignore.splitlines() if line.startswith("**/"))
 
 
 def _recipe(dockerfile: Dockerfile, stages: Iterable[Stage]) -> Iterator[str]:
@@ -46,16 +40,6 @@ def _taken(dockerfile: Dockerfile, stages: Iterable[Stage], arguments: Mapping[s
     names.update(name for stage in stages for name in stage.build_arguments)
     for name in sorted(names & arguments.keys()):
         yield f"{name}={arguments[name]}"
-
-
-def _files(context: Path, stages: Iterable[Stage], ignored: tuple[str, ...]) -> Iterator[Path]:
-    for source in (source for stage in stages for source in stage.sources):
-        path = context / source
-        found = (path,) if path.is_file() else path.rglob("*")
-        for each in found:
-            parts = each.relative_to(context).parts
-            if each.is_file() and not any(fnmatchcase(part, name) for part in parts for name in ignored):
-                yield each
 
 
 def _add(digest: "hashlib._Hash", part: bytes) -> None:

@@ -9,7 +9,9 @@ from quire_cluster.errors import ImageBuildFailed
 from quire_cluster.images.base_image import debian_base
 
 TARGETS: Final = ("gateway", "operator", "engine")  # the quick ones first
-WHEEL_FOLDER: Final = "/mnt"  # is in every base image, so that a mount there leaves nothing behind
+# In every base image, so that a mount there leaves nothing behind.
+WHEEL_FOLDER: Final = "/mnt"
+CACHE_FOLDER: Final = "/media"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
