@@ -103,10 +103,11 @@ def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, u
         chat.until(lambda: on_it <= streams.replicas, what=f"streams on all of {sorted(on_it)}", seconds=60)
         record.began = traffic.mark(f"kubectl drain {record.node}")
         kubectl = aside.submit(kube.run, ["kubectl", "drain", record.node, *DRAIN], seconds=DRAIN_SECONDS)
-        watch.until(lambda look: look.ready < REPLICAS, what="a replica is evicted", seconds=60)
+        watch.until(lambda look: look.ready < REPLICAS or kubectl.done(), what="a replica is evicted", seconds=60)
         elsewhere = next(pod for pod in record.before if pod.node != record.node)
         record.refused = evict(kube, elsewhere, dry_run=True)
         record.kubectl = kubectl.result()
+        assert record.kubectl.returncode == 0, f"kubectl drain {record.node}: {record.kubectl.stderr}"
         record.ended = traffic.mark("drained")
         record.left = _pods_on(kube, record.node)
         chat.wait_ready(replicas=REPLICAS, seconds=120)
@@ -154,7 +155,6 @@ def test_no_request_fails_while_a_node_is_drained(drained: Drained, report: Repo
 
 
 def test_the_node_is_empty_and_its_replicas_are_elsewhere(drained: Drained, report: Report) -> None:
-    assert drained.kubectl is not None and drained.kubectl.returncode == 0, drained.kubectl
     assert [f"{pod.namespace}/{pod.name}" for pod in drained.left] == []
     assert len({pod.node for pod in drained.before}) == 2, "replicas are spread over nodes"
     assert drained.node not in {pod.node for pod in drained.after} and len(drained.after) == REPLICAS
@@ -189,9 +189,8 @@ def test_streams_on_evicted_replicas_come_to_their_end(drained: Drained, report:
         and stream.ended > ending.seen + PRE_STOP_SECONDS
     ]
     assert outlasted, "some were under way on them, and went on after SIGTERM"
-    for ending in evicted:
-        assert ending.gone is not None
-        report.figure(f"{ending.pod} evicted to gone", ending.gone - ending.seen)
+    longest = max(ending.gone - ending.seen for ending in evicted if ending.gone is not None)
+    report.figure("replica evicted to gone, with long streams on it", longest)
 
 
 def test_gateway_and_operator_have_moved(drained: Drained, release: Release) -> None:

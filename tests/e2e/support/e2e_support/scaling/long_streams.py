@@ -79,6 +79,11 @@ class LongStreams:
         """Those that one is under way on."""
         return frozenset(self._under_way.copy().values())
 
+    @property
+    def ended(self) -> int:
+        """How many are over."""
+        return len(self._done)
+
     def finish(self) -> list[LongStream]:
         """No further ones; all that were begun, read to their ends."""
         self._stop.set()

@@ -1,0 +1,63 @@
+"""What the Eviction API answers becomes a verdict; what else goes wrong stays an error."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from e2e_support.errors import ApiError, NotFound
+from e2e_support.eviction import evict
+from e2e_support.objects import Pod
+
+POD = Pod(
+    name="chat-1",
+    namespace="space",
+    uid="u-1",
+    node="node-1",
+    ip="10.0.0.1",
+    phase="Running",
+    is_ready=True,
+    is_ending=False,
+    restarts=0,
+    revision="r1",
+    states=(),
+)
+
+
+class Kube:
+    """Notes what is asked, and gives one answer."""
+
+    def __init__(self, answer: Exception | None = None) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append((path, body))
+        if self.answer is not None:
+            raise self.answer
+        return {}
+
+
+def test_a_granted_eviction_is_of_this_very_pod():
+    kube = Kube()
+    assert evict(kube, POD).allowed
+    ((path, body),) = kube.asked
+    assert path == "/api/v1/namespaces/space/pods/chat-1/eviction"
+    assert body["deleteOptions"] == {"preconditions": {"uid": "u-1"}}
+
+
+def test_a_dry_run_evicts_nobody():
+    kube = Kube()
+    evict(kube, POD, dry_run=True)
+    assert kube.asked[0][1]["deleteOptions"]["dryRun"] == ["All"]
+
+
+def test_a_budget_refuses_with_429():
+    verdict = evict(Kube(ApiError("it would violate the pod's disruption budget", status=429)), POD)
+    assert (verdict.allowed, verdict.message) == (False, "it would violate the pod's disruption budget")
+
+
+@pytest.mark.parametrize("error", [ApiError("forbidden", status=403), NotFound("gone", status=404)])
+def test_any_other_refusal_is_an_error(error):
+    with pytest.raises(ApiError, match=str(error)):
+        evict(Kube(error), POD)
