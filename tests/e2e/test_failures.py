@@ -65,7 +65,7 @@ FAULTS = {
     "crash-loop": Fault(
         change={"podTemplate": {"spec": {"containers": [{"name": "engine", "env": [LOST_PYTHON]}]}}},
         reason="CrashLooping",
-        says=r"ended with code 1: .*No module named 'encodings'",
+        says=r"ended with code 1: (Fatal Python error|ModuleNotFoundError): .*encodings",
         back={"podTemplate": None},
     ),
     "missing-secret": Fault(

@@ -100,6 +100,20 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
         "CrashLooping",
         "container engine of pod chat-1 ended with code 139: Segmentation fault",
     ),
+    "crash, with frames behind the error": (
+        {
+            "containerStatuses": [
+                crashed(1, "Fatal Python error: no codec\n\nCurrent thread 0x1:\n  <no Python frame>\n")
+            ]
+        },
+        "CrashLooping",
+        "ended with code 1: Fatal Python error: no codec",
+    ),
+    "crash, with a traceback": (
+        {"containerStatuses": [crashed(1, 'KeyError: 1\n\n  File "x.py"\na.b.LoadError: y\nmore\n')]},
+        "CrashLooping",
+        "ended with code 1: a.b.LoadError: y",
+    ),
     "no node": (unschedulable("0/3 nodes are available: 3 Insufficient cpu."), "Unschedulable", "3 Insufficient cpu"),
     "no gpu": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),

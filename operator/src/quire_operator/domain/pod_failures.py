@@ -18,6 +18,8 @@ _MAX_MESSAGE = 400
 _MAX_LINES = 4
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Colours of a log, and whatever else a terminal obeys: what a container says is shown on other people's."""
+_NAMES_AN_ERROR = re.compile(r"(?:Fatal|panic|[\w.]*(?:Error|Exception))\b.*:")
+"""As a traceback ends, or the trace of other languages begins."""
 _OUR_WORDS = ("quire: ", "quire-engine: ", "quire-engine cannot start")
 
 
@@ -110,11 +112,14 @@ def _ended(container: ContainerState) -> str:
 
 
 def _last_words(log: str) -> str:
-    """The last line; or what our own programs said of why they end, which may be followed by advice."""
+    """What our own programs said of why they end, which may be followed by advice; else the last line that names an
+    error, which frames may follow; else the last line."""
     lines = [line for text in log.splitlines() if (line := _CONTROL.sub("", text).strip())]
     ours = [place for place, line in enumerate(lines) if line.startswith(_OUR_WORDS)]
-    said = lines[ours[-1] : ours[-1] + _MAX_LINES] if ours else lines[-1:]
-    return " ".join(said)
+    if ours:
+        return " ".join(lines[ours[-1] : ours[-1] + _MAX_LINES])
+    errors = [line for line in lines if _NAMES_AN_ERROR.match(line)]
+    return " ".join(errors[-1:] or lines[-1:])
 
 
 def _deployment_failures(deployment: DeploymentState) -> Iterator[Failure]:
