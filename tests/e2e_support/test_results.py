@@ -45,7 +45,16 @@ def test_the_document_has_everything(reports: list[Report]) -> None:
             {"name": "drained in", "value": 31.27, "unit": "s"},
             {"name": "replicas", "value": 2.0, "unit": ""},
         ],
+        "notes": [],
     }
+
+
+def test_what_the_reader_has_to_know_stands_beside_the_figures(reports: list[Report]) -> None:
+    reports[0].note("nothing here enforces policies")
+    assert results.table(reports)[1].endswith("drained in 31.3 s; replicas 2; nothing here enforces policies")
+    assert results.document(reports, cluster="ours", started="")["scenarios"][0]["notes"] == [
+        "nothing here enforces policies"
+    ]
 
 
 def test_what_was_not_run_has_its_reason(reports: list[Report]) -> None:

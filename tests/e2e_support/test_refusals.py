@@ -1,0 +1,54 @@
+"""Reading an audit log for what the accounts of a namespace asked and were refused."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from e2e_support.refusals import read
+
+SINCE = datetime(2026, 1, 2, tzinfo=UTC)
+OPERATOR = "system:serviceaccount:quire-system:quire-operator"
+
+
+def line(
+    *,
+    user: str = OPERATOR,
+    day: int = 3,
+    decision: str = "allow",
+    stage: str = "ResponseComplete",
+    **target: str,
+) -> bytes:
+    entry: dict[str, Any] = {
+        "stage": stage,
+        "verb": "patch",
+        "user": {"username": user},
+        "objectRef": target,
+        "requestReceivedTimestamp": f"2026-01-0{day}T00:00:00.000000Z",
+        "responseStatus": {"message": "cannot patch it"} if decision == "forbid" else {"code": 200},
+        "annotations": {"authorization.k8s.io/decision": decision},
+    }
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+
+
+def test_what_is_counted_was_answered_since_then_and_asked_by_that_namespace() -> None:
+    asked = read(
+        [
+            line(resource="llmdeployments", subresource="status"),
+            line(resource="deployments"),
+            line(resource="deployments", stage="RequestReceived"),
+            line(resource="deployments", day=1),
+            line(resource="deployments", user="system:serviceaccount:other:quire-operator"),
+            line(resource="deployments", user="admin", name=OPERATOR),
+            line(resource="deployments")[:-1],
+            line(resource="", user=OPERATOR.replace("operator", "gateway")),
+        ],
+        "quire-system:",
+        since=SINCE,
+    )
+    assert asked.verbs == {"patch llmdeployments/status": 1, "patch deployments": 1, "patch ": 1}
+    assert asked.refused == ()
+
+
+def test_a_refusal_is_told_in_the_servers_words() -> None:
+    asked = read([line(resource="secrets", decision="forbid")], "quire-system:", since=SINCE)
+    assert asked.refused == (f"{OPERATOR}: cannot patch it",)
