@@ -19,12 +19,13 @@ from quire_cluster.real_cluster import RealCluster
 
 @contextmanager
 def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
-    """It, running; one that ran already is left running."""
+    """It, running; one that was there is left, mended where it had come to harm."""
     found = RealCluster.load(default_state())
-    if found is not None and found.running:
+    if found is not None:
+        found.start(progress)
         yield _target(found, progress)
         return
-    cluster = found or RealCluster.create(default_state(), Programs.ensure(progress))
+    cluster = RealCluster.create(default_state(), Programs.ensure(progress))
     try:
         cluster.start(progress)
         yield _target(cluster, progress)
