@@ -1,19 +1,27 @@
 """What others change in the children: what is ours is set back, what breaks a replica is removed, the rest is told."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kube_support.operators import Namespace, OperatorProcess, until
+from kube_support.operators import Namespace, Operators, until
+
+from quire_cluster.control_plane import ControlPlane
 
 IMAGE = "registry.example/engine:edited"
 
 
 @pytest.fixture(scope="module")
-def drift(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
-    shared_space.apply("drift", replicas=2)
-    shared_space.wait_settled("drift")
-    return shared_space
+def drift(crd_installed: ControlPlane, operators: Operators) -> Iterator[Namespace]:
+    """Its operator looks at everything again only after ten minutes: what is found before that, a watch has shown."""
+    assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "drift"}}).ok
+    space = Namespace(crd_installed, "drift")
+    operator = operators.start(*space.flags(), "--resync", "10m", identity="drift")
+    space.apply("drift", replicas=2)
+    space.wait_settled("drift")
+    yield space
+    operator.kill()
+    crd_installed.client().delete("/api/v1/namespaces/drift")
 
 
 def pod_spec(space: Namespace) -> dict[str, Any]:
