@@ -109,7 +109,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         say("not run on this cluster" + (", which is a failure: ours has all they need" if run.target.machine else ""))
         for line in skipped:
             say(f"  {line}")
-    for folder in run.evidence:
+    for folder in run.evidence.values():
         say(f"of a failure: {folder}")
     say(f"{run.out / 'results.json'}, and for documents {run.out / 'promises.md'}; {run.seconds:.0f} s in all")
 

@@ -41,7 +41,8 @@ class Run:
     """Those that are there now."""
     settings: Settings | None = None
     target: Target | None = None
-    evidence: list[Path] = field(default_factory=list)
+    evidence: dict[str, Path] = field(default_factory=dict)
+    """Where it is, by how the failure was told."""
     _open: ExitStack = field(default_factory=ExitStack)
 
     def open(self, environ: Mapping[str, str], progress: Progress) -> None:
@@ -78,12 +79,14 @@ class Run:
             space.delete()
 
     def keep_evidence(self, test_id: str, failure: str) -> Path | None:
-        """Where it is; None where there never was a cluster."""
+        """Where it is; None where there never was a cluster. Scenarios that fail by one thing they share share it."""
         if self.target is None:
             return None
+        if failure in self.evidence:
+            return self.evidence[failure]
         folder = self.out / "failures" / slug(scenario_name(test_id))
         evidence.collect(self.target, folder, namespaces=[space.name for space in self.spaces], failure=failure)
-        self.evidence.append(folder)
+        self.evidence[failure] = folder
         return folder
 
     def write(self) -> None:
