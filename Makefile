@@ -89,7 +89,7 @@ $(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
 	@touch $@
 
 e2e: $(VENV)/.dev ## Run the end-to-end scenarios on a cluster of this machine, or on that of KUBECONFIG (ARGS="-k drain", KEEP=1)
-	$(BIN)/pytest tests/e2e $(ARGS)
+	$(BIN)/pytest tests/e2e --tb=short $(ARGS)
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .
