@@ -92,7 +92,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if run.target is None:
         return
     run.write()
-    if run.target.machine is not None and list(results.not_run(run.reports.values())):
+    if results.fails_the_run(run.reports.values(), on_ours=run.target.machine is not None):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

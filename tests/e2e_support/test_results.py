@@ -61,6 +61,12 @@ def test_what_was_not_run_has_its_reason(reports: list[Report]) -> None:
     assert list(results.not_run(reports)) == ["outages: prometheus: it needs a Prometheus"]
 
 
+def test_what_was_left_out_fails_a_run_on_our_own_cluster_alone(reports: list[Report]) -> None:
+    assert results.fails_the_run(reports, on_ours=True)
+    assert not results.fails_the_run(reports, on_ours=False)
+    assert not results.fails_the_run(reports[:1], on_ours=True)
+
+
 def test_a_figure_given_again_is_replaced(reports: list[Report]) -> None:
     reports[0].figure("drained in", 1)
     assert [figure.value for figure in reports[0].figures] == [2, 1]

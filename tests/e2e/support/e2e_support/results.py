@@ -93,6 +93,11 @@ def document(reports: Sequence[Report], *, cluster: str, started: str) -> dict[s
     return {"started": started, "cluster": cluster, "scenarios": [_scenario(report) for report in reports]}
 
 
+def fails_the_run(reports: Iterable[Report], *, on_ours: bool) -> bool:
+    """Whether something was left out where nothing may be: our own cluster has all that scenarios need."""
+    return on_ours and any(True for _ in not_run(reports))
+
+
 def not_run(reports: Iterable[Report]) -> Iterator[str]:
     """Names and reasons of those that could not be."""
     for report in reports:
