@@ -137,7 +137,7 @@ def test_a_hub_that_is_silent_holds_nothing_up(start: Start, space: Namespace) -
         for name in ("one", "two"):
             space.apply(name, model={"source": f"hf://org/{name}"}, resources={"limits": {"memory": "1Gi"}})
         until(lambda: {"one", "two"} <= set(space.names("deployments")))
-        assert time.monotonic() - applied < 10
+        assert time.monotonic() - applied < 20, "as long as a lookup may take"
         space.wait_reason("one", "Degraded", "AsExpected")
 
 
