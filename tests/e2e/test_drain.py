@@ -27,6 +27,7 @@ from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
 from e2e_support.timeline.keep import keep
 from e2e_support.timeline.model import timeline
+from e2e_support.traffic.client import Patience
 from e2e_support.traffic.driver import Traffic
 from e2e_support.traffic.result import TrafficResult
 
@@ -34,6 +35,7 @@ REPLICAS = 3
 DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
 DRAIN_SECONDS = 320.0
 CONCURRENCY, STREAMS, STREAM_SECONDS = 3, 4, 20.0
+PATIENCE = Patience(silence_seconds=120.0)
 PRE_STOP_SECONDS = 5.0
 """From a pod's end being asked for to SIGTERM: what lasts longer was spared by the engine itself."""
 
@@ -82,7 +84,7 @@ def drained(target: Target, release: Release, make_space: MakeSpace, gateway_url
         nodes = [pod.node for pod in pods if pod.node is not None]
         record = Drained(deployment=chat, node=max(nodes, key=nodes.count), before=pods)
         with (
-            Traffic(gateway_url, model=chat.model, concurrency=CONCURRENCY) as traffic,
+            Traffic(gateway_url, model=chat.model, concurrency=CONCURRENCY, patience=PATIENCE) as traffic,
             ReplicaWatch(chat, clock=traffic.now) as watch,
         ):
             try:

@@ -24,6 +24,7 @@ from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
 from e2e_support.timeline.keep import keep
 from e2e_support.timeline.model import timeline
+from e2e_support.traffic.client import Patience
 from e2e_support.traffic.driver import Traffic
 from e2e_support.traffic.prompts import Kind, of_kind
 from e2e_support.traffic.result import TrafficResult
@@ -39,11 +40,13 @@ BUSY: Final = 20
 STREAMS, STREAM_SECONDS = 5, 15.0
 """Long ones while replicas go: with one more request still work for one replica, and every replica has one."""
 AUTOSCALING: Final = "quire_operator_autoscaling_"
+PATIENCE: Final = Patience(silence_seconds=240.0)
+"""Who waits for a whole answer behind a queue hears nothing for long, on a machine that is busy."""
 TICK_SECONDS: Final = 15.0
 """How often the operator looks."""
 PULL_SECONDS: Final = 240.0
 """For the first replica, whose node may not have the image yet."""
-DECIDE_SECONDS, START_SECONDS, SHRINK_SECONDS, END_SECONDS = 90.0, 150.0, 180.0, 120.0
+DECIDE_SECONDS, START_SECONDS, SHRINK_SECONDS, END_SECONDS = 90.0, 240.0, 180.0, 120.0
 """When to give up; what is promised is less."""
 
 
@@ -136,7 +139,9 @@ class Play:
         chat, ramp = self._chat, self.ramp
         chat.wait_ready(replicas=1, seconds=PULL_SECONDS)
         with (
-            Traffic(self._url, model=chat.model, prompts=of_kind(Kind.LONG), concurrency=CALM) as self._traffic,
+            Traffic(
+                self._url, model=chat.model, prompts=of_kind(Kind.LONG), concurrency=CALM, patience=PATIENCE
+            ) as self._traffic,
             ReplicaWatch(chat, clock=self._traffic.now) as self._watch,
         ):
             try:
