@@ -117,6 +117,26 @@ async def test_replica_that_dies_mid_stream_ends_it_in_an_error_event_without_do
     assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
 
 
+async def test_replica_that_says_why_its_stream_breaks_off_has_the_last_word(gateway, replicas):
+    chat = await replicas("chat-0")
+    said = b'event: error\ndata: {"error": {"code": "engine_stopped"}}\n\n'
+
+    async def stop(request):
+        response = web.StreamResponse(headers=EVENT)
+        await response.prepare(request)
+        await response.write(event(0) + said)
+        await asyncio.sleep(0)
+        request.transport.abort()
+        return response
+
+    chat.behaviour = stop
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
+        assert await response.read() == event(0) + said
+    assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
+
+
 async def test_broken_answer_that_is_no_event_stream_is_not_ended_properly(gateway, replicas):
     chat = await replicas("chat-0")
 

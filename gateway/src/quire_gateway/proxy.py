@@ -296,7 +296,12 @@ class Proxy:
         except _Died as error:
             self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
             _log.warning("request %s: %s died in the midst of its answer: %s", call.id, backend.endpoint.id, error)
-            await _break_off(call.request, response, UpstreamFailed("the replica died in the midst of this answer"))
+            if events and events.told_error:
+                # The replica said itself why: one error event, and the end.
+                response.force_close()
+                await response.write_eof()
+            else:
+                await _break_off(call.request, response, UpstreamFailed("the replica died in the midst of this answer"))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self.cutting or task is None:

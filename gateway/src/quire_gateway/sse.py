@@ -7,6 +7,7 @@ an event that is not whole yet waits for its rest.
 _MAX_EVENT_BYTES = 2**20
 
 CONTENT_TYPE = "text/event-stream"
+_ERROR = b"event: error\n"
 
 
 class EventSplitter:
@@ -14,10 +15,13 @@ class EventSplitter:
 
     def __init__(self) -> None:
         self._rest = b""
+        self.told_error = False
+        """Whether an event has said that the stream breaks off: nothing may follow it."""
 
     def feed(self, chunk: bytes) -> bytes:
         """All events that are whole with this chunk."""
         data = self._rest + chunk if self._rest else chunk
+        self.told_error |= data.startswith(_ERROR) or b"\n" + _ERROR in data
         if data.endswith((b"\n\n", b"\r\n\r\n")):
             self._rest = b""
             return data
