@@ -165,7 +165,7 @@ def _name_marks(figure: Figure, axis: Axes, timeline: Timeline) -> None:
     """Above the first panel, in as many rows as keep names apart; the title above them."""
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
-    renderer: Any = canvas.get_renderer()
+    renderer: Any = canvas.get_renderer()  # type: ignore[no-untyped-call]
     texts = [_text(axis, mark) for mark in timeline.marks]
     figure.subplots_adjust(top=0.9)
     spans = [(box.x0, box.x1) for box in (text.get_window_extent(renderer) for text in texts)]

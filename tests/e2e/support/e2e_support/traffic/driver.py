@@ -36,7 +36,7 @@ from e2e_support.traffic.result import TrafficResult
 MAX_IN_FLIGHT = 256
 _LOOK_SECONDS = 0.02
 _AFTER_FAILURE_SECONDS = 0.2
-"""Before another takes a failed request's place, as a client with manners would: a server that refuses is not flooded."""
+"""Before another takes a failed request's place, as clients with manners do: a server that refuses is not flooded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

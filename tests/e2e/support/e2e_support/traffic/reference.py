@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from e2e_support.traffic.prompts import MODEL, FinishReason, Message
 
@@ -24,7 +24,7 @@ class Reference:
     def __init__(self) -> None:
         self._exact = _model(torch.float32)
         self._rounded = _model(torch.bfloat16)
-        self._tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(MODEL)
+        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(MODEL)
         config = self._exact.generation_config
         assert config is not None and isinstance(config.eos_token_id, list)
         self._stops = frozenset(config.eos_token_id)
@@ -33,7 +33,9 @@ class Reference:
         return list(self._tokenizer(text).input_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         turns = [{"role": message.role, "content": message.content} for message in messages]

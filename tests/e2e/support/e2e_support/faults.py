@@ -1,0 +1,91 @@
+"""What scenarios of faults have in common: traffic of streams that last, whom a kill hits, and who must not notice."""
+
+import os
+import signal
+from typing import Final
+
+from e2e_support.objects import Pod
+from e2e_support.space import LLMDeployment
+from e2e_support.traffic import CUT, Form, Kind, Live, Permit, Traffic, TrafficResult, of_kind
+from quire_cluster.nodes.teardown import HostProcess
+from quire_cluster.real_cluster import RealCluster
+
+ENGINE_LOOP: Final = "quire_engine.ipc.loop"
+"""In the command of the process that computes; the other one of an engine serves HTTP."""
+STREAMS: Final = 6
+BEYOND: Final = 250
+"""Tokens behind the known ones: so long that a kill finds streams half way."""
+BEGIN_SECONDS: Final = 60.0
+
+
+def streams(url: str, chat: LLMDeployment, *, concurrency: int = STREAMS) -> Traffic:
+    """Long ones, compared token by token."""
+    prompts = of_kind(Kind.LONG)
+    return Traffic(
+        url,
+        model=chat.model,
+        prompts=prompts,
+        forms=(Form.STREAM_TOKENS,),
+        beyond=BEYOND,
+        concurrency=concurrency,
+    )
+
+
+def replica(pod: Pod) -> str:
+    """What the gateway calls it."""
+    return f"{pod.namespace}/{pod.name}"
+
+
+def wait_for_streams(traffic: Traffic, pods: list[Pod]) -> None:
+    """Until each of them has one that has begun to answer."""
+
+    def all_stream(live: Live) -> bool:
+        return all(live.streams.get(replica(pod), 0) > 0 for pod in pods)
+
+    traffic.wait_for(all_stream, BEGIN_SECONDS, f"a stream on each of {', '.join(pod.name for pod in pods)}")
+
+
+def cut_on(pod: Pod, *, after: str, within_seconds: float) -> Permit:
+    """What ran on it may end in words or by a broken connection; all else goes on."""
+    return Permit(
+        why="its stream ran where the kill hit",
+        kinds=CUT,
+        replica=replica(pod),
+        after=after,
+        within_seconds=within_seconds,
+        at_most=STREAMS,
+    )
+
+
+def assert_only_cut_on(result: TrafficResult, victim: Pod, mark: str) -> None:
+    """Stream by stream: those that ran elsewhere then came to their right end; of those on the victim some did not."""
+    running = result.streams_during(result.seconds_of(mark))
+    elsewhere = [record for name, records in running.items() if name != replica(victim) for record in records]
+    assert elsewhere, f"no stream ran elsewhere when it was said: {mark}"
+    assert all(record.ok for record in elsewhere)
+    there = running.get(replica(victim), ())
+    assert any(not record.ok for record in there), f"the kill cut none of {len(there)} streams"
+
+
+def kill(process: HostProcess) -> None:
+    """As the kernel does when memory runs out."""
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def engine_process(machine: RealCluster, pod: Pod) -> HostProcess:
+    """The one that computes."""
+    return next(
+        process
+        for process in machine.pod_processes(pod.namespace, pod.name, "engine")
+        if ENGINE_LOOP in process.command
+    )
+
+
+def main_process(machine: RealCluster, pod: Pod, container: str) -> HostProcess:
+    """The container's first: with it all others of the container end."""
+    return machine.pod_processes(pod.namespace, pod.name, container)[0]
+
+
+def same_pod(pods: list[Pod], before: Pod) -> Pod:
+    """As it is now. Fails where it is gone."""
+    return next(pod for pod in pods if pod.uid == before.uid)

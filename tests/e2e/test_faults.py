@@ -1,0 +1,258 @@
+"""What happens to those who use an LLMDeployment when something under it is killed -9: to whoever was on it, the least
+that can be; to everybody else, nothing.
+
+Two replicas serve all of these. Streams last long enough to be half way when the kill comes, and each is asserted on.
+"""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from e2e_support.faults import (
+    assert_only_cut_on,
+    cut_on,
+    engine_process,
+    kill,
+    main_process,
+    replica,
+    same_pod,
+    streams,
+    wait_for_streams,
+)
+from e2e_support.harm import kill_for_good
+from e2e_support.kube import namespaced
+from e2e_support.manifests import small_llmdeployment
+from e2e_support.objects import Pod
+from e2e_support.recording import recorded
+from e2e_support.release import GATEWAY_PORT, Release
+from e2e_support.results import Report
+from e2e_support.run import MakeSpace
+from e2e_support.space import LLMDeployment
+from e2e_support.target import Target
+from e2e_support.timeline import keep, timeline
+from e2e_support.traffic import CUT, FailureKind, Permit, Traffic
+from e2e_support.waiting import until
+from quire_cluster.real_cluster import RealCluster
+
+REPLICAS = 2
+TOLD_SECONDS = 10.0
+"""Until whoever streamed from a killed process knows."""
+BACK_SECONDS = 120.0
+"""When to give up; what is promised is less, and measured."""
+TAKEOVER_SECONDS = 40.0
+OUTAGE_SECONDS = 60.0
+ENGINE_PORT = 8000
+
+pytestmark = [pytest.mark.needs("machine"), pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def served(make_space: MakeSpace) -> Iterator[LLMDeployment]:
+    with make_space("faults") as space:
+        chat = space.apply(small_llmdeployment("chat", replicas=REPLICAS))
+        chat.wait_ready(replicas=REPLICAS, seconds=240)
+        yield chat
+
+
+@pytest.fixture
+def chat(served: LLMDeployment) -> LLMDeployment:
+    """Whole again after whatever was before."""
+    served.wait_ready(replicas=REPLICAS)
+    return served
+
+
+@pytest.fixture
+def machine(target: Target) -> RealCluster:
+    assert target.machine is not None
+    return target.machine
+
+
+def test_a_killed_engine_process_is_replaced_within_its_pod(
+    chat: LLMDeployment, machine: RealCluster, release: Release, gateway_url: str, report: Report
+) -> None:
+    pods = chat.serving_pods()
+    victim, killed = pods[0], "engine process killed"
+    replaced = release.page(victim, ENGINE_PORT).total("quire_engine_restarts_total")
+    with recorded(streams(gateway_url, chat), report, chat) as traffic:
+        wait_for_streams(traffic, pods)
+        traffic.permit(cut_on(victim, after=killed, within_seconds=TOLD_SECONDS))
+        process = engine_process(machine, victim)
+        traffic.mark(killed)
+        kill(process)
+        back = _wait_until_it_streams_again(traffic, victim)
+    result = traffic.result
+    assert_only_cut_on(result, victim, killed)
+    report.figure("engine process killed to same replica serving again", back - result.seconds_of(killed))
+    report.figure("engine process killed to next answer of the others", result.served_again_after(killed) or 0.0)
+    after = same_pod(chat.pods(), victim)
+    assert after.restarts == victim.restarts, "the API process replaces its engine; the container goes on"
+    assert release.page(victim, ENGINE_PORT).total("quire_engine_restarts_total") == replaced + 1
+    assert chat.wait_ready(replicas=REPLICAS)
+
+
+def test_a_killed_container_is_restarted_within_its_pod(
+    chat: LLMDeployment, machine: RealCluster, release: Release, gateway_url: str, report: Report
+) -> None:
+    pods = chat.serving_pods()
+    victim, killed = pods[-1], "container killed"
+    with recorded(streams(gateway_url, chat), report, chat) as traffic:
+        wait_for_streams(traffic, pods)
+        traffic.permit(cut_on(victim, after=killed, within_seconds=TOLD_SECONDS))
+        process = main_process(machine, victim, "engine")
+        traffic.mark(killed)
+        kill(process)
+        back = _wait_until_it_streams_again(traffic, victim)
+    result = traffic.result
+    assert_only_cut_on(result, victim, killed)
+    report.figure("container killed to same replica serving again", back - result.seconds_of(killed))
+    assert same_pod(chat.pods(), victim).restarts == victim.restarts + 1
+    assert _broken_streams(release, victim) >= 1, "the gateways counted what broke"
+    assert [event.reason for event in chat.events() if event.name == victim.name].count("Killing") == 0
+    assert chat.wait_ready(replicas=REPLICAS)
+
+
+def test_a_pod_deleted_by_force_is_replaced(
+    chat: LLMDeployment, gateway_url: str, release: Release, report: Report
+) -> None:
+    pods = chat.serving_pods()
+    victim, killed = pods[0], "pod deleted by force"
+    with recorded(streams(gateway_url, chat), report, chat) as traffic:
+        wait_for_streams(traffic, pods)
+        traffic.permit(cut_on(victim, after=killed, within_seconds=BACK_SECONDS))
+        at = traffic.mark(killed)
+        chat.kube.delete(namespaced(victim.namespace, "pods", victim.name), grace_seconds=0)
+        newcomers = chat.until(lambda: _newcomers(chat, pods), what="a new replica is ready", seconds=BACK_SECONDS)
+        report.figure("pod deleted by force to replaced and ready", traffic.mark("replaced") - at)
+        wait_for_streams(traffic, newcomers)
+    result = traffic.result
+    others = [record for record in result.records if record.replica != replica(victim)]
+    assert others and all(record.ok for record in others)
+    late = [one for one in result.by_replica()[replica(victim)] if one.started > at + TOLD_SECONDS]
+    assert not late, "the gateways know that it is gone"
+    assert chat.wait_ready(replicas=REPLICAS)
+    assert any(event.reason == "SuccessfulCreate" or event.name == newcomers[0].name for event in chat.events())
+
+
+def test_a_killed_gateway_cuts_its_own_clients_only(
+    chat: LLMDeployment, machine: RealCluster, target: Target, release: Release, gateway_url: str, report: Report
+) -> None:
+    victim, other = _two_gateways(release)
+    killed = "gateway killed"
+    cut = Permit(why="they came through it", kinds=CUT, after=killed, within_seconds=TOLD_SECONDS)
+    away = Permit(
+        why="it is away, or the Service still leads to it",
+        kinds=frozenset({FailureKind.UNREACHABLE, FailureKind.BROKEN}),
+        after=killed,
+        within_seconds=30.0,
+    )
+    of_victim = streams(target.pod_url(victim, GATEWAY_PORT), chat, concurrency=2)
+    of_other = streams(target.pod_url(other, GATEWAY_PORT), chat, concurrency=2)
+    with recorded(Traffic(gateway_url, model=chat.model, concurrency=2), report, chat) as traffic, of_victim, of_other:
+        for one in (of_victim, of_other):
+            one.wait_for(lambda live: sum(live.streams.values()) >= 2, 60, "two streams through each gateway")
+        for one in (traffic, of_victim):
+            one.permit(cut)
+            one.permit(away)
+        for one in (traffic, of_victim, of_other):
+            one.mark(killed)
+        kill(main_process(machine, victim, "gateway"))
+        before = of_victim.live().completed
+        of_victim.wait_for(lambda live: live.completed > before, BACK_SECONDS, "answers through it again")
+    assert all(record.ok for record in of_other.result.records), "who came through the other gateway noticed nothing"
+    at_once = of_victim.result.streams_during(of_victim.result.seconds_of(killed))
+    assert any(not record.ok for records in at_once.values() for record in records), "the kill cut none"
+    report.count_requests(len(of_victim.result.records) + len(of_other.result.records))
+    report.figure("gateway killed to next answer through the Service", traffic.result.served_again_after(killed) or 0.0)
+    report.figure("gateway killed to next answer through itself", of_victim.result.served_again_after(killed) or 0.0)
+    keep(timeline(f"{report.scenario}, gateway by gateway", of_victim.result, of_other.result))
+    assert same_pod(release.gateway_pods(), victim).restarts == victim.restarts + 1
+    until(lambda: all(pod.is_serving for pod in release.gateway_pods()), what="both gateways are ready", seconds=60)
+
+
+def test_a_killed_operator_is_succeeded_and_nothing_else_changes(
+    chat: LLMDeployment, target: Target, release: Release, gateway_url: str, report: Report
+) -> None:
+    before = chat.pods()
+    generation = _deployment_generation(chat)
+    leader = until(release.leader, what="an operator leads", seconds=60)
+    with recorded(streams(gateway_url, chat), report, chat) as traffic:
+        wait_for_streams(traffic, before)
+        at = traffic.mark("leading operator killed")
+        kill_for_good(target, leader, container="operator")
+        successor = until(lambda: _successor(release, leader), what="another operator leads", seconds=TAKEOVER_SECONDS)
+        report.figure("leading operator killed to another leading", traffic.mark("another operator leads") - at)
+        time.sleep(TOLD_SECONDS)  # in which a successor that misread things would act
+    assert all(record.ok for record in traffic.result.records)
+    assert [(pod.uid, pod.restarts) for pod in chat.pods()] == [(pod.uid, pod.restarts) for pod in before]
+    assert _deployment_generation(chat) == generation, "the successor had nothing to correct"
+    assert chat.status()["desiredReplicas"] == REPLICAS
+    page = release.page(successor, 8080)
+    about = {"namespace": chat.namespace, "name": chat.name}
+    assert page.values("quire_operator_llmdeployment_replicas", **about, state="ready") == [REPLICAS]
+    release.wait_working()
+
+
+@pytest.mark.last
+def test_serving_goes_on_while_the_api_server_is_down(
+    chat: LLMDeployment, machine: RealCluster, release: Release, gateway_url: str, report: Report
+) -> None:
+    before = {pod.uid: pod.restarts for pod in [*chat.pods(), *release.gateway_pods()]}
+    control_plane = machine.control_plane
+    with recorded(Traffic(gateway_url, model=chat.model, concurrency=3), report, chat) as traffic:
+        traffic.wait_for(lambda live: live.completed >= 6, 60, "answers before")
+        down = traffic.mark("API server killed")
+        control_plane.api_server.kill()
+        try:
+            time.sleep(OUTAGE_SECONDS)
+        finally:
+            control_plane.api_server.start()
+        control_plane.wait_for_api_server()
+        up = traffic.mark("API server answers again")
+        release.wait_working()
+        chat.wait_ready(replicas=REPLICAS)
+        back = traffic.mark("operator leads, LLMDeployment is Ready")
+        answered = traffic.live().completed
+        traffic.wait_for(lambda live: live.completed > answered + 3, 60, "answers after")
+    result = traffic.result
+    assert result.between(down, up), "nothing was asked meanwhile"
+    report.figure("API server down", up - down)
+    report.figure("longest time without an answer while it was down", result.longest_gap(down, up))
+    report.figure("API server back to operator leading and LLMDeployment Ready", back - up)
+    after = {pod.uid: pod.restarts for pod in [*chat.pods(), *release.gateway_pods()]}
+    assert after == before, "neither replicas nor gateways were restarted or replaced"
+
+
+def _wait_until_it_streams_again(traffic: Traffic, victim: Pod) -> float:
+    """When a stream that began after the kill has its first token."""
+    name = replica(victim)
+    traffic.wait_for(lambda live: live.streams.get(name, 0) == 0, TOLD_SECONDS, "those on it have been told")
+    traffic.wait_for(lambda live: live.streams.get(name, 0) > 0, BACK_SECONDS, f"{name} streams again")
+    return traffic.mark("it streams again")
+
+
+def _newcomers(chat: LLMDeployment, before: list[Pod]) -> list[Pod] | None:
+    known = {pod.uid for pod in before}
+    return [pod for pod in chat.serving_pods() if pod.uid not in known] or None
+
+
+def _two_gateways(release: Release) -> tuple[Pod, Pod]:
+    serving = [pod for pod in release.gateway_pods() if pod.is_serving]
+    assert len(serving) >= 2, "the chart's default is two gateways"
+    return serving[0], serving[1]
+
+
+def _successor(release: Release, before: Pod) -> Pod | None:
+    leader = release.leader()
+    return leader if leader is not None and leader.uid != before.uid else None
+
+
+def _broken_streams(release: Release, pod: Pod) -> float:
+    pages = release.gateway_metrics()
+    return sum(page.total("quire_gateway_broken_streams_total", backend=replica(pod)) for page in pages)
+
+
+def _deployment_generation(chat: LLMDeployment) -> int:
+    path = namespaced(chat.namespace, "deployments", chat.name, group="/apis/apps/v1")
+    generation: int = chat.kube.get(path)["metadata"]["generation"]
+    return generation
