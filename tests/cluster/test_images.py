@@ -144,27 +144,27 @@ def test_copied_context_makes_the_same_images(context: Path, tmp_path: Path) -> 
 
 
 def test_tags_of_the_three_images_are_their_own_and_stay() -> None:
-    images = images_of("10.77.0.1:5000", BuildOptions())
-    assert images == images_of("10.77.0.1:5000", BuildOptions())
+    images = images_of("10.77.0.1:5000", BuildOptions(), CONTEXT)
+    assert images == images_of("10.77.0.1:5000", BuildOptions(), CONTEXT)
     assert len({image.tag for image in images.by_target().values()}) == 3
     assert images.engine.reference == f"10.77.0.1:5000/quire-engine:{images.engine.tag}"
 
 
 def test_compiler_and_torch_are_the_engines_alone() -> None:
-    plain = images_of("registry", BuildOptions())
-    other = images_of("registry", BuildOptions(compiler="gcc", torch_spec="torch==2.12.0"))
+    plain = images_of("registry", BuildOptions(), CONTEXT)
+    other = images_of("registry", BuildOptions(compiler="gcc", torch_spec="torch==2.12.0"), CONTEXT)
     assert plain.engine.tag != other.engine.tag
     assert (plain.operator, plain.gateway) == (other.operator, other.gateway)
 
 
 def test_other_base_is_another_image() -> None:
-    plain = images_of("registry", BuildOptions()).by_target()
-    other = images_of("registry", BuildOptions(base_image="python:3.12-slim-bookworm")).by_target()
+    plain = images_of("registry", BuildOptions(), CONTEXT).by_target()
+    other = images_of("registry", BuildOptions(base_image="python:3.12-slim-bookworm"), CONTEXT).by_target()
     assert all(plain[target].tag != other[target].tag for target in TARGETS)
 
 
 def test_chart_takes_each_image_by_repository_and_tag() -> None:
-    images = images_of("registry.example/team", BuildOptions())
+    images = images_of("registry.example/team", BuildOptions(), CONTEXT)
     values = json.loads(json.dumps(images.chart_values()))["images"]
     assert values["registry"] == "registry.example/team"
     assert values["engine"] == {"repository": "quire-engine", "tag": images.engine.tag}

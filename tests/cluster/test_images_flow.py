@@ -37,7 +37,7 @@ case $verb in
     test -e "$(image "$last")" || exit 1
     sed "s/TARGET/$(cat "$(image "$last")")/" {home}/description ;;
   tag) cp "$(image "$1")" "$(image "$2")" ;;
-  rmi) rm "$(image "$1")" ;;
+  rmi) test "$1" = --all || rm "$(image "$1")" ;;
   from) echo working ;;
   mount) echo {home}/root ;;
   run) case $last in -u) echo 65532 ;; *) echo "it says something" ;; esac ;;
@@ -287,6 +287,27 @@ def test_full_disk_is_told_before_a_build(
     with pytest.raises(ImageBuildFailed, match=r"takes 1000000000 GB of disk in .*set XDG_CACHE_HOME"):
         build_images(progress)
     assert machine.calls("build") == []
+
+
+def test_store_that_has_grown_is_emptied_before_a_build(
+    machine: Machine, progress: Progress, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MOST_BYTES_KEPT", 2_999_999)
+    build_images(progress)
+    assert "of layers from earlier builds: removing them all" in said.getvalue()
+    assert [call.split()[1:] for call in machine.calls("rmi")][0] == ["--all", "--force"]
+
+    (machine.home / "calls").unlink()
+    build_images(progress)
+    assert machine.calls("rmi") == []  # there is nothing to build
+
+
+def test_containers_that_builds_leave_are_removed(machine: Machine, progress: Progress) -> None:
+    (machine.home / "fails").write_text("gateway")
+    with pytest.raises(ImageBuildFailed):
+        build_images(progress)
+    calls = (machine.home / "calls").read_text().splitlines()
+    assert calls[0] == calls[-1] == "rm --all"
 
 
 def test_second_run_waits_for_the_first(machine: Machine, progress: Progress, said: io.StringIO) -> None:

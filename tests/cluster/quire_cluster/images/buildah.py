@@ -18,7 +18,8 @@ from quire_cluster.progress import Progress, minutes_and_seconds
 
 RUN_FOLDER: Final = Path("/run/quire-images")
 LAST_LINES: Final = 20
-# Measured on the engine's image: see docs/adr/0054-one-base-two-layers-a-tag-that-says-what-is-in-it.md.
+NOISE: Final = ("time=", "--> ")  # its log, and the ids of layers
+# Measured on the engine's image: see docs/adr/0054-images-named-after-what-is-in-them.md.
 COMPRESSION: Final = ("--compression-format", "zstd", "--compression-level", "1")
 
 
@@ -79,8 +80,16 @@ class Buildah:
 
     def unpacked_sizes(self) -> Mapping[str, int]:
         """Bytes of each layer by its digest."""
-        layers = json.loads((self.store / "overlay-layers" / "layers.json").read_text())
+        known = self.store / "overlay-layers" / "layers.json"
+        layers = json.loads(known.read_text()) if known.exists() else []
         return {layer["diff-digest"]: layer.get("diff-size", 0) for layer in layers if "diff-digest" in layer}
+
+    def remove_containers(self) -> None:
+        """A build leaves a container, mounted, of each stage that others mount."""
+        self._run("rm", "--all")
+
+    def remove_images(self) -> None:
+        self._checked("rmi", "--all", "--force")
 
     @contextmanager
     def mounted(self, image: str) -> Iterator["Container"]:
@@ -110,7 +119,7 @@ class Buildah:
     def _follow(
         self, command: Sequence[str], what: str, progress: Progress, more_environment: Mapping[str, str] | None = None
     ) -> None:
-        """Tells the line it is at, and on failure the last ones."""
+        """Tells what it is at, and on failure the last lines."""
         environment = self._environment() | dict(more_environment or {})
         started = time.monotonic()
         last: deque[str] = deque(maxlen=LAST_LINES)
@@ -119,6 +128,8 @@ class Buildah:
         ) as running:
             try:
                 for line in running.stdout or ():
+                    if line.startswith(NOISE):
+                        continue
                     last.append(line.rstrip()[:300])
                     progress.update(f"    {minutes_and_seconds(time.monotonic() - started)}: {last[-1][:100]}")
             except BaseException:  # Ctrl-C as well: what it started must not run on unseen

@@ -21,14 +21,14 @@ from quire_cluster.images.image import CACHE_FOLDER, TARGETS, WHEEL_FOLDER, Buil
 from quire_cluster.images.listing import ImageLayers, layers_of
 from quire_cluster.images.promises import check_promises
 from quire_cluster.images.registry import Registry
-from quire_cluster.images.store import check_disk, store
+from quire_cluster.images.store import make_room, store
 from quire_cluster.progress import Progress, minutes_and_seconds
 
 CONTEXT: Final = Path(__file__).parents[4]
 LOCAL: Final = "localhost"  # what stands in the place of a registry in the store
 
 
-def images_of(registry: str, options: BuildOptions, context: Path = CONTEXT) -> Images:
+def images_of(registry: str, options: BuildOptions, context: Path) -> Images:
     """Which images those of a checkout are; builds none."""
     dockerfile = parse((context / DOCKERFILE).read_text())
     tags = {target: fingerprint(context, dockerfile, target, options.arguments) for target in TARGETS}
@@ -40,7 +40,7 @@ def images_of(registry: str, options: BuildOptions, context: Path = CONTEXT) -> 
 def ensure_images(registry: str, progress: Progress, options: BuildOptions | None = None) -> Images:
     """All three in the registry. Raises ClusterError, which says what would be right."""
     chosen = options or BuildOptions.from_environment(os.environ)
-    images = images_of(registry, chosen)
+    images = images_of(registry, chosen, CONTEXT)
     if not _missing(images):
         return images
     with store(progress) as buildah, _copied_context(buildah) as context:
@@ -109,7 +109,7 @@ def _build(
     named = images.by_target()
     missing = [target for target in targets if not buildah.has(named[target].reference)]
     if missing:
-        check_disk(buildah)
+        make_room(buildah, progress)
         ensure_base(buildah, options.base_image, progress)
     for target in missing:
         _build_one(buildah, context, target, named[target].reference, options, progress)

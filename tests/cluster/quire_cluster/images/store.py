@@ -14,6 +14,7 @@ from quire_cluster.images.tools import ensure_tools
 from quire_cluster.progress import Progress
 
 FREE_BYTES_TO_BUILD: Final = 14_000_000_000  # the engine's layers, and the largest of them twice more while it is made
+MOST_BYTES_KEPT: Final = 20_000_000_000  # three generations of the engine's dependencies
 
 
 @contextmanager
@@ -33,15 +34,27 @@ def store(progress: Progress | None) -> Iterator[Buildah]:
         scratch = home / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed: whoever holds the lock is alone
         scratch.mkdir()
-        yield Buildah(home / "storage", scratch)
+        buildah = Buildah(home / "storage", scratch)
+        buildah.remove_containers()
+        try:
+            yield buildah
+        finally:
+            buildah.remove_containers()
 
 
 def folder() -> Path:
     return cache_folder() / "images"
 
 
-def check_disk(buildah: Buildah) -> None:
-    """Raises ImageBuildFailed before a build that would fill the disk."""
+def make_room(buildah: Buildah, progress: Progress) -> None:
+    """Before a build. Raises ImageBuildFailed where it would fill the disk.
+
+    Which of old layers a later build could use nobody can say, so that a store which has grown goes whole.
+    """
+    kept = sum(buildah.unpacked_sizes().values())
+    if kept > MOST_BYTES_KEPT:
+        progress.say(f"==> {kept / 1e9:.0f} GB of layers from earlier builds: removing them all")
+        buildah.remove_images()
     free = shutil.disk_usage(buildah.store.parent).free
     if free < FREE_BYTES_TO_BUILD:
         raise ImageBuildFailed(
