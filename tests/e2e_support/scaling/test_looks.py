@@ -44,24 +44,6 @@ def test_steps_are_the_changes_of_what_was_known(desired, expected):
     assert series_of.desired_steps(series(*desired)) == [Step(time=time, value=value) for time, value in expected]
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([], True),
-        ([1], True),
-        ([1, 2, 3], True),
-        ([3, 2, 1], True),
-        ([1, 2, 3, 2, 1], True),
-        ([1, 3, 1], True),
-        ([1, 2, 1, 2, 1], False),
-        ([2, 1, 3, 1], False),
-        ([1, 3, 2, 3, 1], False),
-    ],
-)
-def test_flapping_is_more_than_one_way_up_and_one_way_down(values, expected):
-    assert series_of.rises_then_falls(values) is expected
-
-
 def test_a_stretch_begins_with_how_things_stood_before_it():
     looks = series(3, 2, 2, 3, 1)
     assert [found.desired for found in series_of.during(looks, 1.5, 3.0)] == [2, 2, 3]

@@ -116,13 +116,6 @@ def first_at(looks: Sequence[Look], is_so: Callable[[Look], bool], *, since: flo
     return next((look.time for look in looks if look.time >= since and is_so(look)), None)
 
 
-def rises_then_falls(values: Sequence[int]) -> bool:
-    """One way up and one way down: what does not flap."""
-    peak = max(range(len(values)), key=values.__getitem__, default=0)
-    up, down = values[: peak + 1], values[peak:]
-    return all(a < b for a, b in pairwise(up)) and all(a > b for a, b in pairwise(down))
-
-
 def endings(looks: Sequence[Look]) -> list[Ending]:
     """Of the pods that were asked to end while somebody looked, in that order."""
     seen: dict[str, tuple[str, float]] = {}
