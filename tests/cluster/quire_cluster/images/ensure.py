@@ -120,7 +120,7 @@ def _build_one(
     buildah: Buildah, context: Path, target: str, name: str, options: BuildOptions, progress: Progress
 ) -> None:
     started = time.monotonic()
-    first = ": the first time torch is downloaded and unpacked, 5 GB" if target == "engine" else ""
+    first = ": minutes where torch is not in the store yet, seconds where it is" if target == "engine" else ""
     progress.say(f"==> building {name}{first}")
     unchecked = f"{name}-unchecked"  # or a run after one that was stopped here would take it for good
     buildah.build(
