@@ -163,7 +163,7 @@ def _mend_all(courses: dict[str, Course], space: Space) -> None:
         if back := FAULTS[name].back:
             course.chat.patch(**back)
         else:
-            space.secret("keys", {"keys": f"tenant={KEY}\n"})
+            space.secret("keys", {"keys": f"name=scenario {KEY}\n"})
     waiting, watch = dict(courses), Stopwatch()
     while waiting and watch.seconds < MENDED_SECONDS:
         for name, course in list(waiting.items()):
