@@ -6,7 +6,7 @@ lock=$1
 # The machine's own certificates, as its other tools use: an index behind a company's mirror is trusted too.
 export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 install() { "${UV:-$(dirname "$PYTHON")/uv}" pip install --python "$PYTHON" --no-deps "$@"; }
-if [ -z "${TORCH_SPEC:-}" ] || ! grep -qE '^(torch|triton|nvidia-|cuda-)' "$lock"; then
+if [ -z "${TORCH_SPEC:-}" ] || ! grep -qE '^(torch==|triton==|nvidia-|cuda-)' "$lock"; then
   note=""
   if grep -q '^torch==' "$lock"; then note=" (torch's CUDA build is about 4.7 GB unpacked; README, 'A smaller torch', has the alternative)"; fi
   echo "==> installing $lock$note"
@@ -16,7 +16,7 @@ fi
 others=$(mktemp)
 trap 'rm -f "$others"' EXIT
 # A requirement is its line and the hash lines indented under it.
-awk '/^[a-z]/ {skip = /^(torch|triton|nvidia-|cuda-)/} !skip' "$lock" > "$others"
+awk '/^[a-z]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' "$lock" > "$others"
 if [ -s "$others" ]; then
   echo "==> installing $lock, torch and its CUDA libraries left out"
   install --require-hashes -r "$others"

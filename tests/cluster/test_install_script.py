@@ -1,0 +1,41 @@
+"""requirements/install.sh: which packages a lock and TORCH_SPEC come to, with a script in the place of uv."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+INSTALL = Path(__file__).parents[2] / "requirements" / "install.sh"
+TORCH = ["torch==2.13.0 \\", "    --hash=sha256:a", "triton==3.7.1 \\", "    --hash=sha256:b"]
+CUDA = ["cuda-toolkit==13.0 \\", "    --hash=sha256:c", "nvidia-cublas==13.1 \\", "    --hash=sha256:d"]
+OTHERS = ["numpy==2.4 \\", "    --hash=sha256:e", "torchmetrics-like==1 \\", "    --hash=sha256:f"]
+UV = """\
+#!/bin/sh
+for last; do :; done
+echo "$@" | grep -q -- --no-deps || exit 7
+if [ -f "$last" ]; then grep -o '^[a-z-]*' "$last"; else echo "$last"; fi >> {log}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lock", "torch_spec", "installed"),
+    [
+        (CUDA + OTHERS + TORCH, "", ["cuda-toolkit", "nvidia-cublas", "numpy", "torchmetrics-like", "torch", "triton"]),
+        (CUDA + OTHERS + TORCH, "/mnt/torch.whl", ["numpy", "torchmetrics-like", "/mnt/torch.whl"]),
+        (TORCH, "/mnt/torch.whl", ["/mnt/torch.whl"]),
+        (CUDA, "/mnt/torch.whl", []),
+        (OTHERS, "/mnt/torch.whl", ["numpy", "torchmetrics-like"]),
+    ],
+    ids=["whole", "other torch", "part with torch", "part with CUDA", "no torch in it"],
+)
+def test_packages_installed(tmp_path: Path, lock: list[str], torch_spec: str, installed: list[str]) -> None:
+    log, uv, lock_file = tmp_path / "log", tmp_path / "uv", tmp_path / "some.lock"
+    log.touch()
+    uv.write_text(UV.format(log=log))
+    uv.chmod(0o755)
+    lock_file.write_text("\n".join(lock) + "\n")
+    environment = os.environ | {"UV": str(uv), "PYTHON": "python", "TORCH_SPEC": torch_spec}
+    done = subprocess.run([INSTALL, lock_file], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [name for name in log.read_text().split() if name] == installed
