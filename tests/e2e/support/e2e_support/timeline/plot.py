@@ -116,6 +116,7 @@ def _draw_first_tokens(axis: Axes, timeline: Timeline, colours: Mapping[str, str
         s=9,
         color=[colours.get(one.replica or "", NOBODY) if one.ok else FAILED for one in streams],
         linewidths=0,
+        clip_on=False,  # nor half a dot at the beginning
     )
     axis.set_ylabel("first token\nafter (s)")
     axis.set_ylim(0, 1.1 * max((one.ttft_seconds or 0.0 for one in streams), default=1.0) or 1.0)

@@ -27,7 +27,7 @@ class Reference:
         self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(MODEL)
         config = self._exact.generation_config
         assert config is not None and isinstance(config.eos_token_id, list)
-        self._stops = frozenset(config.eos_token_id)
+        self.stops = frozenset(config.eos_token_id)
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text).input_ids)
@@ -56,7 +56,7 @@ class Reference:
                 break
             lowest = min(lowest, lead)
             taken.append(int(best.indices[0]))
-            if taken[-1] in self._stops:
+            if taken[-1] in self.stops:
                 return Continuation(token_ids=tuple(taken), finish_reason="stop", margin=lowest)
             step = torch.tensor([[taken[-1]]])
         return Continuation(token_ids=tuple(taken), finish_reason="length", margin=lowest)
