@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from e2e_support.capabilities import EVERYTHING
+from e2e_support.errors import TargetUnavailable
 from e2e_support.kube import Kube
 from e2e_support.target import Target
 from quire_cluster.binaries import ensure
+from quire_cluster.errors import ClusterError
 from quire_cluster.images.ensure import ensure_images
 from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
@@ -22,12 +24,12 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
     """It, running; one that was there is left, mended where it had come to harm."""
     found = RealCluster.load(default_state())
     if found is not None:
-        found.start(progress)
+        _start(found, progress)
         yield _target(found, progress)
         return
     cluster = RealCluster.create(default_state(), Programs.ensure(progress))
+    _start(cluster, progress)
     try:
-        cluster.start(progress)
         yield _target(cluster, progress)
     finally:
         if keep:
@@ -35,6 +37,14 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
         else:
             progress.say("==> taking the cluster down (KEEP=1 leaves it up)")
             cluster.stop()
+
+
+def _start(cluster: RealCluster, progress: Progress) -> None:
+    """What did not come up is left as it is: another's cluster may be in the way, and `stop` would take that down."""
+    try:
+        cluster.start(progress)
+    except ClusterError as error:
+        raise TargetUnavailable(f"{error}\nTo run on a cluster that you have, set KUBECONFIG.") from error
 
 
 def _target(cluster: RealCluster, progress: Progress) -> Target:
