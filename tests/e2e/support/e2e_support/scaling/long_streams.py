@@ -24,6 +24,7 @@ from e2e_support.traffic.sse import EventReader
 
 SILENCE_SECONDS: Final = 60.0
 _JOIN_SECONDS: Final = 240.0
+_APART_SECONDS: Final = 1.0
 _PROBE_TOKENS: Final = 150
 _MOST_TOKENS: Final = 3500
 """Fewer than the demo model can, with a prompt."""
@@ -67,6 +68,8 @@ class LongStreams:
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
+            # One after another, so that gateways see each before they place the next: begun at once, all may meet.
+            self._stop.wait(_APART_SECONDS)
         return self
 
     def __exit__(
