@@ -82,6 +82,8 @@ def test_no_name_of_a_mark_covers_another_or_leaves_the_picture():
     renderer = figure.canvas.get_renderer()
     # Of the words alone: an annotation's own extent has its line down to the panel in it.
     boxes = {text.get_text(): Text.get_window_extent(text, renderer) for text in figure.axes[0].texts}
+    # Each name's line goes straight down to its moment.
+    assert all(text.arrow_patch.get_window_extent(renderer).width < 3 for text in figure.axes[0].texts)
     title = next(text for text in figure.texts if text.get_text() == "A title")
     boxes["A title"] = title.get_window_extent(renderer)
     assert boxes.keys() > set(NAMES)

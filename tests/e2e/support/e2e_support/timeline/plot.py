@@ -7,7 +7,7 @@ panels share one axis of seconds, and values begin at zero.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -26,6 +26,7 @@ FAILED: Final = "#d62728"
 COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f", "#e377c2")
 """Of replicas, none of them red."""
 NOBODY: Final = "#bbbbbb"
+UNSEEN: Final = "#eeeeee"
 _ROW_POINTS: Final = 13.0
 _LABEL_CHARACTERS: Final = 12
 """Of a line beside a low panel."""
@@ -100,6 +101,8 @@ def _legend_replicas(axis: Axes, timeline: Timeline, colours: Mapping[str, str])
         for name, colour in colours.items()
     ]
     entries.append(Line2D([], [], color=NOBODY, linewidth=4, label="before its first token"))
+    if timeline.blind:
+        entries.append(Line2D([], [], color=UNSEEN, linewidth=8, label="the cluster gave no answer to who looked"))
     if failed := sum(not one.ok for one in timeline.records):
         entries.append(Line2D([], [], color=FAILED, marker="x", linewidth=4, label=f"failed ({failed})"))
     # Below all panels, where nothing is.
@@ -155,7 +158,7 @@ def _draw_common(axis: Axes, timeline: Timeline) -> None:
     for mark in timeline.marks:
         axis.axvline(mark.seconds, color="black", linewidth=0.8, linestyle=":")
     for blind in timeline.blind:
-        axis.axvspan(blind.start, blind.end, color="#eeeeee", zorder=0, linewidth=0)
+        axis.axvspan(blind.start, blind.end, color=UNSEEN, zorder=0, linewidth=0)
     axis.grid(axis="y", color="#e5e5e5", linewidth=0.6)
     axis.set_axisbelow(True)
     for side in ("top", "right"):
@@ -167,15 +170,14 @@ def _name_marks(figure: Figure, axis: Axes, timeline: Timeline) -> None:
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     renderer: Any = canvas.get_renderer()  # type: ignore[no-untyped-call]
-    texts = [_text(axis, mark) for mark in timeline.marks]
     figure.subplots_adjust(top=0.9)
+    texts = [_text(axis, mark, side="left") for mark in timeline.marks]
     spans = [(box.x0, box.x1) for box in (text.get_window_extent(renderer) for text in texts)]
-    # A name that would leave the picture ends at its line instead.
-    right_edge = figure.bbox.x1 - 4
     for number, (start, end) in enumerate(spans):
-        if end > right_edge:
-            texts[number].set_horizontalalignment("right")
-            texts[number].arrowprops["relpos"] = (1, 0)
+        # A name that would leave the picture ends at its line instead.
+        if end > figure.bbox.x1 - 4:
+            texts[number].remove()
+            texts[number] = _text(axis, timeline.marks[number], side="right")
             spans[number] = (2 * start - end, start)
     rows = rows_of(spans, apart=6.0)
     for text, row in zip(texts, rows, strict=True):
@@ -193,7 +195,7 @@ def _bottom(figure: Figure) -> float:
     return 40.0 + 14.0 * lines
 
 
-def _text(axis: Axes, mark: Mark) -> Any:
+def _text(axis: Axes, mark: Mark, *, side: Literal["left", "right"]) -> Any:
     return axis.annotate(
         mark.name,
         xy=(mark.seconds, 1),
@@ -201,7 +203,7 @@ def _text(axis: Axes, mark: Mark) -> Any:
         xytext=(0, 4),
         textcoords="offset points",
         fontsize=8,
-        horizontalalignment="left",
+        horizontalalignment=side,
         annotation_clip=False,
         bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
         arrowprops={
@@ -210,7 +212,7 @@ def _text(axis: Axes, mark: Mark) -> Any:
             "linewidth": 0.8,
             "shrinkA": 0,
             "shrinkB": 0,
-            "relpos": (0, 0),
+            "relpos": (1 if side == "right" else 0, 0),
         },
     )
 
