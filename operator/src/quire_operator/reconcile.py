@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from quire_operator.capacity_check import LOOK_AGAIN_SECONDS, CapacityCheck, Finding
-from quire_operator.domain.conditions import Blocker, MetricsProblem, View
+from quire_operator.domain.conditions import Blocker, MetricsProblem, View, problem_told
 from quire_operator.domain.desired import Manifest, all_problems, child_refs, desired
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.model_volume import wants_image_volume
@@ -397,7 +397,8 @@ class Reconciler:
     def _memory_of(self, resource: Resource) -> Memory:
         memory = self._memory.get(resource.key)
         if memory is None or memory.uid != resource.uid:
-            memory = self._memory[resource.key] = Memory(uid=resource.uid)
+            memory = Memory(uid=resource.uid, metrics_problem=problem_told(resource.status))
+            self._memory[resource.key] = memory
         return memory
 
 

@@ -347,6 +347,25 @@ async def test_missing_metrics_are_said_and_unsaid(world: Any) -> None:
     assert world.condition("Autoscaling") == "True Enforcing"
 
 
+async def test_a_new_leader_says_what_the_one_before_it_said_of_metrics_until_it_has_looked(world: Any) -> None:
+    world.apply(autoscaling=AUTOSCALING)
+    await world.settle()
+    world.reconciler.note_metrics(KEY, MetricsProblem(reason="PrometheusUnavailable", message="no answer: refused"))
+    await world.settle()
+    before = world.message("Autoscaling")
+    world.restart()
+    await world.settle()
+    assert world.condition("Autoscaling") == "False PrometheusUnavailable"
+    assert (
+        world.message("Autoscaling")
+        == before
+        == ("the number of replicas is held until metrics are back: no answer: refused")
+    )
+    world.reconciler.note_metrics(KEY, None)
+    await world.settle()
+    assert world.condition("Autoscaling") == "True Enforcing"
+
+
 async def test_an_hpa_on_the_deployment_is_named_for_a_while(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()

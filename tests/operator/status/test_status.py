@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.conditions import Blocker, ConditionState, MetricsProblem, View, conditions, merged
+from quire_operator.domain.conditions import (
+    Blocker,
+    ConditionState,
+    MetricsProblem,
+    View,
+    conditions,
+    merged,
+    problem_told,
+)
 from quire_operator.domain.fields import Problem
 from quire_operator.domain.history import Change, ScalingRecord
 from quire_operator.domain.observed import ContainerState, DeploymentState, Key, Pod, Resource
@@ -86,6 +94,7 @@ def view(**changes: Any) -> View:
 BROKEN = pod(waiting_reason="ImagePullBackOff", waiting_message="no such image")
 LOADING = pod()
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
+STALE = MetricsProblem(reason="MetricsStale", message="none: for 50 s", until="all gateways answer")
 ADDED = ForeignField(path=("f:spec", "f:paused"), manager="kubectl")
 SCALED = spec(autoscaling=AUTOSCALING)
 
@@ -391,3 +400,20 @@ def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
     after = {"autoscaling": scaling_sections(RECORD, SCALED)["autoscaling"]}
     (event,) = events(before, after)
     assert (event.reason, event.message) == ("ScaledUp", "2 → 3 replicas: full")
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        (None, None),
+        ({"type": "Autoscaling", "reason": "Enforcing", "message": "between 1 and 3 replicas"}, None),
+        ({"type": "Ready", "reason": "Serving", "message": STALE.told}, None),
+        ({"type": "Autoscaling", "reason": STALE.reason, "message": STALE.told}, STALE),
+        ({"type": "Autoscaling", "reason": "x", "message": "the number of replicas is held"}, None),
+        ({"type": "Autoscaling"}, None),
+    ],
+)
+def test_what_the_autoscaler_lacked_is_read_from_the_condition_that_told_it(
+    told: dict[str, str] | None, problem: MetricsProblem | None
+) -> None:
+    assert problem_told({} if told is None else {"conditions": [told]}) == problem

@@ -21,6 +21,7 @@ JSON = Mapping[str, object]
 READY, PROGRESSING, AVAILABLE = "Ready", "Progressing", "Available"
 MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
 _MAX_MESSAGE = 2000
+_HELD = "the number of replicas is held until "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,23 @@ class MetricsProblem:
     message: str
     until: str = "metrics are back"
     """What would mend it."""
+
+    @property
+    def told(self) -> str:
+        """As the condition says it."""
+        return f"{_HELD}{self.until}: {self.message}"
+
+
+def problem_told(status: JSON) -> MetricsProblem | None:
+    """What the condition last said the autoscaler lacks: so it is for a new leader too, until its own first look."""
+    listed = status.get("conditions")
+    for condition in listed if isinstance(listed, Sequence) else ():
+        if isinstance(condition, Mapping) and condition.get("type") == AUTOSCALING:
+            held, _, rest = str(condition.get("message", "")).partition(_HELD)
+            until, _, message = rest.partition(": ")
+            if not held and until:
+                return MetricsProblem(reason=str(condition.get("reason")), message=message, until=until)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,9 +239,7 @@ def _autoscaling(view: View) -> ConditionState:
         reason = "ReplicasContested"
         message = contest_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
     elif autoscaling is not None and view.metrics_problem is not None:
-        reason = view.metrics_problem.reason
-        problem = view.metrics_problem
-        message = f"the number of replicas is held until {problem.until}: {problem.message}"
+        reason, message = view.metrics_problem.reason, view.metrics_problem.told
     elif autoscaling is not None:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"
