@@ -201,6 +201,30 @@ async def test_known_replicas_stay_while_the_api_server_is_away(api, published):
     await until(published, {"chat": {"ns/b"}})
 
 
+async def test_looking_goes_on_after_a_failure_that_nobody_thought_of(api, monkeypatch, caplog):
+    """Such as an event loop that takes a new socket for an old one; a gateway that ended by it would serve nobody."""
+    monkeypatch.setattr(kubernetes, "_FIRST_PAUSE_SECONDS", 0.02)
+    api.items[SERVICES] = [service("chat", "chat")]
+    api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
+    access = Access(url=api.url, tls=None, token="secret")
+    queue: asyncio.Queue = asyncio.Queue()
+    async with access.session() as session:
+        get, failures = session.get, [RuntimeError("File descriptor 15 is used by transport"), KeyError("items")]
+        monkeypatch.setattr(
+            session, "get", lambda *args, **more: _raise(failures.pop()) if failures else get(*args, **more)
+        )
+        task = asyncio.create_task(KubernetesDiscovery(access, session).run(queue.put_nowait))
+        await until(queue, {"chat": {"ns/a"}})
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+    assert caplog.text.count("what is known stays") == 2 and "File descriptor 15" in caplog.text
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
 async def test_silent_watch_is_given_up(api, published, monkeypatch):
     monkeypatch.setattr(kubernetes, "_WATCH_TIMEOUT", kubernetes.aiohttp.ClientTimeout(total=None, sock_read=0.05))
     while len(api.watches) < 6:

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack
 from time import monotonic
 
 import aiohttp
-import uvloop
 from aiohttp import web
 
 from quire_gateway.app import Site, build_app
@@ -125,8 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_config(sys.argv[1:] if argv is None else argv, os.environ)
         set_up_logging(config.log_level)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(config))
+        asyncio.run(_run(config))  # asyncio's own loop, not uvloop's: ADR 0056
     except ConfigProblem as error:
         print(
             "quire-gateway: can't start:", *(f"  - {problem}" for problem in error.problems), sep="\n", file=sys.stderr

@@ -245,6 +245,9 @@ class KubernetesDiscovery:
                 store.version = None
             except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, _Refused) as error:
                 _log.warning("%s: %s; what is known stays", store.path, error or type(error).__name__)
+            except Exception:
+                # Requests are served by what is known, whatever befalls the looking.
+                _log.exception("%s: looking failed in a way nobody thought of; what is known stays", store.path)
             if monotonic() - started >= _LASTED_SECONDS:
                 # It worked for a while: go on at once, for events may wait.
                 pause = _FIRST_PAUSE_SECONDS
