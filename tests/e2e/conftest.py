@@ -1,14 +1,12 @@
 """The frame of the scenarios: which cluster, the installed chart, a namespace each, and what is told in the end.
 
 `make e2e` runs them. No scenario is skipped silently: on our own cluster none may be at all, on another's each is named
-with its reason. README of the tier: docs/getting-started.md.
+with its reason. About the tier: docs/end-to-end.md.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from e2e_support.target import Target
 from quire_cluster.errors import ClusterError
 from quire_cluster.helm import Helm
 from quire_cluster.progress import Progress
+from quire_cluster.pytest_plugin import uncaptured
 
 HERE = Path(__file__).parent
 CHART = HERE.parents[1] / "charts" / "quire"
@@ -54,7 +53,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Bringing a cluster up takes minutes, must be seen, and must not count against a scenario's time."""
     if session.config.option.collectonly or not any(HERE in item.path.parents for item in session.items):
         return
-    with _uncaptured(session.config):
+    with uncaptured(session.config):
         try:
             session.config.stash[RUN].open(os.environ, Progress(sys.stdout))
         except (E2EError, ClusterError) as error:
@@ -115,16 +114,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    with _uncaptured(config):
+    with uncaptured(config):
         config.stash[RUN].close()
-
-
-def _uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
-    capture = config.pluginmanager.getplugin("capturemanager")
-    if capture is None:
-        return contextlib.nullcontext()
-    shown: AbstractContextManager[None] = capture.global_and_fixture_disabled()
-    return shown
 
 
 @pytest.fixture(scope="session")

@@ -43,14 +43,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not wanted or session.config.option.collectonly:
         return
     programs = (*PROGRAMS, *HELM.programs, *(fake.PROGRAMS if "fake_nodes" in wanted else ()))
-    with _uncaptured(session.config):
+    with uncaptured(session.config):
         try:
             session.config.stash[OUTCOME] = ensure(programs, Progress(sys.stdout))
         except ClusterError as error:
             session.config.stash[OUTCOME] = error
 
 
-def _uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
+def uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
+    """What is printed meanwhile is seen at once."""
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is None:
         return contextlib.nullcontext()
