@@ -252,10 +252,9 @@ def scene(crd_installed: ControlPlane, operators: Operators, fake_nodes: FakeNod
 
 def say(space: Namespace, name: str, status: Status) -> bool:
     """A kubelet's words for the pods of this one; whether there were any."""
-    pods = [pod for pod in space.pods(name) if (space.get("pods", pod) or {})["status"].get("phase") != "Failed"]
-    for pod in pods:
-        space.patch("pods", f"{pod}/status", {"status": {"phase": "Pending"} | status})
-    return bool(pods)
+    bodies = [(pod, space.get("pods", pod)) for pod in space.pods(name)]
+    pods = [pod for pod, body in bodies if body is not None and body["status"].get("phase") != "Failed"]
+    return any([space.write_pod_status(pod, {"phase": "Pending"} | status) for pod in pods])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -273,10 +273,16 @@ class Namespace:
         state["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
         status = {"phase": "Running", "podIP": address, "containerStatuses": [state], "conditions": conditions}
-        pods = self.pods(name)
-        for pod in pods:
-            self.patch("pods", f"{pod}/status", {"status": status})
-        return pods
+        return [pod for pod in self.pods(name) if self.write_pod_status(pod, status)]
+
+    def write_pod_status(self, pod: str, status: Mapping[str, Any]) -> bool:
+        """Whether it was still there: controllers replace pods at any moment."""
+        where = f"{self.path('pods', pod)}/status?fieldManager=somebody"
+        answer = self._client.request(
+            "PATCH", where, {"status": status}, content_type="application/strategic-merge-patch+json"
+        )
+        assert answer.ok or answer.status == 404, answer.body
+        return answer.ok
 
     def pods(self, name: str) -> list[str]:
         """Those that are not on their way out."""
