@@ -25,6 +25,22 @@ async def test_request_at_zero_replicas_is_answered_by_the_first_that_comes(gate
     assert await gateway.metric("quire_gateway_held_requests", model="chat") == 0
 
 
+async def test_request_before_the_first_list_of_models_waits_for_it(gateway, replicas):
+    chat = await replicas("chat-0")
+    call = asyncio.create_task(gateway.complete())
+    await asyncio.sleep(0.05)  # as long as it takes to come to nothing
+    assert not call.done()
+    await gateway.push(chat=[chat.endpoint()])
+    assert (await call)[0] == 200
+
+
+async def test_no_list_of_models_in_time_is_503_rather_than_that_there_is_no_such_model(start_gateway):
+    gateway = await start_gateway(hold_timeout_seconds=0.05)
+    status, body = await gateway.complete()
+    assert (status, body["error"]["code"]) == (503, "no_replica_ready")
+    assert "not learnt yet" in body["error"]["message"]
+
+
 async def test_no_replica_in_time_is_503_with_retry_after(start_gateway):
     gateway = await start_gateway(hold_timeout_seconds=0.05)
     await gateway.push(chat=[])

@@ -152,13 +152,26 @@ class Fleet:
 
     def __init__(self, *, on_gone: Callable[[Backend], None] = lambda backend: None) -> None:
         self.pools: dict[str, Pool] = {}
-        self.is_synced = False
-        """Discovery has published at least once."""
+        self._synced = asyncio.Event()
         self._on_gone = on_gone
+
+    @property
+    def is_synced(self) -> bool:
+        """Discovery has published at least once."""
+        return self._synced.is_set()
+
+    async def wait_synced(self, *, timeout_seconds: float) -> bool:
+        """Whether it has within so long: before that nobody can say which models there are."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._synced.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def publish(self, snapshot: Snapshot, *, now: int) -> None:
         """A new snapshot from discovery. Models that left are forgotten; their held requests are told so."""
-        self.is_synced = True
+        self._synced.set()
         for name in self.pools.keys() - snapshot.keys():
             pool = self.pools.pop(name)
             self._forget(pool.update(()))
