@@ -18,6 +18,7 @@ from e2e_support.scaling import looks as seen
 from e2e_support.scaling.ramp import AUTOSCALING, TICK_SECONDS, At, Play, Ramp
 from e2e_support.space import Space
 from e2e_support.target import Target
+from e2e_support.waiting import until
 
 OUTAGE_SECONDS = float(os.environ.get("QUIRE_OUTAGE_SECONDS", "120"))
 SCRAPE_SECONDS = 5.0
@@ -105,12 +106,26 @@ def test_the_operator_s_metrics_agree(ramp: Ramp) -> None:
 def test_prometheus_tells_the_same_story_afterwards(ramp: Ramp, target: Target) -> None:
     """What the operator exports of its decisions is scraped by the same server as what it decides by."""
     assert target.machine is not None
-    query = f"max({AUTOSCALING}desired_replicas{{namespace='{ramp.deployment.namespace}'}})"
+    query = f"{AUTOSCALING}desired_replicas{{namespace='{ramp.deployment.namespace}'}}[15m]"
     url = f"{target.machine.prometheus_url}/api/v1/query"
-    answer = httpx.get(url, params={"query": f"{query}[15m:2s]"}, trust_env=False).raise_for_status().json()
-    values = [int(float(value)) for _, value in answer["data"]["result"][0]["values"]]
-    changes = [value for before, value in zip([None, *values], values, strict=False) if value != before]
-    assert changes == [1, 2, 3, 2, 1]
+    # The last decision is scraped a moment after it was made.
+    until(
+        lambda: changes_of(url, query) == [1, 2, 3, 2, 1],
+        what="1, 2, 3, 2, 1",
+        seconds=60,
+        explain=lambda: str(changes_of(url, query)),
+    )
+
+
+def changes_of(url: str, query: str) -> list[int]:
+    """What one leader after the other said, each change told once: samples as they were scraped.
+
+    Not `max` over the operators: Prometheus goes on for five minutes with what one said that died while it was away.
+    """
+    answer = httpx.get(url, params={"query": query}, trust_env=False).raise_for_status().json()
+    samples = sorted((time, int(value)) for series in answer["data"]["result"] for time, value in series["values"])
+    values = [value for _, value in samples]
+    return [value for before, value in zip([None, *values], values, strict=False) if value != before]
 
 
 @pytest.mark.needs("machine")
