@@ -22,8 +22,8 @@ FIT = Seen(
     has_bridge_filter=True,
     free_bytes=50 * 2**30,
     has_images=False,
-    store=Path("/root/.cache/quire/nodes"),
-    state=Path("/root/.local/state/quire/cluster"),
+    store=Path("/home/someone/.cache/quire/nodes"),
+    state=Path("/home/someone/.local/state/quire/cluster"),
     foreign_networks=("127.0.0.1/8", "192.0.2.2/24", "172.17.0.0/16"),
 )
 
@@ -42,7 +42,7 @@ def test_a_fit_machine_has_no_problems() -> None:
         ({"has_bridge_filter": False}, "modprobe br_netfilter"),
         (
             {"free_bytes": 20 * 2**30},
-            "20.0 GB are free in /root/.cache/quire/nodes, and images take 25: .* XDG_CACHE_HOME",
+            "20.0 GB are free in /home/someone/.cache/quire/nodes, and images take 25: .* XDG_CACHE_HOME",
         ),
         ({"free_bytes": 2 * 2**30, "has_images": True}, "2.0 GB are free in .*, and images take 3: "),
         ({"state": Path("/run/user/0/quire")}, "/run/user/0/quire is below /run, .* set XDG_STATE_HOME"),
