@@ -1,4 +1,4 @@
-"""Programs out of Debian packages, unpacked into the cache beside what is built: nothing is installed, no root needed.
+"""Programs out of Debian packages: unpacked into the cache, which needs no root, or installed where that would not do.
 
 For what the tests use as it is and nobody would build: Prometheus, containerd. A program on the PATH goes first.
 """
@@ -16,6 +16,7 @@ from quire_cluster.errors import BinaryUnavailable
 
 FOLDERS: Final = ("usr/bin", "usr/sbin")
 _SECONDS = 300
+_INSTALL_SECONDS = 600
 
 
 def debian_programs(package: str, programs: Sequence[str]) -> Binaries:
@@ -49,6 +50,24 @@ def debian_folder_here(package: str, folder: str) -> Path | None:
     """The same, without fetching anything."""
     path = _home(package) / folder
     return path if path.is_dir() else None
+
+
+def install_packages(packages: Sequence[str]) -> str | None:
+    """As root, into the system, for what wants its configuration or other packages. What went wrong, or None."""
+    problem = _install(packages)
+    if problem is not None:
+        # The lists may be missing, as in a fresh container, or older than the archive.
+        _apt_get("update")
+        problem = _install(packages)
+    return problem
+
+
+def _install(packages: Sequence[str]) -> str | None:
+    return _apt_get("install", "--yes", "--no-install-recommends", *packages)
+
+
+def _apt_get(*arguments: str) -> str | None:
+    return _run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet", *arguments, seconds=_INSTALL_SECONDS)
 
 
 def _home(package: str) -> Path:
@@ -90,7 +109,7 @@ def _fetch(package: str, home: Path) -> None:
         unpacked.rename(home)
 
 
-def _run(*command: str, cwd: str) -> str | None:
+def _run(*command: str, cwd: str | None = None, seconds: float = _SECONDS) -> str | None:
     """The last words of what went wrong, or None."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False)
     return None if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip())[-500:]

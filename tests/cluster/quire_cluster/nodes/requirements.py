@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from quire_cluster.errors import ComponentFailed, MachineUnfit
+from quire_cluster.debian import install_packages
+from quire_cluster.errors import MachineUnfit
 from quire_cluster.nodes.plan import BRIDGE, HOST_ADDRESS, SUBNETS
 from quire_cluster.nodes.shell import run, succeeds
 from quire_cluster.progress import Progress
@@ -170,15 +171,8 @@ def _install_missing(progress: Progress) -> None:
     if not packages or shutil.which("apt-get") is None:
         return
     progress.say(f"==> installing {' '.join(packages)} from Debian (no service is started by them)")
-    try:
-        _apt("update")
-        _apt("install", "--yes", "--no-install-recommends", *packages)
-    except ComponentFailed as error:
-        raise MachineUnfit(f"{' '.join(packages)} could not be installed: {error}") from error
-
-
-def _apt(*arguments: str) -> None:
-    run(["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", *arguments], seconds=600)
+    if (problem := install_packages(packages)) is not None:
+        raise MachineUnfit(f"{' '.join(packages)} could not be installed: {problem}")
 
 
 def _load_modules() -> None:
