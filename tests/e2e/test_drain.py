@@ -15,12 +15,12 @@ import pytest
 from e2e_support import objects
 from e2e_support.eviction import Verdict, evict
 from e2e_support.kube import Kube
+from e2e_support.long_streams import begin_one_by_one, long_streams, tokens_lasting
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Pod
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.scaling import looks as seen
-from e2e_support.scaling.long_streams import LongStream, LongStreams, tokens_lasting, under_way
 from e2e_support.scaling.looks import Look
 from e2e_support.scaling.watch import ReplicaWatch
 from e2e_support.space import LLMDeployment, Space
@@ -62,8 +62,9 @@ class Drained:
     allowed: Verdict | None = None
     """Of an eviction when all were ready again."""
     looks: list[Look] = field(default_factory=list)
-    streams: list[LongStream] = field(default_factory=list)
     traffic: TrafficResult | None = None
+    streams: TrafficResult | None = None
+    """Long ones."""
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +100,11 @@ def drained(target: Target, release: Release, make_space: MakeSpace, gateway_url
 def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, url: str) -> None:
     chat = record.deployment
     tokens = tokens_lasting(STREAM_SECONDS, url, chat.model)
-    streams = LongStreams(url, chat.model, at_once=STREAMS, tokens=tokens, clock=traffic.now)
+    streams = long_streams(url, chat.model, beyond=tokens, beside=traffic)
     with streams, uncordoned_in_the_end(kube, record.node), ThreadPoolExecutor(1) as aside:
+        begin_one_by_one(streams, STREAMS)
         on_it = {f"{pod.namespace}/{pod.name}" for pod in record.before if pod.node == record.node}
-        chat.until(lambda: on_it <= streams.replicas, what=f"streams on all of {sorted(on_it)}", seconds=60)
+        streams.wait_for(lambda live: on_it <= set(live.streams), 60, f"streams on all of {sorted(on_it)}")
         record.began = traffic.mark(f"kubectl drain {record.node}")
         kubectl = aside.submit(kube.run, ["kubectl", "drain", record.node, *DRAIN], seconds=DRAIN_SECONDS)
         watch.until(lambda look: look.ready < REPLICAS or kubectl.done(), what="a replica is evicted", seconds=60)
@@ -115,18 +117,15 @@ def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, u
         chat.wait_ready(replicas=REPLICAS, seconds=120)
         record.after = chat.serving_pods()
         record.allowed = evict(kube, elsewhere, dry_run=True)
-        record.streams = streams.finish()
+        record.streams = streams.stop()
     traffic.mark("uncordoned")
 
 
 def _keep_timeline(record: Drained) -> None:
     assert record.traffic is not None
-    replicas, streams = seen.lines(record.looks), under_way(record.streams)
-    keep(
-        timeline(
-            "node drain", record.traffic, replicas=replicas, others=[streams], told=seen.told(record.looks, "Ready")
-        )
-    )
+    results = [result for result in (record.traffic, record.streams) if result is not None]
+    replicas = seen.lines(record.looks)
+    keep(timeline("node drain", *results, replicas=replicas, told=seen.told(record.looks, "Ready")))
 
 
 @contextmanager
@@ -179,13 +178,14 @@ def test_evictions_beyond_the_budget_are_refused(drained: Drained) -> None:
 
 
 def test_streams_on_evicted_replicas_come_to_their_end(drained: Drained, report: Report) -> None:
-    assert [f"{stream.replica}: {stream.problem}" for stream in drained.streams if stream.problem is not None] == []
-    report.count_requests(len(drained.streams))
+    assert drained.streams is not None
+    drained.streams.assert_all_right()
+    report.count_requests(len(drained.streams.records))
     evicted = [ending for ending in seen.endings(drained.looks) if ending.seen >= drained.began]
     outlasted = [
         stream
         for ending in evicted
-        for stream in drained.streams
+        for stream in drained.streams.records
         if stream.replica == f"{drained.deployment.namespace}/{ending.pod}"
         and stream.started < ending.seen
         and stream.ended > ending.seen + PRE_STOP_SECONDS

@@ -46,8 +46,7 @@ def whole():
     marks.append(Mark(seconds=60, name="what was done at the very end"))
     result = TrafficResult(records=tuple(records), marks=tuple(marks), seconds=61.0, cpu_seconds=0.1, held_back=0)
     steps = (Steps(name="chat desired", points=((0.0, 1), (25.0, 3))), Steps(name="chat ready", points=((0.0, 1),)))
-    others = (Steps(name="long streams under way", points=((0.0, 2), (9.0, 4))),)
-    return timeline("A title", result, replicas=steps, others=others, blind=[Blind(start=3.0, end=5.0)])
+    return timeline("A title", result, replicas=steps, blind=[Blind(start=3.0, end=5.0)])
 
 
 @pytest.mark.parametrize(
@@ -97,11 +96,11 @@ def test_no_name_of_a_mark_covers_another_or_leaves_the_picture():
 
 def test_every_request_is_drawn_and_axes_begin_at_zero():
     figure = figure_of(whole())
-    requests, first_tokens, replicas, _ = figure.axes
+    requests, first_tokens, replicas = figure.axes
     _, bars, failed = requests.collections[:3]
     assert len(bars.get_segments()) == 101 and len(failed.get_segments()) == 1
     assert len(first_tokens.collections[0].get_offsets()) == 101
-    assert [axis.get_ylim()[0] for axis in figure.axes] == [0, 0, 0, 0]
+    assert [axis.get_ylim()[0] for axis in figure.axes] == [0, 0, 0]
     assert {axis.get_xlim() for axis in figure.axes} == {(0, 61)}
     assert [line.get_label() for line in replicas.lines[:2]] == ["chat desired", "chat ready"]
 

@@ -4,9 +4,10 @@ import os
 import signal
 from typing import Final
 
+from e2e_support.long_streams import long_streams
 from e2e_support.objects import Pod
 from e2e_support.space import LLMDeployment
-from e2e_support.traffic import CUT, Form, Kind, Live, Permit, Traffic, TrafficResult, of_kind
+from e2e_support.traffic import CUT, Live, Permit, Traffic, TrafficResult
 from quire_cluster.nodes.teardown import HostProcess
 from quire_cluster.real_cluster import RealCluster
 
@@ -19,16 +20,8 @@ BEGIN_SECONDS: Final = 60.0
 
 
 def streams(url: str, chat: LLMDeployment, *, concurrency: int = STREAMS) -> Traffic:
-    """Long ones, compared token by token."""
-    prompts = of_kind(Kind.LONG)
-    return Traffic(
-        url,
-        model=chat.model,
-        prompts=prompts,
-        forms=(Form.STREAM_TOKENS,),
-        beyond=BEYOND,
-        concurrency=concurrency,
-    )
+    """So many at a time, all through a scenario."""
+    return long_streams(url, chat.model, beyond=BEYOND, concurrency=concurrency)
 
 
 def replica(pod: Pod) -> str:

@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import Any, Final
 
 from e2e_support.harm import kill_for_good, without_prometheus
+from e2e_support.long_streams import begin_one_by_one, long_streams, tokens_lasting
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.metrics import Page
 from e2e_support.objects import Event, Pod
 from e2e_support.release import Release
 from e2e_support.scaling.explanation import explain, explain_json
-from e2e_support.scaling.long_streams import LongStream, LongStreams, tokens_lasting, under_way
 from e2e_support.scaling.looks import Look, lines, told
 from e2e_support.scaling.watch import ReplicaWatch
 from e2e_support.space import LLMDeployment, Space
@@ -68,7 +68,6 @@ class Ramp:
     deployment: LLMDeployment
     times: dict[At, float] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
-    streams: list[LongStream] = field(default_factory=list)
     leaders: list[Pod] = field(default_factory=list)
     """Before and after one was killed."""
     blind: JSON = field(default_factory=dict)
@@ -83,6 +82,8 @@ class Ramp:
     final_metrics: Page | None = None
     events: list[Event] = field(default_factory=list)
     traffic: TrafficResult | None = None
+    streams: TrafficResult | None = None
+    """The long ones, while replicas go."""
 
     @property
     def result(self) -> TrafficResult:
@@ -95,8 +96,8 @@ class Ramp:
             timeline(
                 "autoscaling",
                 self.result,
+                *([self.streams] if self.streams is not None else []),
                 replicas=lines(self.looks),
-                others=[under_way(self.streams)],
                 told=told(self.looks, "Autoscaling"),
             )
         )
@@ -204,10 +205,11 @@ class Play:
         # Else the long ones would all go to the newest replica, which has the least to do.
         traffic.wait_for(lambda live: live.in_flight <= 1, END_SECONDS, "what waited is answered")
         tokens = tokens_lasting(STREAM_SECONDS, self._url, model)
-        with LongStreams(self._url, model, at_once=STREAMS, tokens=tokens, clock=traffic.now) as long_ones:
+        with long_streams(self._url, model, beyond=tokens, beside=traffic) as streams:
+            begin_one_by_one(streams, STREAMS)
             watch.until(lambda look: look.desired == 1, what="one replica is enough", seconds=SHRINK_SECONDS)
             watch.until(lambda look: len(look.pods) == 1, what="the others are gone", seconds=END_SECONDS)
-            self.ramp.streams = long_ones.finish()
+            self.ramp.streams = streams.stop()
 
     def _is_read(self) -> bool:
         page = self._release.operator_metrics()

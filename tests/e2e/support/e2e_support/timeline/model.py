@@ -42,8 +42,6 @@ class Timeline:
     records: tuple[Record, ...]
     replicas: tuple[Steps, ...] = ()
     """Desired and ready, for each LLMDeployment."""
-    others: tuple[Steps, ...] = ()
-    """What else is worth a panel of its own, such as a queue."""
     told: tuple[Told, ...] = ()
     blind: tuple[Blind, ...] = ()
 
@@ -56,7 +54,6 @@ def timeline(
     title: str,
     *results: TrafficResult,
     replicas: Sequence[Steps] = (),
-    others: Sequence[Steps] = (),
     told: Sequence[Told] = (),
     blind: Sequence[Blind] = (),
 ) -> Timeline:
@@ -69,7 +66,6 @@ def timeline(
         marks=tuple(sorted(marks, key=lambda mark: mark.seconds)),
         records=tuple(sorted(records, key=lambda record: record.started)),
         replicas=tuple(replicas),
-        others=tuple(others),
         told=tuple(told),
         blind=tuple(blind),
     )

@@ -6,7 +6,6 @@ panels share one axis of seconds, and values begin at zero.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
@@ -28,8 +27,6 @@ COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd2
 NOBODY: Final = "#bbbbbb"
 UNSEEN: Final = "#eeeeee"
 _ROW_POINTS: Final = 13.0
-_LABEL_CHARACTERS: Final = 12
-"""Of a line beside a low panel."""
 
 
 def draw(timeline: Timeline, path: Path) -> None:
@@ -43,15 +40,12 @@ def figure_of(timeline: Timeline) -> Figure:
     if timeline.replicas:
         panels.append(_draw_replicas)
         heights.append(1.3)
-    figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 1.1 * len(timeline.others) + 1.2), dpi=DPI)
+    figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 1.2), dpi=DPI)
     FigureCanvasAgg(figure)
-    heights += [1.1] * len(timeline.others)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     colours = _colours(timeline.records)
-    for axis, panel in zip(axes, panels, strict=False):
+    for axis, panel in zip(axes, panels, strict=True):
         panel(axis, timeline, colours)
-    for axis, steps in zip(axes[len(panels) :], timeline.others, strict=True):
-        _draw_other(axis, steps, timeline.seconds)
     for axis in axes:
         _draw_common(axis, timeline)
     axes[-1].set_xlabel("seconds since the traffic began")
@@ -138,13 +132,6 @@ def _draw_replicas(axis: Axes, timeline: Timeline, colours: Mapping[str, str]) -
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_ylabel("replicas")
     axis.legend(loc="upper left", fontsize=8, ncols=4, framealpha=0.85)
-
-
-def _draw_other(axis: Axes, steps: Steps, seconds: float) -> None:
-    times, values = _stairs(steps, seconds)
-    axis.step(times, values, where="post", color="#444444")
-    axis.set_ylim(0, 1.15 * max([*values, 0.0]) or 1.0)
-    axis.set_ylabel(fill(steps.name, _LABEL_CHARACTERS), fontsize=8)
 
 
 def _stairs(steps: Steps, end: float) -> tuple[list[float], list[float]]:

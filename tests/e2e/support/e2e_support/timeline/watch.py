@@ -22,7 +22,6 @@ class Sight:
     """What one look saw."""
 
     replicas: Mapping[str, float] = field(default_factory=dict)
-    others: Mapping[str, float] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     """Told when they change, such as a condition."""
     events: Mapping[str, str] = field(default_factory=dict)
@@ -53,11 +52,7 @@ class ClusterWatch:
 
     @property
     def replicas(self) -> list[Steps]:
-        return self._seen.steps(self._seen.replicas)
-
-    @property
-    def others(self) -> list[Steps]:
-        return self._seen.steps(self._seen.others)
+        return [Steps(name=name, points=tuple(points)) for name, points in self._seen.replicas.items()]
 
     @property
     def told(self) -> list[Told]:
@@ -85,7 +80,6 @@ class _Seen:
 
     def __init__(self) -> None:
         self.replicas: dict[str, list[tuple[float, float]]] = {}
-        self.others: dict[str, list[tuple[float, float]]] = {}
         self.told: list[Told] = []
         self.blind: list[Blind] = []
         self._states: dict[str, str] = {}
@@ -94,11 +88,10 @@ class _Seen:
         self._is_blind = False
 
     def take(self, sight: Sight, now: float) -> None:
-        for kept, values in ((self.replicas, sight.replicas), (self.others, sight.others)):
-            for name, value in values.items():
-                points = kept.setdefault(name, [])
-                if not points or points[-1][1] != value:
-                    points.append((now, value))
+        for name, value in sight.replicas.items():
+            points = self.replicas.setdefault(name, [])
+            if not points or points[-1][1] != value:
+                points.append((now, value))
         for name, state in sight.states.items():
             if self._states.get(name, state) != state:
                 self.told.append(Told(seconds=now, text=f"{name} {state}"))
@@ -115,9 +108,6 @@ class _Seen:
             began = self.blind.pop().start
         self.blind.append(Blind(start=began, end=now))
         self._is_blind = True
-
-    def steps(self, kept: Mapping[str, list[tuple[float, float]]]) -> list[Steps]:
-        return [Steps(name=name, points=tuple(points)) for name, points in kept.items()]
 
 
 def sight_of(*deployments: LLMDeployment) -> Callable[[], Sight]:

@@ -7,7 +7,7 @@ from e2e_support.traffic.answer import Form
 from e2e_support.traffic.client import Patience
 from e2e_support.traffic.driver import Live, Traffic
 from e2e_support.traffic.permits import CUT, Permit
-from e2e_support.traffic.prompts import Kind, of_kind
+from e2e_support.traffic.prompts import Kind, Prompt, of_kind
 from e2e_support.traffic.records import FailureKind, Mark, Record
 from e2e_support.traffic.result import Latencies, TrafficFailed, TrafficResult
 
@@ -21,6 +21,7 @@ __all__ = [
     "Mark",
     "Patience",
     "Permit",
+    "Prompt",
     "Record",
     "Traffic",
     "TrafficFailed",

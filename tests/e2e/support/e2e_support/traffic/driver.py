@@ -69,12 +69,14 @@ class Traffic:
         patience: Patience | None = None,
         keep_alive: bool = False,
         at_least: int = 1,
+        beside: "Traffic | None" = None,
         seed: int = 0,
     ) -> None:
         """`salted_share` of the requests find nothing in the prefix cache; `at_least` so many must be completed.
 
         `beyond` asks for so many tokens more than are known (of prompts whose answer has no end of its own): streams
-        that last, whose beginning is compared token by token and whose length is exact.
+        that last, whose beginning is compared token by token and whose length is exact. Times are seconds since this
+        traffic began, or since that which it flows `beside`.
         """
         if (concurrency is None) == (rate is None):
             raise ValueError("give either concurrency or rate")
@@ -84,7 +86,8 @@ class Traffic:
         self._patience = patience or Patience()
         self._keep_alive, self._at_least = keep_alive, at_least
         self._first_pace = (concurrency, rate)
-        self._began = time.monotonic()
+        self._beside = beside
+        self._began: float = time.monotonic() if beside is None else beside._began
         self._lock = threading.Lock()
         # Under the lock: read by the scenario's thread, written by the driver's.
         self._records: list[Record] = []
@@ -103,7 +106,8 @@ class Traffic:
     # --- what a scenario says ---
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic()
+        if self._beside is None:
+            self._began = time.monotonic()
         self._thread.start()
         self._started.wait()
         return self

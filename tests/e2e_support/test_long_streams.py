@@ -1,0 +1,61 @@
+"""Streams that last: begun one after another, as long as was asked for, on the clock of what they flow beside."""
+
+import pytest
+
+from e2e_support import long_streams as module
+from e2e_support.long_streams import begin_one_by_one, long_streams, tokens_lasting
+from e2e_support.traffic import Traffic
+from e2e_support.traffic.fake_server import PROMPT, running
+
+
+@pytest.fixture
+def server():
+    with running() as server:
+        yield server
+
+
+def longer(server, beyond):
+    """The server goes on behind the known tokens."""
+
+    def go_on(events):
+        *answer, last, usage, done = events
+        asked = server.bodies[-1]["max_tokens"]
+        assert asked == PROMPT.max_tokens + beyond
+        choice = last["choices"][0]
+        more = [{**last, "choices": [{**choice, "text": "…", "token_ids": [7] * beyond}]}]
+        known = {**last, "choices": [{**choice, "finish_reason": None}]}
+        drawn = usage["usage"]["completion_tokens"] + beyond
+        told = {**usage["usage"], "completion_tokens": drawn, "total_tokens": usage["usage"]["prompt_tokens"] + drawn}
+        return [*answer, known, *more, {**usage, "usage": told}, done]
+
+    server.twist = go_on
+
+
+def test_they_are_begun_one_after_another(server, monkeypatch):
+    monkeypatch.setattr(module, "_APART_SECONDS", 0.1)
+    longer(server, 9)
+    server.pause_seconds = 0.1
+    with long_streams(server.url, "demo", beyond=9, prompts=(PROMPT,)) as streams:
+        begin_one_by_one(streams, 3)
+        assert server.most_at_once == 3
+    first, second, third = sorted(record.started for record in streams.result.records)[:3]
+    assert second - first >= 0.1 and third - second >= 0.1
+    assert {record.expected_tokens for record in streams.result.records} == {len(PROMPT.token_ids) + 9}
+
+
+def test_they_tell_the_times_of_the_traffic_they_flow_beside(server):
+    longer(server, 9)
+    with Traffic(server.url, model="demo", prompts=(PROMPT,), concurrency=0) as traffic:
+        traffic.wait_for(lambda live: live.seconds >= 0.5, 10, "half a second")
+        with long_streams(server.url, "demo", beyond=9, concurrency=1, beside=traffic, prompts=(PROMPT,)) as streams:
+            streams.wait_for(lambda live: live.completed > 0, 10, "one")
+        assert streams.result.records[0].started >= 0.5
+        assert traffic.stop().seconds >= streams.result.records[0].ended
+
+
+def test_tokens_are_as_many_as_a_machine_gives_in_the_time(server):
+    longer(server, 50)
+    assert tokens_lasting(1e6, server.url, "demo", prompts=(PROMPT,)) == 3500, "at most what the model can"
+    assert tokens_lasting(0.0, server.url, "demo", prompts=(PROMPT,)) == 50, "and so many that a stream lasts"
+    server.pause_seconds = 0.05
+    assert 100 <= tokens_lasting(2.0, server.url, "demo", prompts=(PROMPT,)) <= 57 / (0.05 * 9) * 2.0
