@@ -214,8 +214,7 @@ def test_serving_goes_on_while_the_api_server_is_down(
         # What stands in the cluster is from before: only a Lease renewed since says that an operator is back.
         until(lambda: _renewed(release) > since, what="an operator renewed its Lease", seconds=TAKEOVER_SECONDS)
         leads = traffic.mark("an operator leads")
-        # Nodes that could not renew their own Leases count as lost, and their pods as not ready, until the kubelets
-        # have said otherwise: up to a minute, in which all is served as before.
+        # Where nodes that could not renew their Leases count as lost, so do their pods until the kubelets speak again.
         release.wait_working()
         chat.wait_ready(replicas=REPLICAS)
         back = traffic.mark("all pods count as ready")

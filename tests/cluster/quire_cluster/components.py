@@ -108,6 +108,9 @@ def controller_manager(binaries: Binaries, authority: Authority, admin_kubeconfi
         "--kube-api-burst=1000",
         "--concurrent-deployment-syncs=20",
         "--concurrent-replicaset-syncs=20",
+        # By default a node without heartbeats for 50 s is lost, and its pods leave their Services. While the only API
+        # server is away none arrive: once it is back, it would depend on whether this or the kubelets are quicker.
+        "--node-monitor-grace-period=5m",
         "--horizontal-pod-autoscaler-sync-period=2s",
     ]
 
