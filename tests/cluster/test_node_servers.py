@@ -109,6 +109,23 @@ def test_names_outside_the_cluster_do_not_exist() -> None:
     assert "forward" not in cluster + rest
 
 
+@pytest.mark.parametrize(("most", "is_kept"), [(10, True), (9, False)])
+def test_the_registrys_storage_goes_when_it_has_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, is_kept: bool
+) -> None:
+    blob = tmp_path / "storage" / "docker" / "registry" / "v2" / "blobs" / "sha256" / "ab" / "abcd" / "data"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"0123456789")
+    monkeypatch.setattr(registry, "MOST_BYTES_KEPT", most)
+    registry.make_storage(tmp_path / "storage")
+    assert (tmp_path / "storage").is_dir() and blob.exists() is is_kept
+
+
+def test_the_registrys_storage_is_made(tmp_path: Path) -> None:
+    registry.make_storage(tmp_path / "cache" / "registry")
+    assert (tmp_path / "cache" / "registry").is_dir()
+
+
 def test_the_registry_listens_on_the_bridge_alone() -> None:
     document = json.loads(registry.config(Path("/cache/registry")))
     assert document["http"]["addr"] == "10.77.0.1:5000"

@@ -194,7 +194,8 @@ class RealCluster:
     def _start_servers(self) -> None:
         observer = self.state / f"{OBSERVER}.kubeconfig"
         (self.state / "Corefile").write_text(dns.config(observer))
-        registry_storage().mkdir(parents=True, exist_ok=True)
+        if self.registry.pid is None:
+            registry.make_storage(registry_storage())
         (self.state / "registry.json").write_text(registry.config(registry_storage()))
         (self.state / "prometheus.json").write_text(prometheus.config(self._scraped_pods))
         for process in (self.scheduler, self.dns, self.registry, self.pod_discovery, self.prometheus):

@@ -1,14 +1,17 @@
-"""An image registry on the bridge, which images are pushed to and nodes pull from. Pure.
+"""An image registry on the bridge, which images are pushed to and nodes pull from.
 
-Its storage is in the cache: what was pushed once is there for the next cluster.
+Its storage is in the cache: what was pushed once is there for the next cluster, unless it has grown too large.
 """
 
 import json
+import shutil
 from pathlib import Path
+from typing import Final
 
 from quire_cluster.nodes.plan import REGISTRY
 
 READY_URL = f"http://{REGISTRY}/v2/"
+MOST_BYTES_KEPT: Final = 8_000_000_000  # some ten versions of the images
 
 
 def config(storage: Path) -> str:
@@ -19,6 +22,13 @@ def config(storage: Path) -> str:
         "http": {"addr": REGISTRY},
     }
     return json.dumps(document, indent=2) + "\n"
+
+
+def make_storage(storage: Path) -> None:
+    """Before a start. One that has grown goes whole: images are pushed again where they are missing."""
+    if sum(file.stat().st_size for file in storage.rglob("data")) > MOST_BYTES_KEPT:
+        shutil.rmtree(storage)
+    storage.mkdir(parents=True, exist_ok=True)
 
 
 def command(program: Path, config_file: Path) -> list[str]:

@@ -3,7 +3,7 @@
 Each of the three can be killed, paused and started again. `real_cluster` joins nodes to a control plane.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,13 +12,15 @@ from quire_cluster.control_plane import ControlPlane
 from quire_cluster.kubeconfig import write as write_private
 from quire_cluster.nodes import cgroups, containerd, kubelet, namespaces, pause, proxy, teardown
 from quire_cluster.nodes.containerd import RuntimePrograms
+from quire_cluster.nodes.held_images import outdated
 from quire_cluster.nodes.kubelet import KubeletFiles
-from quire_cluster.nodes.plan import NodePlan
+from quire_cluster.nodes.plan import REGISTRY, NodePlan
 from quire_cluster.nodes.shell import run, succeeds
 from quire_cluster.nodes.teardown import HostProcess, host_process
 from quire_cluster.processes import Process
 
 READY_SECONDS: Final = 120.0
+REMOVE_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,16 @@ class Node:
     def images(self) -> tuple[str, ...]:
         """The names of those it holds."""
         return tuple(run([*namespaces.enter(self.plan), *self._client("images", "ls", "-q")]).split())
+
+    def forget_images_but(self, kept: Collection[str]) -> tuple[str, ...]:
+        """Removes those from the cluster's registry that have other names than these, and returns their names.
+
+        Each version of quire is another image of a gigabyte, and kubelets remove none before the disk is nearly full.
+        """
+        names = outdated(run(self._ctr("images", "ls")), registry=REGISTRY, kept=kept)
+        if names:
+            run(self._ctr("images", "rm", "--sync", *names), seconds=REMOVE_SECONDS)
+        return names
 
     def run(self, *command: str) -> str:
         """What a command printed that ran on the node, with its network and mounts."""

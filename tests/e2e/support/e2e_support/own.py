@@ -14,6 +14,7 @@ from e2e_support.target import Target
 from quire_cluster.binaries import ensure
 from quire_cluster.errors import ClusterError
 from quire_cluster.images.ensure import ensure_images
+from quire_cluster.images.image import Images
 from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
 from quire_cluster.real_cluster import RealCluster
@@ -25,12 +26,14 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
     found = RealCluster.load(default_state())
     if found is not None:
         _start(found, progress)
-        yield _target(found, progress)
+        yield _target(found, _images(found, progress), progress)
         return
     cluster = RealCluster.create(default_state(), Programs.ensure(progress))
     _start(cluster, progress)
     try:
-        yield _target(cluster, progress)
+        images = _images(cluster, progress)
+        _forget_other_images(images, cluster, progress)
+        yield _target(cluster, images, progress)
     finally:
         if keep:
             progress.say("==> the cluster is left up; make cluster-down takes it down")
@@ -47,9 +50,20 @@ def _start(cluster: RealCluster, progress: Progress) -> None:
         raise TargetUnavailable(f"{error}\nTo run on a cluster that you have, set KUBECONFIG.") from error
 
 
-def _target(cluster: RealCluster, progress: Progress) -> Target:
+def _images(cluster: RealCluster, progress: Progress) -> Images:
+    return ensure_images(registry=cluster.registry_address, progress=progress)
+
+
+def _forget_other_images(images: Images, cluster: RealCluster, progress: Progress) -> None:
+    """Only of a cluster that this run has begun: on another somebody may run them."""
+    kept = frozenset(image.reference for image in images.by_target().values())
+    forgotten = {name for node in cluster.nodes.values() for name in node.forget_images_but(kept)}
+    if tagged := [name for name in forgotten if "sha256:" not in name]:
+        progress.say(f"==> removed {len(tagged)} images of earlier versions from the nodes")
+
+
+def _target(cluster: RealCluster, images: Images, progress: Progress) -> Target:
     programs = ensure(("kubectl", "helm"), progress)
-    images = ensure_images(registry=cluster.registry_address, progress=progress)
     kube = Kube(str(cluster.admin_kubeconfig), programs["kubectl"])
     return Target(
         kube=kube,
