@@ -34,6 +34,19 @@ async def test_request_before_the_first_list_of_models_waits_for_it(gateway, rep
     assert (await call)[0] == 200
 
 
+async def test_models_are_listed_when_they_are_known(gateway, replicas):
+    async def listed(path: str) -> str:
+        async with gateway.client.get(f"{gateway.url}{path}") as response:
+            assert response.status == 200
+            return await response.text()
+
+    calls = [asyncio.create_task(listed(path)) for path in ("/v1/models", "/v1/models/chat")]
+    await asyncio.sleep(0.05)  # as long as it takes to come to nothing
+    assert not any(call.done() for call in calls)
+    await gateway.push(chat=[(await replicas("chat-0")).endpoint()])
+    assert all('"id":"chat"' in text for text in await asyncio.gather(*calls))
+
+
 async def test_no_list_of_models_in_time_is_503_rather_than_that_there_is_no_such_model(start_gateway):
     gateway = await start_gateway(hold_timeout_seconds=0.05)
     status, body = await gateway.complete()

@@ -60,10 +60,12 @@ class Gateway:
         holding = Holding(self.fleet, options, self.metrics)
         self.proxy = Proxy(fleet=self.fleet, session=session, options=options, metrics=self.metrics, holding=holding)
         app = build_app(
+            fleet=self.fleet,
             site=self.site,
             proxy=self.proxy,
             metrics=self.metrics,
             max_body_bytes=options.max_body_bytes,
+            hold_timeout_seconds=options.hold_timeout_seconds,
             keys=keys,
         )
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CUT_SECONDS)

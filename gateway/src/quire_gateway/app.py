@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from quire_gateway import headers
-from quire_gateway.errors import BadRequest, GatewayError, NotFound, Unauthorized, UnknownModel
+from quire_gateway.errors import BadRequest, GatewayError, NoReplica, NotFound, Unauthorized, UnknownModel
 from quire_gateway.fleet import Fleet
 from quire_gateway.keys import KeyFile
 from quire_gateway.metrics import Metrics
@@ -67,10 +67,18 @@ class Site:
 
 
 def build_app(
-    *, site: Site, proxy: Proxy, metrics: Metrics, max_body_bytes: int, keys: KeyFile | None = None
+    *,
+    fleet: Fleet,
+    site: Site,
+    proxy: Proxy,
+    metrics: Metrics,
+    max_body_bytes: int,
+    hold_timeout_seconds: float,
+    keys: KeyFile | None = None,
 ) -> web.Application:
-    """All routes, under what asks for keys and what turns errors into answers."""
-    middlewares = [_errors(metrics)] if keys is None else [_errors(metrics), _key_asked(keys)]
+    """All routes, under what asks for keys, what waits for the models, and what turns errors into answers."""
+    asking = [] if keys is None else [_key_asked(keys)]
+    middlewares = [_errors(metrics), *asking, _models_known(fleet, hold_timeout_seconds)]
     app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
 
     async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -127,6 +135,20 @@ def _key_asked(keys: KeyFile) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in OPEN_PATHS:
             keys.check(request.headers.get("Authorization", ""))
+        return await handler(request)
+
+    return middleware
+
+
+def _models_known(fleet: Fleet, timeout_seconds: float) -> Middleware:
+    """Waits until it is known which models there are. A gateway whose process was replaced gets requests until others
+    have heard that it is not ready yet; it must not deny its models to them.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS and not await fleet.wait_synced(timeout_seconds=timeout_seconds):
+            raise NoReplica("this gateway has not learnt yet which models are served", retry_after_seconds=1)
         return await handler(request)
 
     return middleware

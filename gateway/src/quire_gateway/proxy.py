@@ -23,7 +23,6 @@ from quire_gateway.errors import (
     BadRequest,
     BodyTooLarge,
     GatewayError,
-    NoReplica,
     RequestTimeout,
     ShuttingDown,
     UnknownModel,
@@ -118,9 +117,6 @@ class Proxy:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request by a replica of the model it names. Raises ``GatewayError``."""
         started = monotonic()
-        # A gateway whose process was replaced gets requests until others have heard that it is not ready yet.
-        if not await self._fleet.wait_synced(timeout_seconds=self._options.hold_timeout_seconds):
-            raise NoReplica("this gateway has not learnt yet which models are served", retry_after_seconds=1)
         body = await self._read(request)
         peek, model = _peek(body)
         pool = self._pool(model)
