@@ -155,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # as after `cluster.py status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(f"\ninterrupted; what was started runs on: `{sys.argv[0]} down` stops it", file=sys.stderr)
         return 130
