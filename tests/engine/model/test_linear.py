@@ -39,6 +39,16 @@ def test_every_backend_computes_the_layer(dtype: torch.dtype, rows: int, with_bi
         torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_backend_takes_a_transposed_weight(dtype: torch.dtype) -> None:
+    """As GPT-2's are: held [K, N]."""
+    torch.manual_seed(3)
+    weight, bias, x = torch.randn(48, 80).to(dtype).t(), torch.randn(80).to(dtype), torch.randn(3, 48).to(dtype)
+    for backend in [*backends(dtype), Int8LinearBackend(TorchLinearBackend(dtype))]:
+        of_dense = backend.pack(weight.contiguous(), bias)(x)
+        assert torch.equal(backend.pack(weight, bias)(x), of_dense), backend.name
+
+
 @pytest.mark.parametrize(
     ("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")]
 )

@@ -49,7 +49,7 @@ class LinearBackend(Protocol):
         ...
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
-        """A layer of ``weight`` [N, K] and ``bias`` [N], in the dtype the activations will have.
+        """A layer of ``weight`` [N, K], at any strides, and ``bias`` [N], in the dtype the activations will have.
 
         ``precise`` asks for the weights as they are, of a layer whose outputs are compared with one another: the
         router of a mixture of experts.
@@ -129,7 +129,7 @@ class PairLinearBackend:
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
         if weight.shape[1] % 2:
             return DeterministicLinearBackend(weight.dtype).pack(weight, bias)
-        return functools.partial(bfloat16_linear, weights=pack_bfloat16(weight, bias))
+        return functools.partial(bfloat16_linear, weights=pack_bfloat16(weight.contiguous(), bias))
 
 
 class HalfLinearBackend:
@@ -174,7 +174,7 @@ class Int8LinearBackend:
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
         if precise or weight.shape[1] > MAX_INT8_INPUTS:
             return self._otherwise.pack(weight, bias, precise=precise)
-        return functools.partial(int8_linear, weights=pack_int8(weight, bias))
+        return functools.partial(int8_linear, weights=pack_int8(weight.contiguous(), bias))
 
 
 def filled_up(rows: int) -> int:
