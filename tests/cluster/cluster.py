@@ -7,6 +7,7 @@ Prometheus. `down` and `status` are for whichever is there.
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -151,13 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, options = _parse(arguments)
     command, _ = COMMANDS[name]
     try:
-        return command(options, Progress(sys.stderr))
+        code = command(options, Progress(sys.stderr))
+        sys.stdout.flush()  # or a reader who has left would be found out at exit, where nothing can be done about it
+        return code
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # as after `cluster.py status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print(f"\ninterrupted; what was started runs on: `{sys.argv[0]} down` stops it", file=sys.stderr)
         return 130

@@ -76,3 +76,14 @@ def test_what_a_person_can_mend_is_one_line(tmp_path: Path, monkeypatch: pytest.
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: KUBEBUILDER_ASSETS is /no/such/folder, which is no folder")
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["told at exit", "told at once"])
+def test_a_reader_who_has_left_is_no_traceback(tmp_path: Path, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(COMMAND), "status", "--state-dir", str(tmp_path)]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
