@@ -26,9 +26,10 @@ from e2e_support.kube import namespaced
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Pod
 from e2e_support.recording import recorded
+from e2e_support.refusals import Outage
 from e2e_support.release import GATEWAY_PORT, Release
 from e2e_support.results import Report
-from e2e_support.run import MakeSpace
+from e2e_support.run import MakeSpace, Run
 from e2e_support.space import LLMDeployment
 from e2e_support.target import Target
 from e2e_support.timeline import keep, timeline
@@ -196,13 +197,14 @@ def test_a_killed_operator_is_succeeded_and_nothing_else_changes(
 
 @pytest.mark.last
 def test_serving_goes_on_while_the_api_server_is_down(
-    chat: LLMDeployment, machine: RealCluster, release: Release, gateway_url: str, report: Report
+    chat: LLMDeployment, machine: RealCluster, release: Release, gateway_url: str, run: Run, report: Report
 ) -> None:
     before = {pod.uid: pod.restarts for pod in [*chat.pods(), *release.gateway_pods()]}
     control_plane = machine.control_plane
     with recorded(Traffic(gateway_url, model=chat.model, concurrency=3), report, chat) as traffic:
         traffic.wait_for(lambda live: live.completed >= 6, 60, "answers before")
         down = traffic.mark("API server killed")
+        killed = datetime.now(UTC)
         control_plane.api_server.kill()
         try:
             time.sleep(OUTAGE_SECONDS)
@@ -211,6 +213,7 @@ def test_serving_goes_on_while_the_api_server_is_down(
         control_plane.wait_for_api_server()
         up = traffic.mark("API server answers again")
         since = datetime.now(UTC)
+        run.outages.append(Outage(begun=killed, ended=since))
         # What stands in the cluster is from before: only a Lease renewed since says that an operator is back.
         until(lambda: _renewed(release) > since, what="an operator renewed its Lease", seconds=TAKEOVER_SECONDS)
         leads = traffic.mark("an operator leads")

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from e2e_support.refusals import read
+from e2e_support.refusals import Outage, read
 
 SINCE = datetime(2026, 1, 2, tzinfo=UTC)
 OPERATOR = "system:serviceaccount:quire-system:quire-operator"
@@ -52,3 +52,15 @@ def test_what_is_counted_was_answered_since_then_and_asked_by_that_namespace() -
 def test_a_refusal_is_told_in_the_servers_words() -> None:
     asked = read([line(resource="secrets", decision="forbid")], "quire-system:", since=SINCE)
     assert asked.refused == (f"{OPERATOR}: cannot patch it",)
+
+
+def test_what_a_server_refused_that_knew_no_rule_yet_is_no_missing_right() -> None:
+    outage = Outage(begun=datetime(2026, 1, 3, tzinfo=UTC), ended=datetime(2026, 1, 4, tzinfo=UTC))
+    asked = read(
+        [line(resource="pods", decision="forbid", day=day) for day in (2, 3, 4, 5)],
+        "quire-system:",
+        since=SINCE,
+        outages=[outage],
+    )
+    assert asked.verbs == {"patch pods": 4}
+    assert len(asked.refused) == 2, "before it and after it"

@@ -18,6 +18,7 @@ from e2e_support import evidence, results
 from e2e_support.kube import Kube
 from e2e_support.own import own_cluster
 from e2e_support.prefetch import pull_everywhere
+from e2e_support.refusals import Outage
 from e2e_support.results import Report, scenario_name, slug
 from e2e_support.settings import Settings
 from e2e_support.space import Space, Words
@@ -39,6 +40,8 @@ class Run:
     """By pytest's id of the test."""
     spaces: list[Space] = field(default_factory=list)
     """Those that are there now."""
+    outages: list[Outage] = field(default_factory=list)
+    """Of the API server, brought about by scenarios."""
     settings: Settings | None = None
     target: Target | None = None
     evidence: dict[str, Path] = field(default_factory=dict)
