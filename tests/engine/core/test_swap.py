@@ -164,8 +164,7 @@ def test_sequence_cancelled_before_its_copies_were_taken_leaves_none(make_world:
         world.add(key, [key] * 14, max_tokens=20)
     world.step()
     scheduler = world.scheduler
-    victim = scheduler._running.pop()
-    scheduler._preempt(victim)
+    victim = scheduler._preemptor.preempt_last()
     assert world.engine.cancel(victim.key)
     batches = record(world)
     world.step()

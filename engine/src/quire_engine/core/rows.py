@@ -1,5 +1,7 @@
 """The rows of the runner: which are free, and which were given back since the step before."""
 
+from quire_engine.core.sequence import Sequence
+
 
 class Rows:
     def __init__(self, count: int) -> None:
@@ -14,10 +16,12 @@ class Rows:
     def take(self) -> int:
         return self._free.pop()
 
-    def give_back(self, row: int) -> None:
-        """It may be taken again in the same step: the runner releases before it admits."""
-        self._released.append(row)
-        self._free.append(row)
+    def take_back(self, sequence: Sequence) -> None:
+        """Of one that runs no longer. It may be taken again in the same step: the runner releases before it admits."""
+        assert sequence.row is not None
+        self._released.append(sequence.row)
+        self._free.append(sequence.row)
+        sequence.row = None
 
     def take_released(self) -> list[int]:
         """For the next batch."""

@@ -23,8 +23,9 @@ from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.plan import InFlight, Plan
 from quire_engine.core.policy import PolicyName, make_policy
-from quire_engine.core.preemption import PreemptionMode, decide
+from quire_engine.core.preemption import Preemption, PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
+from quire_engine.core.preemptor import Preemptor
 from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
@@ -83,6 +84,16 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._step = 0
         self.counters = Counters()
+        self._preemptor = Preemptor(
+            config.preemption_mode,
+            running=self._running,
+            waiting=self._waiting,
+            parked=self._parked,
+            kv=self._kv,
+            rows=self._rows,
+            rates=self._rates,
+            counted=self._count_preemption,
+        )
 
     # --- requests come and go ---
 
@@ -144,13 +155,7 @@ class Scheduler:
         else:
             del self._running[bisect_left(self._running, sequence.order, key=_order)]
             self._kv.release(sequence)
-            self._take_row(sequence)
-
-    def _take_row(self, sequence: Sequence) -> None:
-        """Of a sequence that is no longer among the running ones."""
-        assert sequence.row is not None
-        self._rows.give_back(sequence.row)
-        sequence.row = None
+            self._rows.take_back(sequence)
 
     # --- a step ---
 
@@ -161,7 +166,7 @@ class Scheduler:
         self._waiting.arrange(self._running)
         self._displace()
         self._kv.leave_behind(self._running)
-        if self._stall_bound is not None and any(map(_decodes, self._running)):
+        if self._stall_bound is not None and any(sequence.decodes for sequence in self._running):
             plan.stall_bound = self._stall_bound
         self._serve_running(plan)
         self._release_children()
@@ -215,7 +220,7 @@ class Scheduler:
                 if start < sequence.num_to_report:
                     count = min(count, max(1, plan.positions_left))
             end = start + count
-            if end > sequence.capacity and not self._make_room(sequence, end, plan):
+            if end > sequence.capacity and not self._preemptor.make_room(sequence, end, plan):
                 break
             if count > 1:
                 token_ids += sequence.token_ids[start:end]
@@ -241,17 +246,6 @@ class Scheduler:
             budget -= count
         plan.budget = budget
 
-    def _make_room(self, sequence: Sequence, end: int, plan: Plan) -> bool:
-        """Extend block tables to ``end``, at the cost of those behind; False when that took the sequence itself."""
-        while not self._kv.extend(sequence, end):
-            victim = self._running.pop()
-            assert self._running or victim is not sequence, "a sequence alone does not fit: it should have been refused"
-            self._preempt(victim)
-            plan.preempted = True
-            if victim is sequence:
-                return False
-        return True
-
     def _displace(self) -> None:
         """Preempt for the first in the queue, where there is no row for it or it did not fit, if the policy says so."""
         sequence = self._waiting.first()
@@ -262,23 +256,9 @@ class Scheduler:
         ):
             return
         if self._waiting.displaces(sequence, self._running[-1]):
-            self._preempt(self._running.pop())
+            self._preemptor.preempt_last()
 
-    def _preempt(self, victim: Sequence) -> None:
-        """Take row and blocks from a running sequence, and put it back into the queue."""
-        loss = self._kv.prepare_to_lose(victim)
-        preemption = decide(
-            self._config.preemption_mode, room=self._kv.swap_room(loss.blocks_out), costs=self._rates.costs(loss)
-        )
-        if preemption.kind == "swap":
-            self._kv.swap_out(victim, loss.blocks_out)
-        else:
-            victim.num_lost = victim.num_computed
-            self._kv.release(victim)
-        self._take_row(victim)
-        self._parked.preempted(victim)
-        victim.num_preemptions += 1
-        self._waiting.push(victim)
+    def _count_preemption(self, preemption: Preemption) -> None:
         self.counters.preemptions[preemption.label] += 1
 
     def _release_children(self) -> None:
@@ -389,7 +369,7 @@ class Scheduler:
             num_waiting=len(self._waiting) + len(self._parked),
             queued_tokens=self._waiting.num_tokens + self._parked.num_tokens,
             parked_tokens=self._parked.num_tokens,
-            prefilling_tokens=sum([_to_prefill(sequence) for sequence in self._running]),
+            prefilling_tokens=sum([sequence.num_to_prefill for sequence in self._running]),
             blocks_total=sum(pool.num_blocks for pool in pools),
             blocks_used=sum(pool.num_used for pool in pools),
             blocks_cached=sum(pool.num_cached for pool in pools),
@@ -411,16 +391,6 @@ class Scheduler:
         self._rows.check_integrity([sequence.row for sequence in self._running if sequence.row is not None])
         self._parked.check_integrity(self._sequences)
         check_sequences(self._sequences, running=self._running, queue=self._waiting, parked=parked)
-
-
-def _decodes(sequence: Sequence) -> bool:
-    return sequence.num_tokens - sequence.num_computed == 1 and sequence.num_tokens < sequence.limit
-
-
-def _to_prefill(sequence: Sequence) -> int:
-    """Tokens of its prompt, or of what it loses by a preemption; none for one that decodes."""
-    lacking = sequence.num_tokens - sequence.num_computed
-    return lacking if lacking > 1 else 0
 
 
 def _without(column: list[T], places: list[int]) -> list[T]:

@@ -117,6 +117,17 @@ class Sequence:
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
+    @property
+    def decodes(self) -> bool:
+        """It lacks one token, and may draw another."""
+        return self.num_tokens - self.num_computed == 1 and self.num_tokens < self.limit
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens of its prompt, or of what it lost by a preemption; none for one that decodes."""
+        lacking = self.num_tokens - self.num_computed
+        return lacking if lacking > 1 else 0
+
     def admission(self) -> Admission:
         """What the runner has to know to give this sequence its row."""
         assert self.row is not None and self.num_pending == 0

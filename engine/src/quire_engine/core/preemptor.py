@@ -1,0 +1,67 @@
+"""Takes row and blocks from running sequences where there is no room for others, the last in order first.
+
+``Scheduler`` says for whom; ``preemption`` decides by which way each gives them up. Whoever loses its place goes back
+into the queue, where its order makes it the first again.
+"""
+
+from collections.abc import Callable
+
+from quire_engine.core.forks import ParkedChildren
+from quire_engine.core.kv_manager import KVManager
+from quire_engine.core.plan import Plan
+from quire_engine.core.policy import Policy
+from quire_engine.core.preemption import Preemption, PreemptionMode, decide
+from quire_engine.core.preemption_cost import MeasuredRates
+from quire_engine.core.rows import Rows
+from quire_engine.core.sequence import Sequence
+
+
+class Preemptor:
+    """``running`` is the scheduler's own list, in order; ``counted`` is told of every preemption."""
+
+    def __init__(
+        self,
+        mode: PreemptionMode,
+        *,
+        running: list[Sequence],
+        waiting: Policy,
+        parked: ParkedChildren,
+        kv: KVManager,
+        rows: Rows,
+        rates: MeasuredRates,
+        counted: Callable[[Preemption], None],
+    ) -> None:
+        self._mode = mode
+        self._running, self._waiting, self._parked = running, waiting, parked
+        self._kv, self._rows, self._rates, self._counted = kv, rows, rates, counted
+
+    def make_room(self, sequence: Sequence, end: int, plan: Plan) -> bool:
+        """Extend block tables to ``end``, at the cost of those behind; False when that took the sequence itself."""
+        while not self._kv.extend(sequence, end):
+            assert len(self._running) > 1 or self._running[-1] is not sequence, "alone it should have been refused"
+            victim = self.preempt_last()
+            plan.preempted = True
+            if victim is sequence:
+                return False
+        return True
+
+    def preempt_last(self) -> Sequence:
+        """The one that is named had the least claim to its place."""
+        victim = self._running.pop()
+        self._preempt(victim)
+        return victim
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Take row and blocks from a running sequence, and put it back into the queue."""
+        loss = self._kv.prepare_to_lose(victim)
+        preemption = decide(self._mode, room=self._kv.swap_room(loss.blocks_out), costs=self._rates.costs(loss))
+        if preemption.kind == "swap":
+            self._kv.swap_out(victim, loss.blocks_out)
+        else:
+            victim.num_lost = victim.num_computed
+            self._kv.release(victim)
+        self._rows.take_back(victim)
+        self._parked.preempted(victim)
+        victim.num_preemptions += 1
+        self._waiting.push(victim)
+        self._counted(preemption)
