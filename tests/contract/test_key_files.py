@@ -15,6 +15,7 @@ WORDS = (
     *("sk-0123456789", "short", "é" * 9, f"sha256:{HEX}", "sha256:12", f"sha256:{HEX}0", "team-a:sk-0123456789"),
     *(f"team-a:sha256:{HEX}", "team-a:sha256:12", ":sk-0123456789", "#comment", "# comment", "name=team-a", "name="),
     *("requests_per_minute=10", "tokens_per_minute=0", "max_concurrent=2", "limit=3", "a=b=c=d=e"),
+    *("tenant=sk-0123456789", "c2stMDEyMzQ1Njc4OQ==", "SK=sk-0123456789"),
 )
 LINES = st.lists(st.sampled_from(WORDS), max_size=3).map(" ".join)
 

@@ -232,6 +232,7 @@ def test_keys_are_read_again_when_the_file_changes(tmp_path: Path, caplog: pytes
         ("# nothing yet\n\n", ["holds no key"]),
         (f"{KEY}\nshort\nname=a requests_per_minute=0 {KEY}\nname=a\n", ["line 2", "line 3", "line 4"]),
         ("sha256:12\n", ["line 1"]),
+        (f"{KEY}\ntenant={KEY}\n", ["line 2"]),
         ("two words12345\n", ["line 1"]),
     ],
 )

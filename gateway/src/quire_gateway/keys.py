@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 _NAME = r"[A-Za-z0-9._-]{1,64}"
 _KEY = re.compile(rf"(?:(?!sha256:){_NAME}:)?(?:sha256:(?P<hex>[0-9a-fA-F]{{64}})|(?P<key>(?!sha256:)[!-~]{{8,512}}))")
+_NO_KEY = re.compile(r"[a-z_]+=[^=].*")
+"""A setting, or what was meant for one: a key may have a = in it, but nobody's begins like this."""
 _SETTING = re.compile(rf"name={_NAME}|(requests_per_minute|tokens_per_minute|max_concurrent)=[1-9][0-9]{{0,11}}")
 
 
@@ -45,7 +47,7 @@ def _digest(words: list[str]) -> bytes | None:
     """None where the line is none of a key."""
     *settings, key = words
     match = _KEY.fullmatch(key)
-    if match is None or _SETTING.fullmatch(key) or not all(map(_SETTING.fullmatch, settings)):
+    if match is None or _NO_KEY.fullmatch(key) or not all(map(_SETTING.fullmatch, settings)):
         return None
     return bytes.fromhex(match["hex"]) if match["hex"] else hashlib.sha256(match["key"].encode()).digest()
 

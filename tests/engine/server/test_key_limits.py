@@ -63,6 +63,7 @@ def test_a_line_names_a_key_and_its_limits(line: str, name: str | None, limits: 
         ("requests_per_minute=0 plain-key-1", "requests_per_minute must be a whole number of at least 1"),
         ("requests_per_minute=many plain-key-1", "requests_per_minute must be a whole number"),
         ("requests_per_hour=5 plain-key-1", "line 1: needed is KEY or sha256:HEX"),
+        ("tenant=plain-key-1", "line 1: what may stand before a key is name=, "),
         ("name=a name=b plain-key-1", "name is said twice"),
         ("name=a b:plain-key-1", "the name is said twice"),
         ("name=ä plain-key-1", "a name is 1 to 64 letters"),

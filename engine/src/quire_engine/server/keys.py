@@ -27,6 +27,8 @@ _KEY = re.compile(
     rf"(?:(?!sha256:)(?P<name>{_NAME}):)?(?:sha256:(?P<hex>[0-9a-fA-F]{{64}})|(?P<key>(?!sha256:)[!-~]{{8,512}}))"
 )
 _SETTING = re.compile(r"(?P<what>name|requests_per_minute|tokens_per_minute|max_concurrent)=(?P<value>.*)")
+_NO_KEY = re.compile(r"[a-z_]+=[^=].*")
+"""A setting with a name that is none: a key may have a = in it, but nobody's begins like this."""
 _NUMBER = re.compile(r"[1-9][0-9]{0,11}")
 
 
@@ -77,6 +79,11 @@ def _parse_line(line: str, where: str) -> Key:
         settings[match["what"]] = match["value"]
     if _SETTING.fullmatch(last):
         raise KeyFileError(f"{where}: the key itself is missing; it comes last")
+    if _NO_KEY.fullmatch(last):
+        raise KeyFileError(
+            f"{where}: what may stand before a key is name=, requests_per_minute=, tokens_per_minute= and "
+            "max_concurrent=; the key itself comes last, after a blank"
+        )
     match = _KEY.fullmatch(last)
     if match is None:
         raise KeyFileError(
