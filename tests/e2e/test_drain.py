@@ -122,10 +122,8 @@ def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, u
 
 
 def _keep_timeline(record: Drained) -> None:
-    assert record.traffic is not None
-    results = [result for result in (record.traffic, record.streams) if result is not None]
-    replicas = seen.lines(record.looks)
-    keep(timeline("node drain", *results, replicas=replicas, told=seen.told(record.looks, "Ready")))
+    replicas, told = seen.lines(record.looks), seen.told(record.looks, "Ready")
+    keep(timeline("node drain", record.traffic, record.streams, replicas=replicas, told=told))
 
 
 @contextmanager

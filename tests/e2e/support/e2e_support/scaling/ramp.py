@@ -96,7 +96,7 @@ class Ramp:
             timeline(
                 "autoscaling",
                 self.result,
-                *([self.streams] if self.streams is not None else []),
+                self.streams,
                 replicas=lines(self.looks),
                 told=told(self.looks, "Autoscaling"),
             )

@@ -52,17 +52,18 @@ class Timeline:
 
 def timeline(
     title: str,
-    *results: TrafficResult,
+    *results: TrafficResult | None,
     replicas: Sequence[Steps] = (),
     told: Sequence[Told] = (),
     blind: Sequence[Blind] = (),
 ) -> Timeline:
-    """Of traffic that was begun at the same time."""
-    records = [record for result in results for record in result.records]
-    marks = {mark for result in results for mark in result.marks}
+    """Of traffic that was begun at the same time; None is what a scenario that failed did not come to."""
+    seen = [result for result in results if result is not None]
+    records = [record for result in seen for record in result.records]
+    marks = {mark for result in seen for mark in result.marks}
     return Timeline(
         title=title,
-        seconds=max((result.seconds for result in results), default=0.0),
+        seconds=max((result.seconds for result in seen), default=0.0),
         marks=tuple(sorted(marks, key=lambda mark: mark.seconds)),
         records=tuple(sorted(records, key=lambda record: record.started)),
         replicas=tuple(replicas),
