@@ -32,8 +32,8 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
     _start(cluster, progress)
     try:
         images = _images(cluster, progress)
-        _forget_other_images(images, cluster, progress)
         yield _target(cluster, images, progress)
+        _forget_other_images(images, cluster, progress)
     finally:
         if keep:
             progress.say("==> the cluster is left up; make cluster-down takes it down")
@@ -55,9 +55,14 @@ def _images(cluster: RealCluster, progress: Progress) -> Images:
 
 
 def _forget_other_images(images: Images, cluster: RealCluster, progress: Progress) -> None:
-    """Only of a cluster that this run has begun: on another somebody may run them."""
+    """Only of a cluster that this run has begun: on another somebody may run them. In the end: while nodes have the
+    version before, they pull no more of this one than has changed."""
     kept = frozenset(image.reference for image in images.by_target().values())
-    forgotten = {name for node in cluster.nodes.values() for name in node.forget_images_but(kept)}
+    try:
+        forgotten = {name for node in cluster.nodes.values() for name in node.forget_images_but(kept)}
+    except ClusterError as error:
+        progress.say(f"==> images of earlier versions stay on the nodes: {error}")
+        return
     if tagged := [name for name in forgotten if "sha256:" not in name]:
         progress.say(f"==> removed {len(tagged)} images of earlier versions from the nodes")
 
