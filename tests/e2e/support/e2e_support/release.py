@@ -5,6 +5,7 @@ One release serves the whole run. It carries a label of ours, by which a later r
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from e2e_support import objects
@@ -109,15 +110,16 @@ class Release:
         """A scrape of any pod, through the API server."""
         return Page(self.kube.text(f"{namespaced(pod.namespace, 'pods', pod.name)}:{port}/proxy{path}"))
 
-    def operator_log(self, lines: int = 12) -> list[str]:
-        """The last lines of each operator, those of the one that leads last."""
+    def operator_log(self, lines: int = 12, *, since: datetime | None = None) -> list[str]:
+        """The last lines of each operator, those of the one that leads last; no older ones than that."""
         leader = self.leader()
         pods = sorted(self.operator_pods(), key=lambda pod: leader is not None and pod.uid == leader.uid)
-        return [f"{pod.name}: {line}" for pod in pods for line in self._log(pod, lines)]
+        return [f"{pod.name}: {line}" for pod in pods for line in self._log(pod, lines, since)]
 
-    def _log(self, pod: Pod, lines: int) -> list[str]:
+    def _log(self, pod: Pod, lines: int, since: datetime | None) -> list[str]:
+        wanted = {"tailLines": str(lines)} | ({} if since is None else {"sinceTime": since.isoformat()})
         try:
-            return self.kube.text(f"{namespaced(NAMESPACE, 'pods', pod.name)}/log", tailLines=str(lines)).splitlines()
+            return self.kube.text(f"{namespaced(NAMESPACE, 'pods', pod.name)}/log", **wanted).splitlines()
         except ApiError as error:
             return [f"(no log: {error})"]
 
