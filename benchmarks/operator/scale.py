@@ -12,15 +12,18 @@ import asyncio
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scale_cluster import NAMESPACE, REPLICAS, Cluster, cpu_seconds, wait
+from scale_report import Row, summary
+
+from quire_cluster.audit import Position
+from quire_cluster.ports import free_ports
 from quire_operator.adapters.kube import KubeCluster
 from quire_operator.adapters.kube_connection import Connection, load_configuration
 from quire_operator.domain.desired import Manifests, desired
@@ -29,113 +32,11 @@ from quire_operator.domain.pod_template import Images
 from quire_operator.domain.spec import Spec
 from quire_operator.ports import Throttled, Unavailable
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-
-from quire_cluster.audit import Position  # noqa: E402
-from quire_cluster.binaries import ensure  # noqa: E402
-from quire_cluster.client import ApiClient  # noqa: E402
-from quire_cluster.control_plane import PROGRAMS, ControlPlane  # noqa: E402
-from quire_cluster.fake_nodes import PROGRAMS as NODE_PROGRAMS  # noqa: E402
-from quire_cluster.fake_nodes import FakeNodes  # noqa: E402
-from quire_cluster.ports import free_ports  # noqa: E402
-from quire_cluster.progress import Progress  # noqa: E402
-
-CRD = ROOT / "crds" / "llmdeployments.yaml"
-NAMESPACE = "scale"
 IMAGES = Images(engine="quire-engine:scale", operator="quire-operator:scale")
-REPLICAS, WORKERS, NODES = 3, 32, 5
+WORKERS = 32
 IDENTITY = "scale-operator"
-LIMIT_SECONDS = 1800.0
 SCRAPES = 50
 RETRY_SECONDS = 0.5
-Row = dict[str, Any]
-
-
-# --- the cluster ---
-
-
-class Cluster:
-    """A control plane with fake nodes and so many LLMDeployments that nobody has looked at yet."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.plane = ControlPlane.temporary(ensure((*PROGRAMS, *NODE_PROGRAMS), Progress(sys.stderr)))
-        self.plane.start()
-        self.plane.kubectl("apply", "--server-side", "-f", str(CRD))
-        self.plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD))
-        self.nodes = FakeNodes(self.plane)
-        self.nodes.start(NODES)
-        self.client: ApiClient = self.plane.client()
-        self.client.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        for number in range(count):
-            answer = self.client.post(f"/apis/quire.dev/v1alpha1/namespaces/{NAMESPACE}/llmdeployments", body(number))
-            assert answer.ok, answer.body
-
-    def there(self, group: str, plural: str) -> int:
-        """How many objects of a kind there are: one is listed, the rest are counted by the server."""
-        answer = self.client.get(f"/{group}/namespaces/{NAMESPACE}/{plural}?limit=1").body
-        return len(answer["items"]) + int(answer["metadata"].get("remainingItemCount") or 0)
-
-    def applied(self) -> bool:
-        return (
-            self.there("apis/apps/v1", "deployments") >= self.count
-            and self.there("api/v1", "services") >= 2 * self.count
-        )
-
-    def serving(self) -> bool:
-        """Every Deployment has its replicas ready."""
-        deployments = self.client.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments").body["items"]
-        ready = sum(item["status"].get("readyReplicas", 0) for item in deployments)
-        return bool(ready == REPLICAS * self.count)
-
-    def told(self) -> bool:
-        """Every LLMDeployment says so."""
-        resources = self.client.get(f"/apis/quire.dev/v1alpha1/namespaces/{NAMESPACE}/llmdeployments").body["items"]
-        return sum(item.get("status", {}).get("readyReplicas", 0) for item in resources) == REPLICAS * self.count
-
-    def cpu_seconds(self) -> float:
-        """Processor time that the cluster has taken."""
-        processes = (*self.plane.processes, self.nodes.scheduler, self.nodes.kwok)
-        return sum(cpu_seconds(process.pid) for process in processes if process.pid is not None)
-
-    def children(self) -> dict[str, int]:
-        """Objects per kind that belong to LLMDeployments."""
-        kinds = {
-            "Deployment": ("apis/apps/v1", "deployments"),
-            "Service": ("api/v1", "services"),
-            "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
-            "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
-            "Pod": ("api/v1", "pods"),
-        }
-        return {kind: self.there(*where) for kind, where in kinds.items()}
-
-
-def body(number: int) -> dict[str, Any]:
-    """One LLMDeployment."""
-    return {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": f"model-{number:04}", "namespace": NAMESPACE},
-        "spec": {"model": {"source": "file:///models/demo"}, "replicas": REPLICAS},
-    }
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process, its own and the system's for it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def wait(look: Callable[[], bool], what: str, started: float, *, every: float = 1.0) -> float:
-    """Seconds since ``started`` when it was so."""
-    while not look():
-        if time.monotonic() - started > LIMIT_SECONDS:
-            sys.exit(f"not after {LIMIT_SECONDS:g} s: {what}")
-        time.sleep(every)
-    took = time.monotonic() - started
-    print(f"  {what}: {took:.0f} s", file=sys.stderr)
-    return took
 
 
 # --- the bare loop ---
@@ -334,46 +235,6 @@ def writes(cluster: Cluster, since: Position) -> dict[str, int]:
         name = f"{request.verb} {request.resource}"
         counted[name] = counted.get(name, 0) + 1
     return counted
-
-
-# --- the report ---
-
-
-def summary(bare: Sequence[Row], operator: Sequence[Row]) -> list[tuple[str, str]]:
-    def median(rows: Sequence[Row], name: str) -> float:
-        return statistics.median(row[name] for row in rows)
-
-    lines = []
-    for name, what in (("applied_seconds", "all children applied"), ("serving_seconds", "all replicas ready")):
-        ours, loops = median(operator, name), median(bare, name)
-        lines.append((what, f"{ours:.0f} s; bare loop {loops:.0f} s; ratio {ours / loops:.2f}"))
-    last = operator[-1]
-    ours, loops = (median(rows, "cpu_seconds") + median(rows, "cluster_cpu_seconds") for rows in (operator, bare))
-    processor_time = (
-        f"{ours:.0f} s, {median(operator, 'cpu_seconds'):.0f} of them the operator's; bare loop {loops:.0f} s,"
-        f" {median(bare, 'cpu_seconds'):.0f} its own; ratio {ours / loops:.2f}"
-    )
-    lines += [
-        ("children", ", ".join(f"{count} {kind}" for kind, count in last["children"].items())),
-        ("every status says so", f"{median(operator, 'told_seconds'):.0f} s"),
-        ("writes until then", f"{sum(last['writes'].values())}: {last['writes']}"),
-        ("processor time until then", processor_time),
-        ("pass, p99, turns waited for", within(median(operator, "pass_p99_milliseconds"))),
-        ("memory", f"{median(operator, 'megabytes'):.0f} MB resident, {median(operator, 'peak_megabytes'):.0f} peak"),
-        (
-            "quiet minute",
-            f"{last['quiet_writes'] or 'no'} writes, {median(operator, 'quiet_cpu_percent'):.1f} % of a core",
-        ),
-        ("a scrape of /metrics", f"{median(operator, 'scrape_cpu_milliseconds'):.0f} ms of processor time"),
-        ("restart", f"{median(operator, 'restart_seconds'):.0f} s, {last['restart_changed']} Deployments changed"),
-        ("writes of the restart", str(last["restart_writes"] or "none")),
-    ]
-    return lines
-
-
-def within(milliseconds: float) -> str:
-    """The last bucket has no bound."""
-    return "over 10 s" if milliseconds == float("inf") else f"at most {milliseconds:.0f} ms"
 
 
 def main() -> None:
