@@ -9,15 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
 from quire_operator.domain.conditions import Blocker
-from quire_operator.domain.desired import Manifest
-from quire_operator.domain.observed import Key, Ref, Resource
+from quire_operator.domain.observed import Ref, Resource
 from quire_operator.domain.ownership import ForeignField
 from quire_operator.domain.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update
 from quire_operator.domain.plan_news import listed, refused, removed, repaired
 from quire_operator.domain.rival_scalers import REPLICAS, Contest
 from quire_operator.domain.status import Event
 from quire_operator.domain.surroundings import ASIDE_KINDS, OPTIONAL_KINDS
-from quire_operator.memory import Memory
+from quire_operator.memory import Memory, Refusal
 from quire_operator.outcome import Outcome, soonest
 from quire_operator.ports import Clock, Cluster, Forbidden, NotFound, QuotaExceeded, Refused
 from quire_operator.store import Store
@@ -46,11 +45,13 @@ class Executor:
         aside: Blocker | None = None
         again: float | None = None
         for action in todo.actions:
-            if wait := self._wait_to_repair(memory, action):
+            repair = _repair(memory, action)
+            wait = 0.0 if repair is None else memory.repairs.wait_seconds(*repair, self._clock.now())
+            if wait:
                 again = soonest(again, wait)
                 continue
             try:
-                refusal = await self._act(resource, memory, action)
+                refusal = await self._try(resource, memory, action)
             except QuotaExceeded as error:
                 refusal, again = Blocker(reason="QuotaExceeded", message=str(error)), _QUOTA_SECONDS
             except Forbidden as error:
@@ -59,78 +60,97 @@ class Executor:
                 if _ref(action).kind not in OPTIONAL_KINDS:
                     raise
                 refusal, again = None, soonest(again, _KIND_GONE_SECONDS)  # its kind went with its CRD
-            if _ref(action).kind in ASIDE_KINDS:
+            if _ref(action).kind in ASIDE_KINDS or isinstance(action, Delete):
                 aside = aside or refusal
             else:
                 blocker = blocker or refusal
+            again = soonest(again, self._until_asked_again(memory, action))
+        self._forget_unwanted(memory, todo)
         return Outcome(blocker=blocker, aside=aside, again_seconds=again)
 
-    async def _act(self, resource: Resource, memory: Memory, action: Action) -> Blocker | None:
+    async def _try(self, resource: Resource, memory: Memory, action: Action) -> Blocker | None:
+        """One action, but none that was refused just now: the answer would be the same."""
+        place, digest = (_ref(action), type(action)), _digest(action)
+        known = memory.refused.get(place)
+        if known is not None and known.digest == digest and known.wait_seconds(self._clock.now()):
+            return refused(action, known.message)
+        memory.refused.pop(place, None)
+        logger.info("%s: %s %s: %s", resource.key, type(action).__name__.lower(), _ref(action), action.reason)
+        repair = _repair(memory, action)
+        try:
+            await self._act(resource, memory, action)
+        except Refused as error:
+            memory.refused[place] = Refusal(digest=digest, message=str(error), at=self._clock.now())
+            return refused(action, str(error))
+        if repair is not None:
+            memory.repairs.note(*repair, self._clock.now())
+        return None
+
+    def _until_asked_again(self, memory: Memory, action: Action) -> float | None:
+        """Seconds; None for what was not refused."""
+        known = memory.refused.get((_ref(action), type(action)))
+        return None if known is None else known.wait_seconds(self._clock.now())
+
+    def _forget_unwanted(self, memory: Memory, todo: Plan) -> None:
+        wanted = {(_ref(action), type(action)) for action in todo.actions}
+        memory.refused = {place: refusal for place, refusal in memory.refused.items() if place in wanted}
+
+    async def _act(self, resource: Resource, memory: Memory, action: Action) -> None:
         match action:
-            case Create(manifest=manifest) | Update(manifest=manifest):
-                return await self._apply(resource, memory, manifest, action)
+            case Create() | Update():
+                await self._apply(resource, memory, action)
             case RemoveFields(ref=ref, fields=fields):
-                self._note(resource.key, action)
                 child = await self._cluster.remove_fields(resource.key, action)
                 self._store.put_child(resource.key, child)
                 await self._tell(resource, [removed(ref, fields)])
-                return None
             case Delete(ref=ref, uid=uid):
-                self._note(resource.key, action)
                 memory.applied.pop(ref, None)
                 await self._cluster.delete(resource.key, ref, uid)
-                return None
             case _:
                 assert_never(action)
 
-    async def _apply(
-        self, resource: Resource, memory: Memory, manifest: Manifest, action: Create | Update
-    ) -> Blocker | None:
-        key, ref, digest = resource.key, manifest.ref, manifest.digest
-        known = memory.refused.get(ref)
-        if known is not None and known[0] == digest:
-            return refused(ref, known[1])
-        self._note(key, action)
-        try:
-            apply = self._cluster.create if isinstance(action, Create) else self._cluster.update
-            child = await apply(key, manifest)
-        except Refused as error:
-            memory.refused[ref] = (digest, str(error))
-            return refused(ref, str(error))
-        memory.refused.pop(ref, None)
-        memory.applied[ref] = Applied(uid=child.uid, digest=digest, fingerprint=child.fingerprint)
+    async def _apply(self, resource: Resource, memory: Memory, action: Create | Update) -> None:
+        key, manifest = resource.key, action.manifest
+        apply = self._cluster.create if isinstance(action, Create) else self._cluster.update
+        child = await apply(key, manifest)
+        memory.applied[manifest.ref] = Applied(uid=child.uid, digest=manifest.digest, fingerprint=child.fingerprint)
         self._store.put_child(key, child)
         if isinstance(action, Update) and action.drift:
             self._note_contest(memory, action.drift)
-            await self._tell(resource, [repaired(ref, action.drift)])
-        return None
-
-    def _wait_to_repair(self, memory: Memory, action: Action) -> float:
-        """How long an action that sets back what others did has to wait; one that needs not is noted as done."""
-        ref = _ref(action)
-        match action:
-            case Update(is_repair=True, drift=drift):
-                what = listed(drift)
-            case RemoveFields(fields=fields):
-                what = listed(fields)
-            case Create() if ref in memory.applied:
-                what = "somebody deletes it"
-            case _:
-                return 0.0
-        now = self._clock.now()
-        wait = memory.repairs.wait_seconds(ref, what, now)
-        if not wait:
-            memory.repairs.note(ref, what, now)
-        return wait
+            await self._tell(resource, [repaired(manifest.ref, action.drift)])
 
     def _note_contest(self, memory: Memory, drift: Sequence[ForeignField]) -> None:
         manager = next((entry.manager for entry in drift if entry.path == REPLICAS), None)
         if manager is not None:
             memory.contest = Contest.after(memory.contest, manager=manager, now=self._clock.now())
 
-    def _note(self, key: Key, action: Action) -> None:
-        logger.info("%s: %s %s: %s", key, type(action).__name__.lower(), _ref(action), action.reason)
-
 
 def _ref(action: Action) -> Ref:
     return action.manifest.ref if isinstance(action, Create | Update) else action.ref
+
+
+def _repair(memory: Memory, action: Action) -> tuple[Ref, str] | None:
+    """What an action sets back of what others did; None where it does nothing of the kind."""
+    ref = _ref(action)
+    match action:
+        case Update(is_repair=True, drift=drift):
+            return ref, listed(drift)
+        case RemoveFields(fields=fields):
+            return ref, listed(fields)
+        case Create() if ref in memory.applied:
+            return ref, "somebody deletes it"
+        case _:
+            return None
+
+
+def _digest(action: Action) -> str:
+    """Equal for equal actions of one kind on one object."""
+    match action:
+        case Create(manifest=manifest) | Update(manifest=manifest):
+            return manifest.digest
+        case RemoveFields(fields=fields):
+            return listed(fields)
+        case Delete(uid=uid):
+            return uid
+        case _:
+            assert_never(action)

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from quire_operator.domain.conditions import MetricsProblem
 from quire_operator.domain.history import ScalingRecord
 from quire_operator.domain.observed import Ref
-from quire_operator.domain.plan import Applied
+from quire_operator.domain.plan import Action, Applied
 from quire_operator.domain.repairs import RepairLog
 from quire_operator.domain.rival_scalers import Contest
 from quire_operator.ports import ScalingNotDone
+
+REFUSED_SECONDS = 60.0
+"""How often something is asked for again that was refused."""
 
 
 @dataclass(slots=True)
@@ -29,14 +32,29 @@ class Persist:
             self.done.set_result(None) if error is None else self.done.set_exception(error)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What the API server would not do, and said of it."""
+
+    digest: str
+    """Of what it was asked to do."""
+    message: str
+    at: float
+
+    def wait_seconds(self, now: float) -> float:
+        """For how long the answer counts: what refused it may be gone by then, such as an admission policy."""
+        passed = now - self.at
+        return REFUSED_SECONDS - passed if 0.0 <= passed < REFUSED_SECONDS else 0.0
+
+
 @dataclass(slots=True)
 class Memory:
     """What this process knows of one LLMDeployment beside the store; all of it can be lost."""
 
     uid: str
     applied: dict[Ref, Applied] = field(default_factory=dict)
-    refused: dict[Ref, tuple[str, str]] = field(default_factory=dict)
-    """By child: the digest of what the API server will not take, and why."""
+    refused: dict[tuple[Ref, type[Action]], Refusal] = field(default_factory=dict)
+    """By child and by what was to be done to it: what can't be changed may yet be made anew."""
     decided: int | None = None
     victims: tuple[str, ...] = ()
     persist: Persist | None = None

@@ -7,6 +7,7 @@ begun again by this process or another.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -33,8 +34,10 @@ from quire_operator.ports import (
     Cluster,
     ClusterError,
     Conflict,
+    Forbidden,
     NotFound,
     NotLeading,
+    Refused,
     ScalingNotDone,
     Throttled,
     Unavailable,
@@ -42,6 +45,8 @@ from quire_operator.ports import (
 from quire_operator.reporting import Reporter
 from quire_operator.rivals import Rivals
 from quire_operator.store import Store
+
+logger = logging.getLogger(__name__)
 
 CONFLICT_SECONDS = 30.0
 """How often a name that is taken is looked at: the object that has it is not watched."""
@@ -235,7 +240,10 @@ class Reconciler:
     async def _mark_victims(self, key: Key, memory: Memory, replicas: int) -> None:
         pods = self._store.pods(key)
         if memory.victims and replicas < sum(not pod.deleting for pod in pods):
-            await self._cluster.set_deletion_costs(key, deletion_costs(pods, memory.victims))
+            try:
+                await self._cluster.set_deletion_costs(key, deletion_costs(pods, memory.victims))
+            except (Refused, Forbidden) as error:  # so Kubernetes chooses who goes; that somebody does is wanted more
+                logger.warning("%s: %s could not be marked as those to go: %s", key, ", ".join(memory.victims), error)
         memory.victims = ()
 
     async def _say(self, resource: Resource, memory: Memory, spec: Spec | None, outcome: Outcome) -> float | None:

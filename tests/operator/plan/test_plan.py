@@ -110,7 +110,8 @@ def test_additions_that_break_a_replica_go_and_others_are_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "passing", "words"),
     [
-        ({"owner": None}, False, "was not made by quire"),
+        ({"owner": None, "fingerprint": ""}, False, "was not made by quire"),
+        ({"owner": None}, False, "was left behind when its LLMDeployment was deleted without it"),
         ({"owner": Owner(kind="Kafka", name="chat", uid="k")}, False, "belongs to Kafka chat"),
         ({"owner": replace(OWNER, name="other", uid="o")}, False, "belongs to LLMDeployment other"),
         ({"owner": replace(OWNER, uid="earlier")}, True, "belongs to an earlier LLMDeployment of this name"),

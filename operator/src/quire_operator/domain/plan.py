@@ -131,7 +131,12 @@ def _conflict(child: Child, *, name: str, uid: str) -> Conflict | None:
     if child.owner is not None and (child.owner.kind, child.owner.name) == (KIND, name):
         message = f"{child.ref} belongs to an earlier {KIND} of this name and goes with it"
         return Conflict(ref=child.ref, message=message, passing=True)
-    whose = f"belongs to {child.owner}" if child.owner is not None else "was not made by quire"
+    if child.owner is not None:
+        whose = f"belongs to {child.owner}"
+    elif child.fingerprint:
+        whose = "was left behind when its LLMDeployment was deleted without it (--cascade=orphan)"
+    else:
+        whose = "was not made by quire"
     message = f"{child.ref} is there already and {whose}; delete or rename it, or choose another name"
     return Conflict(ref=child.ref, message=message, passing=False)
 

@@ -4,11 +4,12 @@ Used by ``reconcile``.
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from quire_operator.domain.conditions import Blocker
 from quire_operator.domain.observed import Ref
 from quire_operator.domain.ownership import ForeignField
-from quire_operator.domain.plan import Conflict
+from quire_operator.domain.plan import Action, Conflict, Create, Delete, RemoveFields, Update
 from quire_operator.domain.status import Event
 from quire_operator.domain.surroundings import ASIDE_KINDS
 
@@ -24,9 +25,20 @@ def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[Blocker | None, Block
     return blocker([conflict for conflict in conflicts if conflict not in beside]), blocker(beside)
 
 
-def refused(ref: Ref, message: str) -> Blocker:
-    """The API server will not take a child."""
-    return Blocker(reason="InvalidSpec", message=f"the API server refuses the {ref} made of this spec: {message}")
+def refused(action: Action, message: str) -> Blocker:
+    """The API server will not have a child made, changed or deleted."""
+    match action:
+        case Create(manifest=manifest) | Update(manifest=manifest):
+            what = f"the {manifest.ref} made of this spec"
+            return Blocker(reason="InvalidSpec", message=f"the API server refuses {what}: {message}")
+        case RemoveFields(ref=ref, fields=fields):
+            what = f"to take out of the {ref} what others added and what breaks it, {listed(fields)}"
+            return Blocker(reason="RemovalRefused", message=f"the API server refuses {what}: {message}")
+        case Delete(ref=ref, reason=reason):
+            what = f"to delete the {ref}, though {reason}"
+            return Blocker(reason="DeletionRefused", message=f"the API server refuses {what}: {message}")
+        case _:
+            assert_never(action)
 
 
 def repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:

@@ -1,0 +1,93 @@
+"""What the API server will not do: said, asked for again after a while, and nothing else waits for it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.observed import Key, Ref
+from quire_operator.domain.ownership import ForeignField
+from quire_operator.ports import ClusterError, Forbidden, Refused
+
+KEY = Key("prod", "chat")
+DEPLOYMENT = Ref("Deployment", "chat")
+
+
+async def test_what_was_refused_is_asked_for_again_for_what_refused_it_may_be_gone(world: Any) -> None:
+    world.cluster.errors["create Deployment chat"] = [Refused("denied by a policy"), Refused("denied by a policy")]
+    world.apply()
+    assert await world.reconciler.reconcile(KEY) == 60.0
+    world.clock.time += 59.0
+    assert await world.reconciler.reconcile(KEY) == 1.0
+    assert world.cluster.asked.count("create Deployment chat") == 1
+    world.clock.time += 1.0
+    assert await world.reconciler.reconcile(KEY) == 60.0
+    assert world.condition("Ready") == "False InvalidSpec"
+    world.clock.time -= 9.0  # a clock that is set back makes no wait longer
+    assert await world.reconciler.reconcile(KEY) is None
+    assert world.condition("Ready") == "False Starting"
+
+
+async def test_another_answer_takes_the_place_of_a_refusal(world: Any) -> None:
+    world.cluster.errors["create Deployment chat"] = [Refused("denied by a policy"), Forbidden("no right any more")]
+    world.apply()
+    await world.reconciler.reconcile(KEY)
+    world.clock.time += 60.0
+    assert await world.reconciler.reconcile(KEY) == 60.0
+    assert world.condition("Ready") == "False Forbidden"
+
+
+async def test_what_can_t_be_changed_may_be_made_anew(world: Any) -> None:
+    claim = Ref("PersistentVolumeClaim", "chat-models")
+    cached = {"source": "hf://org/model", "cache": {"size": "2Gi", "storageClassName": "slow"}}
+    world.apply(model=cached)
+    await world.settle()
+    world.cluster.errors[f"update {claim}"] = [Refused("spec is immutable")]
+    world.apply(model={**cached, "cache": {"size": "2Gi", "storageClassName": "fast"}})
+    await world.settle()
+    assert world.condition("Ready") == "False InvalidSpec"
+    del world.cluster.children[claim]
+    assert f"create {claim}" in await world.settle()
+    assert world.condition("Ready") == "False Starting"
+
+
+async def test_a_deletion_that_is_refused_is_said_and_nothing_else_waits_for_it(world: Any) -> None:
+    claim = Ref("PersistentVolumeClaim", "chat-models")
+    world.apply(model={"source": "hf://org/model", "cache": {"size": "2Gi"}})
+    await world.settle()
+    world.cluster.errors[f"delete {claim}"] = [Refused("claims are not deleted here")]
+    world.apply(model={"source": "hf://org/model"}, replicas=3)
+    assert (await world.settle()).count(f"delete {claim}") == 1
+    assert world.cluster.statuses[-1]["observedGeneration"] == 2 and world.cluster.statuses[-1]["desiredReplicas"] == 3
+    assert world.condition("Ready") == "False Starting"
+    assert world.condition("Degraded") == "True DeletionRefused"
+    world.clock.time += 60.0
+    await world.settle()
+    assert claim not in world.cluster.children and world.condition("Degraded") == "False AsExpected"
+
+
+async def test_additions_that_may_not_be_removed_are_said(world: Any) -> None:
+    world.apply()
+    await world.settle()
+    child = world.cluster.children[DEPLOYMENT]
+    added = ForeignField(path=("f:spec", "f:template", "f:spec", "f:hostNetwork"), manager="kubectl-edit")
+    world.cluster.children[DEPLOYMENT] = replace(child, version=world.cluster._next(), foreign=(added,))
+    world.cluster.errors["remove-fields Deployment chat"] = [Refused("no")]
+    assert (await world.settle()).count("remove-fields Deployment chat") == 1
+    assert world.condition("Ready") == "False RemovalRefused"
+    world.clock.time += 60.0
+    await world.settle()
+    assert world.condition("Degraded") == "False AsExpected"
+
+
+@pytest.mark.parametrize("error", [Refused("a policy wants labels on pods"), Forbidden("no right to patch pods")])
+async def test_fewer_replicas_are_asked_for_though_who_goes_can_t_be_chosen(
+    world: Any, pod: Any, error: ClusterError
+) -> None:
+    world.apply(replicas=3, autoscaling={"minReplicas": 1, "maxReplicas": 8})
+    await world.settle()
+    world.cluster.pods = {name: pod(name) for name in ("a", "b", "c")}
+    world.cluster.errors["costs {'b': '-1000'}"] = [error]
+    world.reconciler.scale(KEY, replicas=2, victims=["b"])
+    await world.settle()
+    assert world.cluster.children[DEPLOYMENT].deployment.replicas_asked == 2
