@@ -192,9 +192,9 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
     assert validated(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
 
 
-def test_text_parts_become_one_text() -> None:
-    content = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}]}
-    assert validated(ChatCompletionRequest, content, lenient=False).messages[0].content == "a\nb"
+def test_an_echo_of_null_is_none() -> None:
+    body = validated(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
+    assert not body.echo
 
 
 def test_fields_that_ask_for_nothing_are_taken() -> None:

@@ -6,6 +6,7 @@ run in Jinja's sandbox, and see plain JSON values only. Called by ``server.opena
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,29 @@ _MARK = "\U000f51c3continue\U000f51c3"
 """Put after the message that is to be continued; the space behind it tells whether the template trims."""
 
 
+TextParts = list[dict[str, str]]
+"""Content in parts, each {"type": "text", "text": …}."""
+
+_PROBES = ("\U000f51c3one\U000f51c3", "\U000f51c3two\U000f51c3")
+_PROBE_PARTS = [{"type": "text", "text": probe} for probe in _PROBES]
+_CALL = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": {}}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentForms:
+    """How a template takes the content of a message: as one text, as a list of parts, or either."""
+
+    text: bool
+    parts: bool
+
+
 class ChatTemplate:
     """Renders conversations. Raises ModelFolderError where the source is no template."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str], *, origin: str = "chat template") -> None:
         self._source = source
         self._named_tokens = dict(named_tokens)
+        self._reads: dict[str, ContentForms] = {}
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -39,6 +57,20 @@ class ChatTemplate:
     def mentions(self, word: str) -> bool:
         """Whether the template's source has this word, as a role it knows would be."""
         return word in self._source
+
+    def reads(self, role: str) -> ContentForms:
+        """Found out by rendering a message of this role either way: a template is a program, not a declaration."""
+        if role not in self._reads:
+            self._reads[role] = ContentForms(
+                text=_PROBES[0] in self._tried(role, _PROBES[0]), parts=_shows_parts(self._tried(role, _PROBE_PARTS))
+            )
+        return self._reads[role]
+
+    def _tried(self, role: str, content: str | TextParts) -> str:
+        try:
+            return self.render(_conversation(role, content))
+        except InvalidRequest:
+            return ""
 
     def render(
         self,
@@ -101,8 +133,34 @@ def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 
+def _conversation(role: str, content: str | TextParts) -> list[dict[str, Any]]:
+    """A short one in which a message of this role has this content."""
+    question = {"role": "user", "content": "Hi"}
+    message = {"role": role, "content": content}
+    match role:
+        case "user":
+            return [message]
+        case "assistant":
+            return [question, message]
+        case "tool":
+            call = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+            return [question, call, {**message, "tool_call_id": _CALL["id"], "name": "probe"}]
+        case _:
+            return [message, question]
+
+
+def _shows_parts(text: str) -> bool:
+    """Whether both parts are there, and as text: a template that knows no parts may write the list out in Python."""
+    _, one, rest = text.partition(_PROBES[0])
+    between, two, _ = rest.partition(_PROBES[1])
+    return bool(one and two) and "type" not in between
+
+
 def _marked(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
+    if isinstance(content, list) and content:
+        *others, last = content
+        return {**message, "content": [*others, {**last, "text": last["text"] + _MARK + " "}]}
     if not isinstance(content, str):
         raise InvalidRequest("continue_final_message needs text in the last message", param="messages")
     return {**message, "content": content + _MARK + " "}

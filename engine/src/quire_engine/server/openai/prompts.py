@@ -7,7 +7,7 @@ import msgspec
 
 from quire_engine.errors import InvalidRequest
 from quire_engine.server.openai.schemas import Message
-from quire_engine.text.chat_template import ChatTemplate
+from quire_engine.text.chat_template import ChatTemplate, ContentForms, TextParts
 
 
 def chat_prompt_text(
@@ -36,8 +36,8 @@ def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
     plain = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
     if message.role == "developer" and not template.mentions("developer"):
         plain["role"] = "system"  # OpenAI's newer name for the same
-    if message.content is None:
-        plain["content"] = message.refusal or ""
+    content = message.refusal or "" if message.content is None else message.content
+    plain["content"] = _content_for_template(content, template.reads(plain["role"]))
     for call in plain.get("tool_calls", []):
         # OpenAI carries arguments as JSON in a string; templates expect the object.
         try:
@@ -45,3 +45,10 @@ def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError):
             continue
     return plain
+
+
+def _content_for_template(content: str | TextParts, reads: ContentForms) -> str | TextParts:
+    """As the client sent it where the template reads that, for its author decides how parts come together."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if reads.parts and not reads.text else content
+    return content if reads.parts else "\n".join([part["text"] for part in content])

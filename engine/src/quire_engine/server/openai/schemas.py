@@ -233,7 +233,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="That many of the likeliest tokens at each.")
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0 draws nothing: for echo and logprobs.")
-    echo: bool = Field(False, description="Give the prompt before the answer, and its logprobs if there are any.")
+    echo: bool | None = Field(None, description="Give the prompt before the answer, and its logprobs if there are any.")
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
         None, description="Draw so many answers and give the n with the highest log probability per token."
     )
@@ -265,11 +265,11 @@ def _check_content(value: Any) -> Any:
             raise ValueError(f"part {index} is of type {kind[:40]!r}; this version reads text parts only")
         if kind != "text" or not isinstance(part.get("text"), str) or set(part) != {"type", "text"}:
             raise ValueError(f'part {index} should be {{"type": "text", "text": "…"}}')
-    return "\n".join(part["text"] for part in value)
+    return value
 
 
 Content = Annotated[
-    SkipValidation[str],
+    SkipValidation[str | list[dict[str, str]]],
     BeforeValidator(_check_content),
     WithJsonSchema(
         {
