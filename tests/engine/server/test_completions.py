@@ -198,6 +198,19 @@ async def test_what_this_model_cannot_do_is_refused_with_numbers(
         assert server.engine.streams == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "x" * 512}, "prompt"),
+        ({"prompt": "x" * 512, "max_tokens": 1}, "prompt"),
+        ({"prompt": "x" * 500, "max_tokens": 13}, "max_tokens"),
+    ],
+)
+async def test_the_field_that_is_too_long_is_named(serving: Serving, fields: dict[str, Any], param: str) -> None:
+    async with serving("ok") as server:
+        assert (await server.complete(**fields)).json()["error"]["param"] == param
+
+
 async def test_sampling_reaches_the_engine(serving: Serving) -> None:
     fields = {
         "temperature": 0.5,

@@ -171,6 +171,32 @@ async def test_a_prompt_can_be_weighed_without_an_answer(serving: Serving, strea
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("echo", "drawn", "text", "offsets"),
+    [
+        (True, "é", "aé日é", [0, 1, 1, 2, 2, 2, 3, 3]),
+        (True, "", "aé日", [0, 1, 1, 2, 2, 2]),
+        (True, None, "aé\ufffd", [0, 1, 1, 2, 2]),
+        (False, "é", "日é", [0, 1, 1]),
+    ],
+    ids=["echo", "echo and end", "echo alone", "answer"],
+)
+async def test_a_character_that_begins_in_the_prompt_is_told_once(
+    serving: Serving, token_ids: TokenIds, stream: bool, echo: bool, drawn: str | None, text: str, offsets: list[int]
+) -> None:
+    character = token_ids("日")
+    async with serving() as server:
+        fields = {"prompt": token_ids("aé") + character[:2], "echo": echo, "logprobs": 0}
+        limit = 0 if drawn is None else 1 + len(token_ids(drawn))
+        asking = asyncio.create_task(completion(server, stream=stream, max_tokens=limit, **fields))
+        sequence = await server.engine.stream()
+        sequence.report_prompt()
+        sequence.draw([*character[2:], *token_ids(drawn or "")], "length")
+        (answer,) = await asking
+        assert (answer["text"], answer["logprobs"]["text_offset"]) == (text, offsets)
+
+
 async def test_special_tokens_of_an_echoed_prompt_take_no_place_unless_they_are_shown(serving: Serving) -> None:
     async with serving("k") as server:
         fields = {"prompt": "a<|eos|>b", "echo": True, "logprobs": 0, "max_tokens": 1}

@@ -13,6 +13,7 @@ from quire_engine.text.tokenizer import Tokenizer
 
 _CONTEXT_TOKENS = 6
 """Tokens of the prompt that a window begins with, so that spaces between tokens come out as in the whole text."""
+_MAX_CHARACTER_BYTES = 4
 _MAX_OPEN_TOKENS = 8
 """A character has at most four bytes, each at most a token; with more tokens open the bytes are no character."""
 _REPLACEMENT = "\ufffd"
@@ -30,6 +31,15 @@ class _Decoder(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
+def open_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> bytes:
+    """The first bytes of a character in which a prompt of ids ends: the answer completes it."""
+    if tokenizer.pieces is None:
+        return b""
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    utf8.decode(b"".join([tokenizer.pieces[token_id] for token_id in prompt[-_MAX_CHARACTER_BYTES:]]))
+    return utf8.getstate()[0]
+
+
 class _BytesDecoder:
     """Adds up the tokens' bytes and decodes what is complete UTF-8."""
 
@@ -38,8 +48,7 @@ class _BytesDecoder:
         self._pieces = tokenizer.pieces
         self._skip = skip
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        # A prompt of ids may end inside a character, which the answer then completes.
-        self._utf8.decode(b"".join(self._pieces[token_id] for token_id in prompt[-4:]))
+        self._utf8.decode(open_end(tokenizer, prompt))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         pieces, skip = self._pieces, self._skip

@@ -57,7 +57,7 @@ async def chat_completions(request: Request) -> Response:
     (prompt,) = await context.encode([text], add_special_tokens=body.add_special_tokens)
     asked = body.max_completion_tokens or body.max_tokens
     prompt = checked_prompt(prompt, body, asked, limits)
-    (max_tokens,) = token_limit([prompt], asked, context.sampling_defaults.max_new_tokens, limits)
+    (max_tokens,) = token_limit([prompt], asked, context.sampling_defaults.max_new_tokens, limits, param="messages")
     sampling = sampling_of(
         body,
         max_tokens=max_tokens,

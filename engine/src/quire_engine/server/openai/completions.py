@@ -32,6 +32,7 @@ from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_o
 from quire_engine.server.openai.schemas import CompletionRequest
 from quire_engine.server.openai.usage import UsageReport
 from quire_engine.server.streaming import answer
+from quire_engine.text.detokenizer import open_end
 
 router = APIRouter()
 
@@ -99,7 +100,7 @@ def _sampling(
     logprobs = 0 if body.logprobs is None and _drawn_per_prompt(body) > (body.n or 1) else body.logprobs
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
     made = []
-    for max_tokens in token_limit(prompts, body.max_tokens, _DEFAULT_MAX_TOKENS, limits):
+    for max_tokens in token_limit(prompts, body.max_tokens, _DEFAULT_MAX_TOKENS, limits, param="prompt"):
         sampling = sampling_of(
             body,
             max_tokens=max(1, max_tokens),
@@ -123,8 +124,13 @@ class CompletionWriter:
         self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": body.model}
         self._usage = UsageReport(choices, self._drawn, body.stream_options)
         self._logprobs = [
-            CompletionLogprobs(context.tokenizer, body.logprobs or 0, skip_special_tokens=body.skip_special_tokens)
-            for _ in choices
+            CompletionLogprobs(
+                context.tokenizer,
+                body.logprobs or 0,
+                skip_special_tokens=body.skip_special_tokens,
+                before=b"" if body.echo else open_end(context.tokenizer, choice.prompt_token_ids),
+            )
+            for choice in choices
         ]
         self._begun: set[int] = set()
         self._held: list[Delta] = []
@@ -211,12 +217,19 @@ class CompletionWriter:
         leader = self._leader(index)
         return not asks or len(leader.prompt_logprobs) == len(leader.prompt_token_ids) - 1
 
+    def _echoed(self, leader: Choice) -> str:
+        prompt = leader.prompt_token_ids
+        text = self._tokenizer.decode(prompt, skip_special_tokens=self._body.skip_special_tokens)
+        # Half a character at its end is told with the other half, which the answer brings.
+        unfinished = not leader.at_once and open_end(self._tokenizer, prompt)
+        return text.removesuffix("\ufffd") if unfinished else text
+
     def _about_prompt(self, index: int) -> dict[str, Any]:
         body, leader = self._body, self._leader(index)
         prompt = list(leader.prompt_token_ids)
         told: dict[str, Any] = {}
         if body.echo:
-            told["text"] = self._tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens)
+            told["text"] = self._echoed(leader)
             if body.logprobs is not None:
                 told["logprobs"] = self._logprobs[index].of_prompt(prompt, leader.prompt_logprobs, told["text"])
         if body.return_token_ids:

@@ -114,11 +114,12 @@ def checked_prompt(prompt: list[int], request: GenerationRequest, asked: int | N
 
 
 def token_limit(
-    prompts: Sequence[Sequence[int]], asked: int | None, otherwise: int | None, limits: ModelLimits
+    prompts: Sequence[Sequence[int]], asked: int | None, otherwise: int | None, limits: ModelLimits, *, param: str
 ) -> list[int]:
     """For each prompt how many tokens may follow it. Raises InvalidRequest with the numbers.
 
     ``asked`` is what the client set; ``otherwise`` holds where it set nothing, as far as the model's length goes.
+    ``param`` is the field that the prompts came in.
     """
     allowed = []
     for prompt in prompts:
@@ -127,7 +128,7 @@ def token_limit(
             wanted = f" and {asked} more were asked for" if asked is not None else ""
             raise InvalidRequest(
                 f"this model's context is {limits.max_model_len} tokens; the prompt has {len(prompt)}{wanted}",
-                param="messages" if asked is None else "max_tokens",
+                param=param if room < 1 or asked is None else "max_tokens",
                 code="context_length_exceeded",
             )
         allowed.append(asked if asked is not None else min(room, otherwise or room))

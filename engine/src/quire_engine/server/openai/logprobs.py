@@ -47,20 +47,24 @@ def _prompt_entry(tokenizer: Tokenizer, one: Logprobs, top: int) -> dict[str, An
 
 
 class CompletionLogprobs:
-    """The arrays of one answer, told as it grows. ``text_offset`` is where in the text a token begins."""
+    """The arrays of one answer, told as it grows. ``text_offset`` is where in the text a token begins.
 
-    def __init__(self, tokenizer: Tokenizer, top: int, *, skip_special_tokens: bool) -> None:
+    ``before`` are the first bytes of a character that the prompt leaves to be completed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, top: int, *, skip_special_tokens: bool, before: bytes = b"") -> None:
         self._tokenizer = tokenizer
         self._top = top
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8.decode(before)
         self._offset = 0
 
     def of_prompt(self, token_ids: Sequence[int], entries: Iterable[Logprobs], text: str) -> dict[str, Any]:
         """To be told before any other: a prompt that the answer's text begins with, as ``text``."""
         arrays = self._arrays(token_ids, chain((None,), entries))
         # A tokenizer may leave out a space that begins the whole text.
-        shift = self._offset - len(text)
+        shift = max(0, self._offset - len(text))
         arrays["text_offset"] = [max(0, offset - shift) for offset in arrays["text_offset"]]
         self._offset = len(text)
         return arrays
