@@ -1,6 +1,7 @@
 """One kept process: it gets ready, is started again when it ends, drains when told, and leaves nothing behind."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -83,6 +84,27 @@ async def test_one_that_ends_by_itself_is_started_again_and_its_last_words_are_k
         assert (status.exit_code, status.reason, status.restarts) == (3, "CUDA error: out of cookies", 1)
         await it.until(Phase.READY)
         assert it.process.status.identity != first
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGKILL, "killed by SIGKILL, as the system does where memory runs out"),
+        (signal.SIGABRT, "killed by SIGABRT; it last said: the weights are in"),
+    ],
+)
+async def test_one_that_a_signal_ends_is_not_said_to_have_ended_of_its_last_line(
+    http: aiohttp.ClientSession, tmp_path: Path, number: signal.Signals, reason: str
+) -> None:
+    async with kept(http, tmp_path) as it:
+        await it.until(Phase.READY)
+        with (tmp_path / "chat-0.log").open("a") as log:
+            log.write("the weights are in\n")
+        identity = it.process.status.identity
+        assert identity is not None
+        os.kill(identity.pid, number)
+        await it.until(Phase.FAILED)
+        assert (it.process.status.exit_code, it.process.status.reason) == (-number, reason)
 
 
 async def test_one_that_never_gets_ready_is_tried_again_and_again(http: aiohttp.ClientSession, tmp_path: Path) -> None:

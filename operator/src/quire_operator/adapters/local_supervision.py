@@ -5,6 +5,7 @@ Between ``processes`` (which ones there shall be) and ``local_process`` (one of 
 """
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -186,9 +187,7 @@ class KeptProcess:
     async def _back_off(self) -> None:
         self._failures_in_row += 1
         self._restarts += 1
-        # Of a crashed process the last line is mostly the reason.
-        words = self.status.last_words(1)
-        self._reason = words[0] if words else f"it said nothing (exit code {self._exit_code})"
+        self._reason = _reason(self._exit_code, self.status.last_words(1))
         self._set(Phase.FAILED)
         delay = self._pace.first_backoff_seconds * 2 ** min(self._failures_in_row - 1, 30)
         with suppress(TimeoutError):
@@ -221,6 +220,26 @@ class KeptProcess:
         if phase is not self.phase:
             self.phase = phase
             self._changed(self)
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """In words; a signal by its name, for a number below zero tells few people anything."""
+    if exit_code is None or exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"killed by {name}"
+
+
+def _reason(exit_code: int | None, words: Sequence[str]) -> str:
+    """Of a crashed process the last line is mostly the reason; one that SIGKILL ended had no time to say one."""
+    if exit_code == -signal.SIGKILL:
+        return f"{how_it_ended(exit_code)}, as the system does where memory runs out"
+    if not words:
+        return f"it said nothing ({how_it_ended(exit_code)})"
+    return words[0] if exit_code is None or exit_code >= 0 else f"{how_it_ended(exit_code)}; it last said: {words[0]}"
 
 
 def free_port() -> int:

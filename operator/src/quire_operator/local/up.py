@@ -19,7 +19,7 @@ from quire_operator.adapters.gateways import Gateways
 from quire_operator.adapters.local_machine import Machine, this_machine
 from quire_operator.adapters.local_process import own_identity
 from quire_operator.adapters.local_state import RunFolder, run_folder, state_home
-from quire_operator.adapters.local_supervision import LOOPBACK, Launch, Pace, Phase, Status
+from quire_operator.adapters.local_supervision import LOOPBACK, Launch, Pace, Phase, Status, how_it_ended
 from quire_operator.adapters.metrics_sources import MetricsSources
 from quire_operator.adapters.model_store import ModelStore, cache_home, folder_facts
 from quire_operator.adapters.processes import LocalCluster, LocalDeployment
@@ -218,7 +218,7 @@ class _Run:
                 if status.exit_code == CONFIG_ERROR_EXIT_CODE:
                     raise ModelProblem(f"{status.name} refuses to start", details=words, hint=where)
                 if status.restarts >= _ATTEMPTS_TO_START:
-                    ended = f"{status.name} ended before it was ready (exit code {status.exit_code})"
+                    ended = f"{status.name} ended before it was ready ({how_it_ended(status.exit_code)})"
                     raise StartProblem(ended, details=words, hint=where)
 
     def _announce(self) -> None:
