@@ -35,6 +35,25 @@ async def test_unknown_routes_and_methods_answer_in_the_same_shape(
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/health", "/version", "/v1/models", "/v1/models/demo", "/nothing"]
+)
+async def test_head_is_get_without_the_body(serving: Serving, path: str) -> None:
+    async with serving("ok") as server:
+        whole, head = await server.http.get(path), await server.http.head(path)
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        assert head.headers["content-length"] == str(len(whole.content))
+        assert head.headers["content-type"] == whole.headers["content-type"]
+
+
+async def test_a_head_needs_the_same_key(serving: Serving, tmp_path: Path) -> None:
+    (tmp_path / "api").write_text("api-key-number-1\n")
+    async with serving("ok", access=AccessOptions(api_key_file=tmp_path / "api")) as server:
+        assert (await server.http.head("/v1/models")).status_code == 401
+        known = {"authorization": "Bearer api-key-number-1"}
+        assert (await server.http.head("/v1/models", headers=known)).status_code == 200
+
+
 async def test_a_wrong_body_is_400_and_never_422(serving: Serving) -> None:
     async with serving("ok") as server:
         for content, status in ((b"{", 400), (b"[]", 400), (b'{"model": 3}', 400)):

@@ -65,7 +65,7 @@ class Edge:
                 await error_response(error)(scope, receive, answer.send)
                 return
             state["caller"] = caller if span is None else replace(caller, span=span)
-            await self._app(scope, receive, answer.send)
+            await self._app(_as_get(scope), receive, answer.send)
         finally:
             if span is not None:
                 span.add({"http.response.status_code": answer.status})
@@ -118,6 +118,11 @@ class _Answer:
             if self.caller.allowance is not None:
                 headers.update(self.caller.allowance.headers())
         await self._send(message)
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD is GET without the body, which uvicorn leaves out: many probes ask so."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _joined(headers: Headers, name: str) -> str:
