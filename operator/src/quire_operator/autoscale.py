@@ -33,7 +33,9 @@ class Subject:
     """Replicas asked for now; None before anybody asked."""
     rolling_out: bool = False
     record: ScalingRecord | None = None
-    """What was persisted; read only at this process's first tick for this key."""
+    """What was persisted; read only at this process's first tick for it."""
+    uid: str = ""
+    """Tells it from an earlier one of this key, whose memory is not its own; empty where keys are not used again."""
 
     @property
     def hangs_on_gateways(self) -> bool:
@@ -44,6 +46,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
+    uid: str
     history: History
     persisted: ScalingRecord | None
 
@@ -66,7 +69,7 @@ class Autoscaler:
             self._metrics.samples([replica for subject in subjects for replica in subject.replicas]),
             self._gateway_requests(subjects),
         )
-        self._memory = {s.key: self._memory.get(s.key) or _remembered(s) for s in subjects}
+        self._memory = {s.key: self._memory_of(s) for s in subjects}
         return await self._decide([s for s in subjects if s.key not in self._woken], samples, gateway)
 
     async def wake(self, subjects: Sequence[Subject]) -> dict[str, Decision]:
@@ -76,9 +79,13 @@ class Autoscaler:
             return {}
         waited_for = [s for s in subjects if gateway.held.get(s.model, 0) > 0]
         for subject in waited_for:
-            self._memory.setdefault(subject.key, _remembered(subject))
+            self._memory[subject.key] = self._memory_of(subject)
             self._woken.add(subject.key)
         return await self._decide(waited_for, {}, gateway)
+
+    def _memory_of(self, subject: Subject) -> _Memory:
+        known = self._memory.get(subject.key)
+        return known if known is not None and known.uid == subject.uid else _remembered(subject)
 
     async def _gateway_requests(self, subjects: Sequence[Subject]) -> GatewayRequests | None:
         wanted = any(subject.hangs_on_gateways for subject in subjects)
@@ -115,9 +122,9 @@ class Autoscaler:
         except ScalingNotDone as error:
             _log.warning("%s: %s: not done, to be tried again: %s", key, decision.message, error)
             undone = replace(decision.history, moves=before.history.moves, record=persisted or before.history.record)
-            self._memory[key] = _Memory(history=undone, persisted=persisted)
+            self._memory[key] = _Memory(uid=before.uid, history=undone, persisted=persisted)
         else:
-            self._memory[key] = _Memory(history=decision.history, persisted=persisted)
+            self._memory[key] = _Memory(uid=before.uid, history=decision.history, persisted=persisted)
         finally:
             self._acting.discard(key)
 
@@ -139,4 +146,5 @@ def observe(subject: Subject, samples: Mapping[str, ReplicaSample], gateway: Gat
 
 def _remembered(subject: Subject) -> _Memory:
     record = subject.record
-    return _Memory(history=History() if record is None else History.restored(record), persisted=record)
+    history = History() if record is None else History.restored(record)
+    return _Memory(uid=subject.uid, history=history, persisted=record)

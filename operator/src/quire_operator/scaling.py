@@ -191,6 +191,7 @@ class ClusterScaling:
             target=state.replicas_asked,
             rolling_out=state.is_rolling,
             record=known.record,
+            uid=known.resource.uid,
         )
 
 

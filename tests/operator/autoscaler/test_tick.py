@@ -1,6 +1,7 @@
 """One tick over all LLMDeployments: asked together, persisted before acting, tried again where it failed."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -264,3 +265,12 @@ async def test_decision_that_fails_does_not_stop_the_others(bench, monkeypatch, 
     decisions = await bench.tick(bench.subject("ns/a"), bench.subject("ns/b"))
     assert {key: d.desired for key, d in decisions.items()} == {"ns/b": 2}
     assert "ns/a: no decision" in caplog.text
+
+
+async def test_one_made_anew_begins_without_the_memory_of_the_one_before(bench):
+    bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
+    await bench.tick(replace(bench.subject(), uid="first"))
+    bench.metrics.figures["ns/chat-0"] = {"running": 1.0}
+    await bench.tick(replace(bench.subject(), uid="second"))
+    assert bench.ledger.calls[-1] == ("persist", "ns/chat", 1)
+    assert bench.ledger.records["ns/chat"].changes == ()
