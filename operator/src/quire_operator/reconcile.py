@@ -22,7 +22,7 @@ from quire_operator.domain.plan_news import name_conflicts
 from quire_operator.domain.pod_template import Images
 from quire_operator.domain.rival_scalers import following_replicas
 from quire_operator.domain.scaling_status import scaling_record, scaling_sections
-from quire_operator.domain.spec import AutoscalingMode, Invalid, Spec
+from quire_operator.domain.spec import Invalid, Spec
 from quire_operator.domain.surroundings import Surroundings
 from quire_operator.domain.target import Target, target
 from quire_operator.domain.victims import deletion_costs
@@ -174,7 +174,7 @@ class Reconciler:
         key, around = resource.key, self._around()
         children = await self._children(key, spec, around)
         goal = _goal(resource, memory, spec, children)
-        if _only_recommends(spec):
+        if spec.only_recommends:
             children, memory.contest = following_replicas(children), None
         await self._persist(resource, memory, spec, goal)
         images = await self._images_for(key, spec)
@@ -232,7 +232,8 @@ class Reconciler:
             record = replace(scaling_record(resource.status) or ScalingRecord(), desired_replicas=goal.persist)
         else:
             return
-        await self._reporter.write_status(resource, memory, {**resource.status, **scaling_sections(record, spec)})
+        wanted = {**resource.status, **scaling_sections(record, spec)}
+        await self._reporter.write_status(resource, memory, spec, wanted)
         if handed_in is not None and memory.persist is handed_in:
             memory.persist = None
             handed_in.settle(None)
@@ -265,14 +266,10 @@ class Reconciler:
         return memory
 
 
-def _only_recommends(spec: Spec) -> bool:
-    return spec.autoscaling is not None and spec.autoscaling.mode is AutoscalingMode.RECOMMEND
-
-
 def _goal(resource: Resource, memory: Memory, spec: Spec, children: Mapping[Ref, Child]) -> Target:
     record = scaling_record(resource.status)
     goal = target(spec, decided=memory.decided, record=record, deployment=own_deployment(resource, children))
-    if spec.autoscaling is None or _only_recommends(spec):
+    if spec.autoscaling is None or spec.only_recommends:
         memory.decided, memory.victims = None, ()
     elif memory.decided is None:
         # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.

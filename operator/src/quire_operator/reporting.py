@@ -50,17 +50,20 @@ class Reporter:
             if wait := memory.repairs.wait_seconds(STATUS, "", now):
                 return wait
             memory.repairs.note(STATUS, "", now)
-        await self.write_status(resource, memory, wanted)
+        await self.write_status(resource, memory, spec, wanted)
         return None
 
-    async def write_status(self, resource: Resource, memory: Memory, wanted: Mapping[str, object]) -> None:
+    async def write_status(
+        self, resource: Resource, memory: Memory, spec: Spec | None, wanted: Mapping[str, object]
+    ) -> None:
         """The only write of a status; none when it is what it should be, or what the server makes of that."""
         if wanted == resource.status or memory.status == (wanted, resource.status):
             return
         written = await self._cluster.write_status(resource, wanted)
         self._store.put_resource(written)
         memory.status = (wanted, written.status)
-        await self.tell(resource, events(resource.status, wanted))
+        recommends = spec is not None and spec.only_recommends
+        await self.tell(resource, events(resource.status, wanted, recommends=recommends))
 
     async def tell(self, resource: Resource, news: Sequence[Event]) -> None:
         for event in news:

@@ -211,6 +211,10 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         view(spec=spec(autoscaling=AUTOSCALING | {"mode": "Recommend"})),
         {"Autoscaling": "True Recommending"},
     ),
+    "recommending more than there are": (
+        view(spec=spec(autoscaling={"minReplicas": 3, "maxReplicas": 8, "mode": "Recommend"})),
+        {"Ready": "True Serving", "Autoscaling": "True Recommending"},
+    ),
     "without metrics": (
         view(spec=SCALED, metrics_problem=MetricsProblem(reason="MetricsStale", message="none")),
         {"Autoscaling": "False MetricsStale"},
@@ -400,6 +404,14 @@ def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
     after = {"autoscaling": scaling_sections(RECORD, SCALED)["autoscaling"]}
     (event,) = events(before, after)
     assert (event.reason, event.message) == ("ScaledUp", "2 → 3 replicas: full")
+    (event,) = events(before, after, recommends=True)
+    assert (event.reason, event.message) == ("ScaleUpRecommended", "2 → 3 replicas, which nobody carries out: full")
+
+
+def test_what_was_decided_is_told_with_its_numbers_once() -> None:
+    change = Change(time=1.0, from_replicas=2, to_replicas=1, reason="Bounds", message="2 → 1: 2 is outside")
+    (event,) = events({}, scaling_sections(ScalingRecord(changes=(change,)), SCALED))
+    assert (event.reason, event.message) == ("ScaledDown", "2 → 1 replicas: 2 is outside")
 
 
 @pytest.mark.parametrize(

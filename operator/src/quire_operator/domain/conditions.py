@@ -151,7 +151,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if deployment.replicas_asked == 0:
         return no("ScaledToZero", _why_none(view.spec))
     counts = rollout.standing(deployment, view.pods)
-    if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec):
+    if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec, deployment):
         return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
@@ -161,12 +161,17 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
 def _why_none(spec: Spec) -> str:
     if spec.autoscaling is None:
         return "spec.replicas is 0"
+    if spec.only_recommends:
+        return "there were no replicas when spec.autoscaling.mode became Recommend, which makes none"
     return "nobody asked of late, so there are no replicas; the first request brings one"
 
 
-def _least_ready(spec: Spec) -> int:
-    # With autoscaling more may be asked for than is ready at any time, and that takes nothing from those who serve.
-    return max(1, spec.replicas if spec.autoscaling is None else spec.autoscaling.min_replicas)
+def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
+    if spec.autoscaling is None:
+        return max(1, spec.replicas)
+    # More may be asked for than is ready at any time, and that takes nothing from those who serve.
+    fewest = max(1, spec.autoscaling.min_replicas)
+    return min(fewest, deployment.replicas_asked) if spec.only_recommends else fewest  # then nobody makes more
 
 
 def _progressing(view: View, failure: Failure | None) -> ConditionState:

@@ -61,9 +61,12 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
     return result
 
 
-def events(before: JSON, after: JSON) -> tuple[Event, ...]:
-    """What is worth telling of the way from one status to the next: turns of Ready and Degraded, and scaling."""
-    return (*_condition_events(before, after), *_scaling_events(before, after))
+def events(before: JSON, after: JSON, *, recommends: bool = False) -> tuple[Event, ...]:
+    """What is worth telling of the way from one status to the next: turns of Ready and Degraded, and scaling.
+
+    ``recommends``: what was decided is not carried out.
+    """
+    return (*_condition_events(before, after), *_scaling_events(before, after, recommends=recommends))
 
 
 def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
@@ -89,17 +92,19 @@ def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
     return list({event.reason: event for event in told}.values())
 
 
-def _scaling_events(before: JSON, after: JSON) -> Sequence[Event]:
+def _scaling_events(before: JSON, after: JSON, *, recommends: bool) -> Sequence[Event]:
     old, new = _history(before), _history(after)
-    return [
-        Event(
-            warning=False,
-            reason=f"Scaled{'Up' if _number(change, 'to') > _number(change, 'from') else 'Down'}",
-            message=f"{change.get('from')} → {change.get('to')} replicas: {change.get('message')}",
-        )
-        for change in new
-        if change not in old
-    ]
+    return [_scaling_event(change, recommends=recommends) for change in new if change not in old]
+
+
+def _scaling_event(change: JSON, *, recommends: bool) -> Event:
+    is_up = _number(change, "to") > _number(change, "from")
+    way = f"{change.get('from')} → {change.get('to')}"
+    why = str(change.get("message")).removeprefix(f"{way}: ")
+    if recommends:
+        reason = "ScaleUpRecommended" if is_up else "ScaleDownRecommended"
+        return Event(warning=False, reason=reason, message=f"{way} replicas, which nobody carries out: {why}")
+    return Event(warning=False, reason="ScaledUp" if is_up else "ScaledDown", message=f"{way} replicas: {why}")
 
 
 def _conditions_of(status: JSON) -> Sequence[JSON]:

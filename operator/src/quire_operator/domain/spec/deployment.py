@@ -12,7 +12,7 @@ from quire_operator.domain.fields import Fields, Problem, shown
 from quire_operator.domain.spec.engine import Engine, Resources, read_engine, read_parallelism, read_resources
 from quire_operator.domain.spec.model import Model, read_model, read_secret_name
 from quire_operator.domain.spec.rollout import Drain, Rollout, read_drain, read_rollout
-from quire_operator.domain.spec.scaling import Autoscaling, read_autoscaling
+from quire_operator.domain.spec.scaling import Autoscaling, AutoscalingMode, read_autoscaling
 from quire_operator.domain.spec.sources import FileSource
 
 _UNREADABLE = Model(source=FileSource(path="/", relative=False), served_name="", credentials_secret=None, cache=None)
@@ -76,6 +76,11 @@ class Spec:
         if self.autoscaling is None:
             return self.replicas
         return max(self.autoscaling.min_replicas, min(self.replicas, self.autoscaling.max_replicas))
+
+    @property
+    def only_recommends(self) -> bool:
+        """Whether the autoscaler decides and nothing comes of it."""
+        return self.autoscaling is not None and self.autoscaling.mode is AutoscalingMode.RECOMMEND
 
     @property
     def max_replicas(self) -> int:
