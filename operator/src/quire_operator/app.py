@@ -349,8 +349,7 @@ class Operator:
         return self._canary.problem()
 
     def _refresh_gauges(self) -> None:
-        self._telemetry.queue.set(len(self._workers.queue))
-        self._telemetry.leading.set(self._gate.is_open())
+        self._telemetry.stands(leading=self._gate.is_open(), waiting=len(self._workers.queue))
         self._telemetry.watch_lag.set(self._canary.lag() if self._watching.is_set() else 0.0)
 
     def _catch_signals(self) -> None:

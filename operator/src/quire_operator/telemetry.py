@@ -47,6 +47,12 @@ class Telemetry:
         self.scaling = ScalingTelemetry(self.registry)
         self.leading = Gauge("quire_operator_leading", "1 while this process may write.", registry=self.registry)
 
+    def stands(self, *, leading: bool, waiting: int) -> None:
+        """Whether this process may write, and for how many LLMDeployments it has to."""
+        self.leading.set(leading)
+        # One that stands by collects them too, for when it leads; none of them waits for it.
+        self.queue.set(waiting if leading else 0)
+
     def written(self, verb: str, kind: str) -> None:
         self.writes.labels(verb=verb, kind=kind).inc()
 

@@ -112,7 +112,7 @@ async def test_health_and_metrics_are_served() -> None:
         telemetry,
         problem=lambda: problem[0],
         ready=lambda: ready[0],
-        refresh=lambda: telemetry.queue.set(3),
+        refresh=lambda: telemetry.stands(leading=ready[0], waiting=3),
     )
     port = await server.start("127.0.0.1", 0)
     try:
@@ -124,6 +124,7 @@ async def test_health_and_metrics_are_served() -> None:
 
             assert await get("/healthz") == (200, "ok")
             assert (await get("/readyz"))[0] == 503
+            assert "quire_operator_queue_depth 0.0" in (await get("/metrics"))[1], "nobody waits for one that stands by"
             problem.pop(0)
             ready[0] = True
             assert await get("/healthz") == (503, "blind")
