@@ -186,9 +186,10 @@ def plan(
     store = ModelStore(beside=file.resolve().parent, cache=cache_home(os.environ))
     console = _console()
     everything_fits = True
-    for spec in read_deployments(file):
+    specs = read_deployments(file)
+    for spec in specs:
         facts = store.facts(spec.model.source, weights_needed=not spec.engine.invents_weights)
-        where = planning.places(spec, gpu=gpu, memory_bytes=memory, machine=machine)
+        where = planning.places(spec, specs, gpu=gpu, memory_bytes=memory, machine=machine)
         found = planning.answers(spec, facts, where, machine=machine)
         everything_fits &= any(answer.fits for answer in found)
         console.print(planning.render(spec, facts, found))

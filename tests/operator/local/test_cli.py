@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire_operator import cli
+from quire_operator.adapters.local_machine import Machine
 
 DOCUMENT = """\
 apiVersion: quire.dev/v1alpha1
@@ -154,6 +155,19 @@ def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None
     code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
     assert code != 0
     assert "--quantization int8 is for CPUs" in err
+
+
+def test_plan_divides_this_machine_as_up_would(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among the replicas of all LLMDeployments of the file."""
+    machine = Machine(memory_bytes=24 * 2**30, cpus=2, gpu_memory_bytes=(), multiplies_bfloat16=True)
+    monkeypatch.setattr(cli, "this_machine", lambda: machine)
+    one = DOCUMENT % (", maxModelLength: 512, dtype: BFloat16", "")
+    write(one)
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert code == 0 and "│ this machine " in out
+    write(one + "---\n" + one.replace("chat", "other").replace("engine:", "replicas: 2\n  engine:"))
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert (code, out.count("this machine ÷ 3 replicas"), out.count("8 GiB")) == (1, 2, 2)
 
 
 def test_plan_ends_with_1_where_it_fits_nowhere_and_says_what_would_help(quire: Quire) -> None:

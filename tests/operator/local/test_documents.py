@@ -51,7 +51,7 @@ def test_merge_keys_and_anchors_are_yaml_too(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "is not UTF-8 text"),
         ("a: &a [*a]\n", "problems"),
         ("[" * 5000, "is not YAML"),
-        ("x" * 2_000_000, "far smaller"),
+        ("x" * 2_000_000, "more than 1048576 bytes, and one is far smaller"),
         ("a: 2024-99-99\n", "is not YAML"),
     ],
 )

@@ -63,7 +63,8 @@ def _status(body: object) -> Mapping[str, object]:
 
 def _read(file: Path) -> str:
     try:
-        data = file.read_bytes()
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         raise FileProblem(
             f"{file} does not exist", hint="-f takes a YAML file with an LLMDeployment, such as examples/demo.yaml"
@@ -73,7 +74,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise FileProblem(f"{file} can't be read: {error.strerror}") from error
     if len(data) > _MAX_BYTES:
-        raise FileProblem(f"{file} has {len(data)} bytes; an LLMDeployment is far smaller than {_MAX_BYTES}")
+        raise FileProblem(f"{file} is no LLMDeployment: it has more than {_MAX_BYTES} bytes, and one is far smaller")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -17,7 +17,7 @@ from quire_operator.domain.quantities import format_bytes
 from quire_operator.domain.remedies import remedies
 from quire_operator.domain.spec import KVCacheShare, Spec
 from quire_operator.errors import CapacityProblem
-from quire_operator.local.sizing import measure
+from quire_operator.local.sizing import measure, replicas_on_cpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,13 @@ class Answer:
         return isinstance(self.outcome, Fits)
 
 
-def places(spec: Spec, *, gpu: str | None, memory_bytes: int | None, machine: Machine) -> list[Place]:
-    """Those asked for; else those the spec speaks of: GPUs, the pod's memory limit, this machine's share."""
+def places(
+    spec: Spec, specs: Sequence[Spec], *, gpu: str | None, memory_bytes: int | None, machine: Machine
+) -> list[Place]:
+    """Those asked for; else those the spec speaks of: GPUs, the pod's memory limit, its share of this machine.
+
+    ``specs`` are all of its file: ``quire up`` divides the machine among their replicas.
+    """
     if gpu is not None:
         found = find_gpu(gpu)
         if found is None:
@@ -67,7 +72,7 @@ def places(spec: Spec, *, gpu: str | None, memory_bytes: int | None, machine: Ma
         return [Place(label=each.name, memory_bytes=each.memory_bytes, on_gpu=True) for each in GPUS]
     limit = spec.resources.memory_limit_bytes
     pod = [] if limit is None else [Place(label="a pod's memory limit", memory_bytes=limit, on_gpu=False)]
-    replicas = max(1, spec.max_replicas)
+    replicas = replicas_on_cpus(specs)
     label = "this machine" if replicas == 1 else f"this machine ÷ {replicas} replicas"
     return [*pod, Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False, divided=True)]
 

@@ -50,8 +50,13 @@ def share_of(spec: Spec, specs: Sequence[Spec], machine: Machine) -> Share:
     """CPUs and memory are divided by all replicas there may ever be; a GPU belongs to one replica."""
     if spec.resources.gpus:
         return Share(memory_bytes=_gpu_memory(specs, machine), threads=1, gpus=len(machine.gpu_memory_bytes))
-    replicas = max(1, sum(other.max_replicas for other in specs if not other.resources.gpus))
+    replicas = replicas_on_cpus(specs)
     return Share(memory_bytes=machine.memory_bytes // replicas, threads=max(1, machine.cpus // replicas), gpus=0)
+
+
+def replicas_on_cpus(specs: Sequence[Spec]) -> int:
+    """The most that CPUs and memory are ever divided by."""
+    return max(1, sum(spec.max_replicas for spec in specs if not spec.resources.gpus))
 
 
 def size(spec: Spec, facts: ModelFacts, *, folder: Path, share: Share, machine: Machine) -> Sized:

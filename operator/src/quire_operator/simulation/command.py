@@ -277,7 +277,7 @@ def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
     try:
         store = ModelStore(beside=policy.resolve().parent, cache=cache_home(os.environ))
         facts = store.facts(spec.model.source, weights_needed=False)
-        where = planning.places(spec, gpu=gpu, memory_bytes=None, machine=machine)
+        where = planning.places(spec, (spec,), gpu=gpu, memory_bytes=None, machine=machine)
         found = planning.answers(spec, facts, where, machine=machine)
     except (ModelProblem, CapacityProblem) as error:
         raise SimulationProblem(
