@@ -192,6 +192,25 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
     assert validated(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
 
 
+def test_an_unknown_field_of_a_part_is_named_or_left_out() -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+
+    def body() -> dict[str, Any]:
+        parts = [{"type": "text", "text": "a"}, dict(part)]
+        return {"model": "m", "messages": [{"role": "user", "content": parts}]}
+
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[1\]\.cache_control: unknown field$") as caught:
+        validated(ChatCompletionRequest, body(), lenient=False)
+    assert caught.value.param == "messages"
+    made = validated(ChatCompletionRequest, body(), lenient=True)
+    assert made.messages[0].content == [{"type": "text", "text": "a"}, {"type": "text", "text": "Hi"}]
+
+
+def test_the_document_says_that_no_prompt_is_cut_to_nothing() -> None:
+    described = CompletionRequest.model_json_schema()["properties"]["truncate_prompt_tokens"]["anyOf"]
+    assert described == [{"type": "integer", "anyOf": [{"const": -1}, {"minimum": 1}]}, {"type": "null"}]
+
+
 def test_an_echo_of_null_is_none() -> None:
     body = validated(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
     assert not body.echo

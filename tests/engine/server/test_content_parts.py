@@ -60,6 +60,12 @@ def test_text_reaches_a_template_that_reads_parts_alone() -> None:
     assert prompt(PARTS_ONLY, [{"role": "user", "content": "Hi"}]) == "<user>Hi"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_of_an_earlier_answer_goes_by_two_names(name: str) -> None:
+    source = "{% for m in messages %}{{ m.reasoning_content }}/{{ m.content }}{% endfor %}"
+    assert prompt(source, [{"role": "assistant", "content": "4", name: "2+2"}]) == "2+2/4"
+
+
 def test_no_part_is_lost_where_a_role_has_room_for_one() -> None:
     messages = [{"role": "system", "content": parts("a", "b")}, {"role": "user", "content": parts("c", "d")}]
     assert prompt(FIRST_OF_SYSTEM, messages) == "<system>a\nb<user>cd"

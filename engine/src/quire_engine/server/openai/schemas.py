@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SkipValidation,
+    TypeAdapter,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -141,6 +142,12 @@ Prompt = Annotated[
     ),
 ]
 
+TruncatedTo = Annotated[
+    int,
+    Field(ge=-1),
+    WithJsonSchema({"type": "integer", "anyOf": [{"const": -1}, {"minimum": 1}]}),
+]
+
 
 class Strict(BaseModel):
     """Types are not converted and unknown fields are refused, with bounds on how much there can be to complain of."""
@@ -192,7 +199,7 @@ class GenerationRequest(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+    truncate_prompt_tokens: TruncatedTo | None = Field(
         None, description="Keep only that many tokens of the prompt, the last ones; -1 as many as leave room to answer."
     )
     return_token_ids: bool = False
@@ -254,6 +261,9 @@ class TextPart(Strict):
     text: str
 
 
+_text_parts = TypeAdapter(list[TextPart])
+
+
 def _check_content(value: Any) -> Any:
     if isinstance(value, str):
         return value
@@ -263,8 +273,10 @@ def _check_content(value: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
             raise ValueError(f"part {index} is of type {kind[:40]!r}; this version reads text parts only")
-        if kind != "text" or not isinstance(part.get("text"), str) or set(part) != {"type", "text"}:
+        if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f'part {index} should be {{"type": "text", "text": "…"}}')
+        if len(part) > 2:
+            _text_parts.validate_python(value)  # names the fields that are unknown, each with its place
     return value
 
 
@@ -312,6 +324,7 @@ class Message(Strict):
     )
     tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
     reasoning_content: str | None = None
+    reasoning: str | None = Field(None, description="The same by its newer name.")
     refusal: str | None = None
 
     # Of an answer that a client sends back whole: nothing is in them.
