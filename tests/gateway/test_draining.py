@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from quire_gateway.__main__ import _CUT_SECONDS
+
 EVENT = {"Content-Type": "text/event-stream"}
 
 
@@ -64,6 +66,27 @@ async def test_open_connections_are_answered_and_closed_while_draining(gateway, 
     gate.set()
     await running.read()
     await stopping
+
+
+async def test_request_whose_body_is_still_on_its_way_is_answered_before_the_gateway_stops(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n{"model"')
+    while not gateway.gateway.proxy.running:
+        await asyncio.sleep(0.005)
+
+    stopping = asyncio.create_task(gateway.gateway.stop())
+    # Longer than connections have that nothing runs on.
+    await asyncio.sleep(_CUT_SECONDS + 0.5)
+    assert not stopping.done()
+    writer.write(b': "chat"}')
+    answer = await reader.read()
+    writer.close()
+    await stopping
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"Connection: close" in answer
 
 
 async def test_what_is_not_finished_in_time_ends_in_an_error(start_gateway, replicas):

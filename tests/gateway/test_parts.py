@@ -91,6 +91,7 @@ def test_page_is_summed_over_engines_and_reasons():
         PAGE.replace("0.25", "-1"),
         PAGE.replace("0.25", "x"),
         PAGE.replace('{engine="0"} 2', '{engine="0'),
+        PAGE + 'vllm:cache_config_info{num_gpu_blocks="' + "9" * 400 + '",block_size="16"} 1\n',
     ],
 )
 def test_page_without_the_figures_is_none(text):

@@ -1,10 +1,16 @@
 """Before the first byte a request may go to another replica; after it, never."""
 
 import asyncio
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from quire_gateway.__main__ import _socket
 from quire_gateway.endpoints import Endpoint
 
 GONE = Endpoint(id="gone", url="http://127.0.0.1:1", ready=True, serving=True, terminating=False)
@@ -43,6 +49,55 @@ async def test_replica_that_refuses_the_connection_is_passed_over(gateway, repli
 
     # Once is enough: for a while others are asked first.
     assert await gateway.metric("quire_gateway_retries_total", reason="unreachable") <= 1
+
+
+@pytest.fixture
+def vanished() -> Iterator[Callable[[str], Endpoint]]:
+    """Addresses that answer nothing at all, not even an attempt to connect: their queue of connections is full."""
+    with ExitStack() as stack:
+
+        def make(name: str) -> Endpoint:
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            for _ in range(4):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                with suppress(BlockingIOError):
+                    client.connect(listener.getsockname())
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            return Endpoint(id=name, url=url, ready=True, serving=True, terminating=False)
+
+        yield make
+
+
+async def test_replicas_whose_machines_vanished_never_had_the_request(gateway, replicas, vanished, monkeypatch):
+    # Else five seconds each.
+    monkeypatch.setattr(gateway.gateway.proxy._session, "_timeout", aiohttp.ClientTimeout(total=None, sock_connect=0.2))
+    good = await replicas("good")
+    good.load |= {"running": 50}
+    gone = [vanished("gone-0"), vanished("gone-1")]
+    await gateway.push(chat=gone)
+    answer = asyncio.create_task(gateway.complete())
+    await asyncio.sleep(0.1)
+    await gateway.push(chat=[*gone, good.endpoint()])
+
+    status, body = await answer
+
+    assert (status, body.get("served_by")) == (200, "good")
+    assert await gateway.metric("quire_gateway_retries_total", reason="disconnected") == 0
+    assert await gateway.metric("quire_gateway_retries_total", reason="unreachable") >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other names for it")
+def test_what_a_replica_does_not_confirm_is_not_sent_again_for_longer_than_a_vanished_one_is_probed():
+    with _socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as sock:
+        idle, every, count, unconfirmed = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        )
+
+    assert unconfirmed == 1000 * (idle + every * count) == 30_000
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+from aiohttp import web
 
 
 async def test_request_goes_to_a_replica_of_the_model_it_names(gateway, replicas):
@@ -102,6 +103,7 @@ async def test_model_that_left_is_unknown(gateway, replicas):
         (b'{"model": null}', 400, 'names no "model"'),
         (b"", 400, "not valid JSON"),
         (b'{"model": "chat", "x": "' + b"a" * 5000 + b'"}', 413, "larger than 4096 bytes"),
+        (b'{"model": "chat", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}", 400, "nested too deeply"),
     ],
 )
 async def test_wrong_request_gets_an_error_in_openai_shape(start_gateway, replicas, payload, status, words):
@@ -117,6 +119,63 @@ async def test_wrong_request_gets_an_error_in_openai_shape(start_gateway, replic
     assert body["error"].keys() == {"message", "type", "param", "code"}
     assert len(str(body)) < 4096
     assert chat.bodies == []
+
+
+@pytest.mark.parametrize("packing", ["gzip", "deflate"])
+async def test_body_that_is_not_packed_as_it_says_is_the_clients_mistake(gateway, replicas, packing):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+
+    async with gateway.client.post(
+        f"{gateway.url}/v1/completions", data=b'{"model": "chat"}', headers={"Content-Encoding": packing}
+    ) as response:
+        body = await response.json()
+
+    assert response.status == 400
+    assert (
+        f"can't be unpacked or broke off: 400, message: Can not decode content-encoding: {packing}"
+        in (body["error"]["message"])
+    )
+    assert chat.bodies == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/v1/completions?a=b%2Fc", "http://quire.example/v1/completions?a=b%2Fc", "https://x:1/v1/completions?a=b%2Fc"],
+)
+async def test_target_may_be_a_whole_url_as_of_a_client_that_takes_the_gateway_for_its_proxy(gateway, replicas, target):
+    chat = await replicas("chat-0")
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.raw_path)
+        return web.json_response({})
+
+    chat.behaviour = answer
+    await gateway.push(chat=[chat.endpoint()])
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    body = b'{"model": "chat"}'
+    lines = f"POST {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(lines.encode() + body)
+    answered = await reader.read()
+    writer.close()
+
+    assert answered.startswith(b"HTTP/1.1 200 ")
+    assert seen == ["/v1/completions?a=b%2Fc"]
+
+
+async def test_tokenizing_a_prompt_counts_for_no_work_and_no_cached_prefix(gateway, replicas):
+    one, two = await replicas("one"), await replicas("two")
+    await gateway.push(chat=[one.endpoint(), two.endpoint()])
+    pool = gateway.gateway.fleet.pools["chat"]
+
+    for path, blocks, sent in (("/tokenize", 0, False), ("/v1/completions", 7, True)):
+        async with gateway.client.post(
+            f"{gateway.url}{path}", json={"model": "chat", "prompt": "x" * 2000}
+        ) as response:
+            assert response.status == 200
+        assert len(pool.prefixes) == blocks
+        assert any(backend.sent_tokens > 0 for backend in pool.backends.values()) == sent
 
 
 @pytest.mark.parametrize(

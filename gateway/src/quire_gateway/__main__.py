@@ -36,6 +36,7 @@ from quire_gateway.tls import Tls
 # Below the five seconds after which uvicorn drops an idle connection, so that a request seldom meets a closed one.
 _KEEPALIVE_SECONDS = 4.0
 _CUT_SECONDS = 2.0
+_UNCONFIRMED_MILLISECONDS = 30_000
 
 _log = logging.getLogger("quire_gateway")
 
@@ -182,12 +183,14 @@ def _session() -> aiohttp.ClientSession:
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A replica whose machine vanished is noticed in half a minute, though nothing is sent to it."""
+    """A replica whose machine vanished is noticed in half a minute, though nothing is sent to it, and also when it has
+    not confirmed what was sent: then nothing is probed, and it would be sent again for a quarter of an hour."""
     sock = socket.socket(family=address[0], type=address[1], proto=address[2])
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNCONFIRMED_MILLISECONDS)
     return sock
 
 

@@ -36,6 +36,7 @@ from quire_gateway.scrape import read_capped
 
 MODEL = web.RequestKey("model", str)
 """Under this a request remembers the model it was found to ask for."""
+_GENERATING = "/v1/"
 _BUSY = 429
 _UNAVAILABLE = 503
 _MAX_REFUSAL_BYTES = 64 * 1024
@@ -116,15 +117,29 @@ class Proxy:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request by a replica of the model it names. Raises ``GatewayError``."""
+        task = asyncio.current_task()
+        assert task is not None
+        # From here on, though its body may still be on the way: what was begun is finished before the gateway ends.
+        self.running.add(task)
+        try:
+            return await self._answered(request)
+        except asyncio.CancelledError:
+            if not self.cutting:
+                raise
+            task.uncancel()
+            raise ShuttingDown("this gateway is shutting down", retry_after_seconds=1) from None
+        finally:
+            self.running.discard(task)
+
+    async def _answered(self, request: web.Request) -> web.StreamResponse:
         started = monotonic()
         body = await self._read(request)
         peek, model = _peek(body)
         pool = self._pool(model)
         request[MODEL] = pool.model
-        id_ = headers.request_id(request.headers)
-        task = asyncio.current_task()
-        assert task is not None
-        self.running.add(task)
+        if not request.path.startswith(_GENERATING):
+            # Tokenizing computes nothing of a prompt and leaves nothing of it in a cache.
+            peek = Prompt()
         try:
             with self._holding.place(pool, size_bytes=len(body)) as place:
                 call = _Call(
@@ -134,18 +149,15 @@ class Proxy:
                     body=body,
                     prompt_tokens=pool.prompt_tokens(prompt_bytes(peek)),
                     blocks=prompt_blocks(peek),
-                    id=id_,
+                    id=headers.request_id(request.headers),
                     started=started,
                 )
                 return await self._serve(call)
         except asyncio.CancelledError:
             if not self.cutting:
                 self._metrics.disconnects.labels(pool.model).inc()
-                raise
-            task.uncancel()
-            raise ShuttingDown("this gateway is shutting down", retry_after_seconds=1) from None
+            raise
         finally:
-            self.running.discard(task)
             self._metrics.duration.labels(pool.model).observe(monotonic() - started)
 
     async def _read(self, request: web.Request) -> bytes:
@@ -157,6 +169,10 @@ class Proxy:
         except web.HTTPRequestEntityTooLarge:
             limit = self._options.max_body_bytes
             raise BodyTooLarge(f"the request body is larger than {limit} bytes, the most this gateway takes") from None
+        except web.RequestPayloadError as error:
+            raise BadRequest(
+                f"the request body can't be unpacked or broke off: {' '.join(str(error).split())}"
+            ) from None
 
     def _pool(self, model: str) -> Pool:
         pool = self._fleet.pools.get(model)
@@ -204,7 +220,8 @@ class Proxy:
             sent, connection = monotonic(), Connection()
             try:
                 upstream = await self._session.post(
-                    URL(f"{backend.endpoint.url}{call.request.raw_path}", encoded=True),
+                    # Not as it came: a client that takes us for its proxy sends a whole URL.
+                    URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
                     data=io.BytesIO(call.body) if len(call.body) > _LARGE_BODY_BYTES else call.body,
                     headers=headers.to_replica(call.request.headers, request_id=call.id),
                     allow_redirects=False,
@@ -213,6 +230,10 @@ class Proxy:
             except aiohttp.ClientConnectorError as error:
                 backend.failed(monotonic(), unreachable=True)
                 return _Refusal(reason="unreachable", cause=f"can't be reached: {error.strerror}")
+            except aiohttp.ConnectionTimeoutError:
+                # It never had the request: its machine is gone, or the network to it.
+                backend.failed(monotonic(), unreachable=True)
+                return _Refusal(reason="unreachable", cause="can't be reached: no answer to the attempt to connect")
             except (aiohttp.ClientError, TimeoutError) as error:
                 if connection.reused and monotonic() - sent < _STALE_SECONDS:
                     return _Refusal(reason="stale", cause="closed an idle connection just as it was used again")
@@ -350,6 +371,8 @@ def _peek(body: bytes) -> tuple[Prompt, str]:
         raise BadRequest(f'the body must be a JSON object with a string "model": {error}', param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
     if not peek.model:
         raise BadRequest('the body names no "model"', param="model", code="missing_required_parameter")
     return peek, peek.model

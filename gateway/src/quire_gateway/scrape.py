@@ -87,7 +87,7 @@ def parse_page(text: str) -> Page | None:
                 sums[sample.name] = sums.get(sample.name, 0.0) + float(sample.value)
                 if sample.name == CACHE_CONFIG:
                     kv_tokens += _kv_tokens(sample.labels)
-    except (ValueError, IndexError, KeyError):
+    except (ValueError, IndexError, KeyError, OverflowError):
         return None
     if not {RUNNING, WAITING, KV_USAGE} <= sums.keys() or not all(0 <= value < math.inf for value in sums.values()):
         return None
