@@ -145,6 +145,8 @@ class Operator:
         )
         self._scaling: ClusterScaling | None = None
         """Only while leading."""
+        self._refused: frozenset[str] = frozenset()
+        """Namespaces that may not be listed, as far as that was told."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def _capacity_check(self, connection: Connection) -> CapacityCheck:
@@ -291,11 +293,21 @@ class Operator:
     async def _sweep(self) -> None:
         while True:
             try:
-                await sweep(self._cluster, self._store, kinds=tuple(CHILD_KINDS), enqueue=self._workers.add)
+                kinds = tuple(CHILD_KINDS)
+                self._tell_refused(await sweep(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
                 return
             except ClusterError as error:
                 logger.warning("not everything could be listed: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    def _tell_refused(self, namespaces: frozenset[str]) -> None:
+        if namespaces and namespaces != self._refused:
+            logger.warning(
+                "nothing may be listed in %s, and nothing is done there: if it is gone, take it out of "
+                "--watch-namespace (the chart's watchNamespaces); if not, see the operator's role there",
+                ", ".join(sorted(namespaces)),
+            )
+        self._refused = namespaces
 
     async def _autoscale(self) -> None:
         options, told = self._settings.prometheus, self._telemetry.scaling

@@ -77,6 +77,7 @@ class ClusterError(Exception):
     ├── Refused         the server will never take this object: what is wrong is the user's to mend
     ├── QuotaExceeded   the namespace may not have more
     ├── Forbidden       our own rights do not reach
+    │   └── PartlyForbidden    of a list over several namespaces
     ├── NotFound        the object, its namespace or its kind is gone
     ├── Throttled       the server asks us to wait
     ├── Unavailable     the server failed, hung or could not be reached
@@ -98,6 +99,14 @@ class QuotaExceeded(ClusterError):
 
 class Forbidden(ClusterError):
     """Our own rights do not reach."""
+
+
+class PartlyForbidden(Forbidden):
+    """All was listed but what is in these ``namespaces``."""
+
+    def __init__(self, message: str, *, namespaces: frozenset[str]) -> None:
+        super().__init__(message)
+        self.namespaces = namespaces
 
 
 class NotFound(ClusterError):

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire_operator.domain.observed import Key, Ref
+from quire_operator.ports import PartlyForbidden
 from quire_operator.store import Store
 from quire_operator.sweep import sweep
 
@@ -94,3 +95,31 @@ async def test_what_appears_while_the_list_is_on_its_way_is_kept(world: Any) -> 
     slow = Slow(children=world.cluster.children, resources=world.cluster.resources)
     await sweep(slow, world.store, kinds=KINDS, enqueue=lambda key: None)
     assert Ref("Service", "late") in world.store.children(KEY)
+
+
+async def test_a_namespace_that_may_not_be_listed_hides_no_other_and_stays_as_it_was_known(
+    world: Any, pod: Any
+) -> None:
+    await settled(world)
+    world.cluster.pods = {"a": pod("a")}
+    world.show()
+    gone, other = Key("gone", "chat"), Key("other", "chat")
+    for key in (gone, other):
+        world.store.put_resource(replace(world.cluster.resources[KEY], key=key))
+
+    async def refused(items: Any) -> Any:
+        async for item in items:
+            yield item
+        raise PartlyForbidden("no", namespaces=frozenset({"gone"}))
+
+    lists = {name: getattr(world.cluster, name) for name in ("list_resources", "list_children", "list_pods")}
+    for name, listing in lists.items():
+        setattr(type(world.cluster), name, lambda self, *kind, listing=listing: refused(listing(*kind)))
+    try:
+        found = await sweep(world.cluster, world.store, kinds=KINDS, enqueue=lambda key: None)
+    finally:
+        for name, listing in lists.items():
+            setattr(type(world.cluster), name, listing.__func__)
+    assert found == {"gone"}
+    assert world.store.resource(gone) is not None and world.store.resource(other) is None
+    assert world.store.children(KEY) == world.cluster.children

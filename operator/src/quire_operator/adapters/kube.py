@@ -26,7 +26,7 @@ from quire_operator.domain.observed import (
 from quire_operator.domain.plan import RemoveFields
 from quire_operator.domain.status import Event
 from quire_operator.domain.surroundings import OPTIONAL_KINDS, POD_MONITOR, PROMETHEUS_RULE
-from quire_operator.ports import Conflict, NotFound
+from quire_operator.ports import Conflict, Forbidden, NotFound, PartlyForbidden
 
 _APPLY = "application/apply-patch+yaml"
 _STRATEGIC = "application/strategic-merge-patch+json"
@@ -194,9 +194,21 @@ class KubeCluster:
                 yield key, trim_pod(item)
 
     async def _list(self, api: tuple[str, str], *query: tuple[str, str]) -> AsyncIterator[JSON]:
+        """One namespace that is gone, and our rights in it with it, hides no other one."""
+        refused: dict[str, Forbidden] = {}
         for namespace in self._namespaces:
-            async for item in listed(self._connection.read, _path(api, namespace), query=query):
-                yield item
+            try:
+                async for item in listed(self._connection.read, _path(api, namespace), query=query):
+                    yield item
+            except Forbidden as error:
+                if namespace is None:
+                    raise
+                refused[namespace] = error
+        if refused:
+            first = next(iter(refused.values()))
+            if len(refused) == len(self._namespaces):
+                raise first
+            raise PartlyForbidden(str(first), namespaces=frozenset(refused))
 
 
 def _event_body(resource: Resource, event: Event) -> dict[str, Any]:

@@ -1,0 +1,45 @@
+"""Lists over several namespaces: one that may not be listed hides no other."""
+
+from typing import Any
+
+import pytest
+
+from quire_operator.adapters.kube import KubeCluster
+from quire_operator.ports import Forbidden, PartlyForbidden
+
+
+class Connection:
+    """Refuses some namespaces; the others have one LLMDeployment each."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = refused
+
+    async def read(self, path: str, *, query: Any = ()) -> dict[str, Any]:
+        namespace = path.split("/")[5]
+        if namespace in self.refused:
+            raise Forbidden(f"cannot list in {namespace}")
+        return {"items": [{"metadata": {"name": "chat", "namespace": namespace}}], "metadata": {}}
+
+
+async def listed(namespaces: tuple[str, ...], *refused: str) -> list[str]:
+    connection: Any = Connection(*refused)
+    found: list[str] = []
+    try:
+        async for resource in KubeCluster(connection, namespaces=namespaces).list_resources():
+            found.append(resource.key.namespace)
+    except PartlyForbidden as error:
+        found.append(f"without {', '.join(error.namespaces)}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("refused", "found"),
+    [((), ["a", "b", "c"]), (("a",), ["b", "c", "without a"]), (("c",), ["a", "b", "without c"])],
+)
+async def test_what_may_be_listed_is(refused: tuple[str, ...], found: list[str]) -> None:
+    assert await listed(("a", "b", "c"), *refused) == found
+
+
+async def test_none_that_may_be_listed_is_no_answer() -> None:
+    with pytest.raises(Forbidden, match="cannot list in a"):
+        await listed(("a", "b"), "a", "b")
