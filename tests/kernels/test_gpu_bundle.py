@@ -1,0 +1,62 @@
+"""What goes to a GPU machine is whole: unpacked elsewhere, its tests are found and its commands begin."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire_kernels.dispatch import INTERPRETED
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("benchmarks/kernels/run.py", "benchmarks/kernels/tune.py", "benchmarks/serving/on_device.py")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    environment = {**os.environ, "BIN": str(Path(sys.executable).parent)}
+    pack = ["bash", "benchmarks/gpu_bundle.sh", str(folder / "bundle.tar.gz")]
+    subprocess.run(pack, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=120)
+    subprocess.run(["tar", "xzf", "bundle.tar.gz"], cwd=folder, check=True, timeout=60)
+    return folder / "gpu-bundle"
+
+
+def run(bundle: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """As on_gpu.sh runs it, but interpreted: a module that was left behind must not be found in this checkout."""
+    there = ("kernels/src", "engine/src", "tests/engine/parity/support", "site")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": ":".join(str(bundle / folder) for folder in there),
+        "TRITON_INTERPRET": "1",
+    }
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=bundle,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(INTERPRETED, reason="starts such a process itself")
+@pytest.mark.parametrize("folder", ["tests/kernels", "tests/engine"])
+def test_every_test_of_the_bundle_is_found_and_can_be_imported(bundle: Path, folder: str) -> None:
+    pytest.importorskip("triton", reason="torch's CPU build comes without triton")
+    tests = f"{folder}/triton"
+    confined = folder if folder == "tests/kernels" else tests
+    options = ("-c", "benchmarks/on_gpu.ini", "--rootdir", str(bundle), "-p", "no:cacheprovider", "--collect-only")
+    result = run(bundle, "-m", "pytest", *options, "--confcutdir", confined, tests)
+    assert result.returncode == 0, result.stdout
+    for file in (bundle / tests).glob("test_*.py"):
+        assert f"{tests}/{file.name}" in result.stdout
+
+
+@pytest.mark.skipif(INTERPRETED, reason="starts such a process itself")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_bundle_says_how_it_is_used(bundle: Path, command: str) -> None:
+    result = run(bundle, command, "--help")
+    assert result.returncode == 0 and result.stdout.startswith(f"usage: {Path(command).name}"), result.stderr
