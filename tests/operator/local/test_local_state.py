@@ -11,7 +11,7 @@ from quire_local.harness import is_alive, until_dead
 
 from quire_operator.adapters.local_process import ProcessIdentity, identify
 from quire_operator.adapters.local_state import RunFolder, end_leftovers, read_state, run_folder, state_home
-from quire_operator.errors import AlreadyRunning
+from quire_operator.errors import AlreadyRunning, FileProblem
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 PARENT = [
@@ -46,6 +46,16 @@ def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
         RunFolder.claim(tmp_path / "run", file=Path("demo.yaml"))
     first.release()
     RunFolder.claim(tmp_path / "run", file=Path("demo.yaml")).release()
+
+
+def test_a_folder_that_takes_no_text_is_refused_before_anything_starts_and_not_held(tmp_path: Path) -> None:
+    """As on a full disk, where empty files can still be made."""
+    in_the_way = tmp_path / "run" / ".endpoints.json.new"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(FileProblem, match=r"run, for logs and state, can't be written: Is a directory"):
+        RunFolder.claim(tmp_path / "run", file=Path("f.yaml"))
+    in_the_way.rmdir()
+    RunFolder.claim(tmp_path / "run", file=Path("f.yaml")).release()
 
 
 def test_files_of_one_name_in_two_places_have_two_folders(tmp_path: Path) -> None:

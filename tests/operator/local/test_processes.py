@@ -19,7 +19,19 @@ class Cluster:
     def __init__(self, folder: Path, http: aiohttp.ClientSession) -> None:
         self.watch = Watch()
         self.file = folder / "endpoints.json"
-        self.local = LocalCluster(http=http, endpoints_file=self.file, logs=folder, pace=HURRY, changed=self.watch)
+        self.troubles: list[str] = []
+        self.local = LocalCluster(
+            http=http,
+            endpoints_file=self.file,
+            logs=folder,
+            pace=HURRY,
+            changed=self.watch,
+            troubled=self._troubled,
+        )
+
+    def _troubled(self, message: str) -> None:
+        self.troubles.append(message)
+        self.watch()
 
     def add(self, name: str = "chat", *, replicas: int = 1, gpus: int = 0) -> None:
         deployment = LocalDeployment(
@@ -146,3 +158,18 @@ async def test_a_fault_of_our_own_is_raised_and_not_kept_quiet(cluster: Cluster)
     with pytest.raises(ZeroDivisionError):
         await cluster.local.until_broken()
     assert cluster.local.statuses("chat") == ()
+
+
+async def test_a_list_that_cannot_be_written_is_told_of_and_written_when_it_can(cluster: Cluster) -> None:
+    in_the_way = cluster.file.with_name(".endpoints.json.new")
+    in_the_way.mkdir()
+    cluster.add()
+    await cluster.until("chat-0")
+    assert [trouble.partition(";")[0] for trouble in cluster.troubles] == [
+        f"{cluster.file} can't be written: Is a directory"
+    ]
+    assert json.loads(cluster.file.read_text()) == {"models": []}
+    in_the_way.rmdir()
+    await cluster.watch.until(lambda: len(cluster.troubles) == 2)
+    assert cluster.troubles[1] == f"{cluster.file} is written again"
+    assert cluster.endpoints()["chat-0"]["ready"]

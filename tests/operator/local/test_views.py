@@ -2,9 +2,12 @@
 
 import io
 import json
+import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from quire_operator.adapters.local_process import ProcessIdentity
@@ -13,8 +16,11 @@ from quire_operator.domain.observation import ReplicaSample
 from quire_operator.domain.run_state import read_run
 from quire_operator.domain.spec import MetricsSource, Spec
 from quire_operator.domain.ticks import MetricsState, Tick, noted
+from quire_operator.local.host import logging_to
 from quire_operator.local.snapshot import DeploymentView, ReplicaView, Snapshot, TokenRates, as_state
 from quire_operator.local.views import JsonLines, LiveTable, render
+
+FULL = Path("/dev/full")
 
 
 def status(name: str, phase: Phase, *, reason: str | None = None, restarts: int = 0) -> Status:
@@ -153,3 +159,14 @@ def test_lines_that_nobody_reads_are_told_of() -> None:
     told: list[str] = []
     JsonLines(Closed(), on_gone=lambda: told.append("gone")).event("start", "starting")
     assert told == ["gone"]
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
+def test_a_full_disk_below_the_output_or_the_log_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    out = FULL.open("w")
+    JsonLines(out).event("phase", "chat-0 is ready")
+    with suppress(OSError):
+        out.close()
+    with logging_to(FULL):
+        logging.getLogger("quire_operator.test").warning("state.json can't be written")
+    assert capfd.readouterr() == ("", "")

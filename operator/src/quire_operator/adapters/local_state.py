@@ -57,10 +57,7 @@ class RunFolder:
             (path / "logs").mkdir(parents=True, exist_ok=True)
             lock = (path / "lock").open("a")
         except OSError as error:
-            raise FileProblem(
-                f"{path}, for logs and state, can't be written: {error.strerror}",
-                hint="let XDG_STATE_HOME name a folder that you can write to",
-            ) from error
+            raise _unwritable(path, error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,7 +72,16 @@ class RunFolder:
         end_leftovers(read_state(path))
         for log in folder.logs.glob("*.log"):
             log.unlink()
+        folder._check_space()
         return folder
+
+    def _check_space(self) -> None:
+        """Raise FileProblem where files can be made but hold nothing: before anything is started, not after."""
+        try:
+            write_atomically(self.endpoints, json.dumps({"models": []}))
+        except OSError as error:
+            self.release()
+            raise _unwritable(self.path, error) from error
 
     def write(self, state: Mapping[str, object]) -> None:
         """For others to read. Serving goes on where it can't be written, as on a full disk."""
@@ -88,6 +94,13 @@ class RunFolder:
         self.endpoints.unlink(missing_ok=True)
         self.targets.unlink(missing_ok=True)
         self._lock.close()
+
+
+def _unwritable(path: Path, error: OSError) -> FileProblem:
+    return FileProblem(
+        f"{path}, for logs and state, can't be written: {error.strerror}",
+        hint="let XDG_STATE_HOME name a folder that you can write to",
+    )
 
 
 def read_state(path: Path) -> dict[str, object]:

@@ -28,6 +28,9 @@ _PHASES: Mapping[Phase, ReplicaPhase] = {
 }
 
 
+_WRITE_AGAIN_SECONDS = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDeployment:
     """One LLMDeployment as processes."""
@@ -53,8 +56,11 @@ class LocalCluster:
         logs: Path,
         pace: Pace | None = None,
         changed: Callable[[Status], None] = lambda status: None,
+        troubled: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._http, self._endpoints_file, self._logs = http, endpoints_file, logs
+        self._troubled = troubled
+        self._write_again: asyncio.TimerHandle | None = None
         self._targets_file = targets_file
         self._pace, self._told = pace or Pace(), changed
         self._deployments: dict[str, LocalDeployment] = {}
@@ -97,7 +103,7 @@ class LocalCluster:
         """Start a deployment; with no replica, the gateway at least knows its name."""
         self._deployments[deployment.name] = deployment
         self._replicas[deployment.name] = {}
-        self.write_endpoints()
+        self._publish()
         self.scale(deployment.name, replicas=replicas)
 
     def scale(self, name: str, *, replicas: int, victims: Sequence[str] = ()) -> None:
@@ -129,6 +135,8 @@ class LocalCluster:
         for kept in list(self._tasks):
             kept.kill()
         await self._ended(list(self._tasks))
+        if self._write_again is not None:
+            self._write_again.cancel()
 
     def write_endpoints(self) -> None:
         """Whole and atomically: the gateway never reads half a list."""
@@ -182,8 +190,33 @@ class LocalCluster:
         self._note(kept)
 
     def _note(self, kept: KeptProcess) -> None:
-        self.write_endpoints()
+        self._publish()
         self._told(kept.status)
+
+    def _publish(self) -> None:
+        """What serves goes on where it can't be written, as on a full disk; it is tried again until it can."""
+        if self._write_again is not None:
+            return
+        try:
+            self.write_endpoints()
+        except OSError as error:
+            self._troubled(
+                f"{self._endpoints_file} can't be written: {error.strerror}; "
+                "until it can, the gateway does not hear of replicas that come or go"
+            )
+            self._publish_later()
+
+    def _publish_later(self) -> None:
+        self._write_again = asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, self._publish_again)
+
+    def _publish_again(self) -> None:
+        try:
+            self.write_endpoints()
+        except OSError:
+            self._publish_later()
+            return
+        self._write_again = None
+        self._troubled(f"{self._endpoints_file} is written again")
 
     async def _ended(self, processes: Sequence[KeptProcess]) -> None:
         tasks = [self._tasks[kept] for kept in processes if kept in self._tasks]

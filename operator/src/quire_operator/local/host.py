@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,10 +50,20 @@ def check_port(port: int) -> None:
             raise AddressProblem(f"port {port} {reason}", hint=f"choose another: --port {free_port()}") from None
 
 
+class _Log(logging.FileHandler):
+    """Says less on a full disk, and nothing about that on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None: ...
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def logging_to(file: Path) -> Iterator[None]:
     """The log of this process goes to a file: the terminal belongs to the table."""
-    handler = logging.FileHandler(file, encoding="utf-8")
+    handler = _Log(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("quire_operator")
     logger.addHandler(handler)

@@ -153,6 +153,7 @@ class _Run:
             logs=folder.logs,
             pace=options.pace,
             changed=self._on_change,
+            troubled=lambda message: view.event("trouble", message),
         )
         self._scaling = LocalScaling(
             specs,

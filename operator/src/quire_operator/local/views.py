@@ -3,6 +3,7 @@
 ``View`` is what the run talks to. Neither view decides or measures anything.
 """
 
+import errno
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -60,6 +61,9 @@ class JsonLines:
             print(json.dumps(line, ensure_ascii=False), file=self._out, flush=True)
         except BrokenPipeError:  # nobody reads any more, as after `quire up … | head`
             self._on_gone()
+        except OSError as error:  # on a full disk what serves goes on, unseen
+            if error.errno != errno.ENOSPC:
+                raise
 
     def download(self, model: str, done: int, total: int) -> None:
         now = datetime.now(UTC).timestamp()
