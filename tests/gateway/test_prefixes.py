@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+from itertools import islice
+from time import perf_counter
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_gateway.balance import Candidate, Load, Picked, pick
-from quire_gateway.prefixes import BLOCK_BYTES, MAX_BLOCKS, PrefixIndex, Prompt, prompt_blocks
+from quire_gateway.prefixes import BLOCK_BYTES, MAX_BLOCKS, PrefixIndex, PrefixIndexes, Prompt, prompt_blocks
 
 
 def blocks_of(**body: object) -> tuple[int, ...]:
@@ -97,6 +99,63 @@ def test_index_is_bounded_and_shares_are_shares(served):
         index.served(blocks, id_, 10.0)
         assert len(index) <= 5
         assert all(0 < share <= 1 for share in index.shares(blocks, ALL).values())
+
+
+def test_a_full_index_takes_prompts_about_as_fast_as_one_that_grows():
+    index = PrefixIndex(max_entries=32_768)
+    prompts = iter([range(start, start + 256) for start in range(0, 90_000, 256)])
+
+    def quickest_of_many() -> float:
+        took = []
+        for blocks in islice(prompts, 120):
+            started = perf_counter()
+            index.served(blocks, "a", 10.0)
+            took.append(perf_counter() - started)
+        return sorted(took)[30]
+
+    growing = quickest_of_many()
+    assert len(index) < 32_768
+    quickest_of_many()
+    # Looking for the oldest entry from the beginning for each took over fifty times as long.
+    assert len(index) == 32_768
+    assert quickest_of_many() < 15 * growing
+
+
+def test_indexes_of_all_models_are_bounded_together_and_the_largest_give_way():
+    indexes = PrefixIndexes(max_entries=3000)
+    small, large, larger = (indexes.open() for _ in range(3))
+    small.served(range(200), "a", 10.0)
+    for start in range(1000, 9000, 256):
+        larger.served(range(start, start + 256), "a", 10.0)
+        if start < 5000:
+            large.served(range(start, start + 256), "b", 10.0)
+
+    assert len(small) == 200
+    assert small.shares(range(200), ALL) == {"a": 1.0}
+    # A look comes after each 1,024 blocks.
+    assert 1400 <= len(large) <= 1400 + 1024
+    assert 1400 <= len(larger) <= 1400 + 1024
+    # What came last is there, and what came first is not.
+    assert larger.shares(range(8936, 9000), ALL) == {"a": 1.0}
+    assert larger.shares(range(1000, 1256), ALL) == {}
+
+
+def test_index_of_a_model_that_left_takes_no_place():
+    indexes = PrefixIndexes(max_entries=3000)
+    gone, stays = indexes.open(), indexes.open()
+    gone.served(range(2900), "a", 10.0)
+    indexes.close(gone)
+    stays.served(range(2900), "a", 10.0)
+    assert len(stays) == 2900
+
+
+async def test_models_share_what_there_is_for_their_prefixes(gateway):
+    await gateway.push(one=[], two=[])
+    pools = gateway.gateway.fleet.pools
+    indexes = gateway.gateway.fleet._prefixes
+    assert indexes._indexes == {pools["one"].prefixes, pools["two"].prefixes}
+    await gateway.push(two=[])
+    assert indexes._indexes == {pools["two"].prefixes}
 
 
 # --- what a hit is worth ---

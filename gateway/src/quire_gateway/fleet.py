@@ -15,7 +15,7 @@ from time import monotonic
 from quire_gateway.balance import Candidate, Hold, Load, pick
 from quire_gateway.endpoints import Endpoint, Snapshot
 from quire_gateway.learning import TokensPerByte
-from quire_gateway.prefixes import PrefixIndex
+from quire_gateway.prefixes import PrefixIndex, PrefixIndexes
 
 _LOAD_SECONDS = 5.0
 """An older scrape says nothing of now."""
@@ -93,12 +93,12 @@ class Backend:
 class Pool:
     """The replicas of one model."""
 
-    def __init__(self, model: str, *, created: int) -> None:
+    def __init__(self, model: str, *, created: int, prefixes: PrefixIndex | None = None) -> None:
         self.model = model
         self.created = created
         """Unix seconds when the gateway first heard of it."""
         self.backends: dict[str, Backend] = {}
-        self.prefixes = PrefixIndex()
+        self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self.tokens_per_byte = TokensPerByte()
         self.changed = asyncio.Event()
         """Set, and replaced, whenever a held request may find a replica now."""
@@ -152,6 +152,7 @@ class Fleet:
 
     def __init__(self, *, on_gone: Callable[[Backend], None] = lambda backend: None) -> None:
         self.pools: dict[str, Pool] = {}
+        self._prefixes = PrefixIndexes()
         self._synced = asyncio.Event()
         self._on_gone = on_gone
 
@@ -174,10 +175,12 @@ class Fleet:
         self._synced.set()
         for name in self.pools.keys() - snapshot.keys():
             pool = self.pools.pop(name)
+            self._prefixes.close(pool.prefixes)
             self._forget(pool.update(()))
         for name, endpoints in snapshot.items():
-            pool = self.pools.get(name) or self.pools.setdefault(name, Pool(name, created=now))
-            self._forget(pool.update(endpoints))
+            if name not in self.pools:
+                self.pools[name] = Pool(name, created=now, prefixes=self._prefixes.open())
+            self._forget(self.pools[name].update(endpoints))
 
     def backends(self) -> list[Backend]:
         return [backend for pool in self.pools.values() for backend in pool.backends.values()]

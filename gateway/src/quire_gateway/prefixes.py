@@ -5,7 +5,8 @@ blocks of tokens, each with its parent; the gateway, which has no tokenizer, doe
 of the prompt or the messages. A guess: a replica may have evicted what it is thought to hold.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -13,7 +14,11 @@ BLOCK_BYTES = 256
 """Of JSON text: some sixty tokens, four of the engine's blocks."""
 MAX_BLOCKS = 256
 _MAX_ENTRIES = 32_768
+_MAX_TOGETHER = 131_072
+"""Some 20 MB. A model's own index has 5 when full: those of all that a cluster serves could be more than a pod has."""
 _MAX_HOLDERS = 4
+_LOOK_EACH = 1024
+"""Blocks that may come before it is looked whether all indexes together have grown too large."""
 
 
 class Prompt(msgspec.Struct):
@@ -44,11 +49,12 @@ class PrefixIndex:
     """Who served which blocks last, of one model. What a replica can't hold any more is forgotten, for it was sent more
     tokens since than its KV cache has; and the least recently used, lest the index grow."""
 
-    def __init__(self, *, max_entries: int = _MAX_ENTRIES) -> None:
+    def __init__(self, *, max_entries: int = _MAX_ENTRIES, sent: Callable[[int], None] = lambda blocks: None) -> None:
+        """``sent`` is told after how many blocks were sent somewhere."""
         self._holders: dict[int, tuple[tuple[str, float], ...]] = {}
         """Each with the tokens that it had been sent in all by then."""
         self._sent: dict[str, float] = {}
-        self._max_entries = max_entries
+        self._max_entries, self._told = max_entries, sent
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -84,8 +90,14 @@ class PrefixIndex:
         for block in reversed(blocks):
             others = [other for other in self._holders.pop(block, ()) if other[0] != id_]
             self._holders[block] = (holder, *others)[:_MAX_HOLDERS]
-        while len(self._holders) > self._max_entries:
-            del self._holders[next(iter(self._holders))]
+        self.shrink(self._max_entries)
+        self._told(len(blocks))
+
+    def shrink(self, entries: int) -> None:
+        """To at most so many, the least recently used first."""
+        # Looked for once: a dict's first key is found by passing over the places of all that were first before.
+        for block in list(islice(self._holders, max(0, len(self._holders) - entries))):
+            del self._holders[block]
 
     def forget(self, ids: Collection[str]) -> None:
         """Replicas that are gone: one of the same name would begin with an empty cache."""
@@ -95,3 +107,39 @@ class PrefixIndex:
         if gone:
             for block, holders in self._holders.items():
                 self._holders[block] = tuple(holder for holder in holders if holder[0] not in gone)
+
+
+class PrefixIndexes:
+    """Those of all models. Together they are bounded too: the largest give way until all fit."""
+
+    def __init__(self, *, max_entries: int = _MAX_TOGETHER) -> None:
+        self._indexes: set[PrefixIndex] = set()
+        self._max_entries = max_entries
+        self._sent = 0
+
+    def open(self) -> PrefixIndex:
+        """One more model's."""
+        index = PrefixIndex(sent=self._count)
+        self._indexes.add(index)
+        return index
+
+    def close(self, index: PrefixIndex) -> None:
+        """Its model is gone."""
+        self._indexes.discard(index)
+
+    def _count(self, blocks: int) -> None:
+        self._sent += blocks
+        if self._sent >= _LOOK_EACH:
+            self._sent = 0
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """All to one size, where they are larger: what the smaller leave free is shared by the larger."""
+        free = self._max_entries
+        if sum(map(len, self._indexes)) <= free:
+            return
+        by_size = sorted(self._indexes, key=len)
+        for place, index in enumerate(by_size):
+            share = free // (len(by_size) - place)
+            index.shrink(share)
+            free -= len(index)
