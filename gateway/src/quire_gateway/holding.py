@@ -15,8 +15,8 @@ from quire_gateway.fleet import Fleet, Pool
 from quire_gateway.metrics import Metrics
 
 RETRY_AFTER_SECONDS = 5
-MAX_HELD_BYTES = 256 * 2**20
-"""Of request bodies, all models together."""
+MAX_HELD_BYTES = 96 * 2**20
+"""Of request bodies, all models together. The chart gives a gateway 256 MiB of memory for all it does."""
 _LOOK_AGAIN_SECONDS = 0.5
 
 
