@@ -151,3 +151,34 @@ def test_sudden_silence_of_one_replica_does_not_scale_down(kit):
     assert story.target == 4
     assert story.decisions[-1].reason is Reason.METRICS_PARTIAL
     assert "1 of 4 ready replicas gave no metrics" in story.decisions[-1].message
+
+
+@pytest.mark.parametrize(
+    ("current", "running", "least", "reason", "words"),
+    [
+        # Both could be one fewer, if the silent one were idle.
+        (
+            2,
+            1,
+            1,
+            Reason.METRICS_PARTIAL,
+            "1 of 2 ready replicas gave no metrics, and may be full; Concurrency needs 0.12",
+        ),
+        (
+            4,
+            7,
+            1,
+            Reason.METRICS_PARTIAL,
+            "1 of 4 ready replicas gave no metrics, and may be full; Concurrency needs 2.62",
+        ),
+        # As many are needed by those that do tell, or may not be fewer.
+        (4, 9, 1, Reason.STEADY, "stays at 4: Concurrency needs 3.38"),
+        (2, 1, 2, Reason.STEADY, "stays at 2: Concurrency needs 0.12"),
+    ],
+)
+def test_replica_that_stays_for_want_of_its_figures_is_explained_by_that(kit, current, running, least, reason, words):
+    story = kit.story(current=current, min_replicas=least)
+    others, silent = kit.fleet(current - 1, running=running), kit.ready("silent", age=None)
+    decision = story.ticks(30, *others, silent)[-1]
+    assert (decision.desired, decision.reason) == (current, reason)
+    assert words in decision.message

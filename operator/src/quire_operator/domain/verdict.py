@@ -86,8 +86,18 @@ def _judge(s: Situation) -> Verdict:
     if whole(s.demand.need.up) > current:
         return _upward(s)
     if current == s.rules.min_replicas or whole(s.demand.need.down) > current - 1:
-        return _hold(s, Reason.STARTING if s.supply.starting else Reason.STEADY, _needs(s))
+        return _steady(s)
     return _downward(s)
+
+
+def _steady(s: Situation) -> Verdict:
+    """Neither more nor fewer, and whether that is for want of figures: a lesser need would not explain the number."""
+    current = s.supply.current
+    if s.supply.starting:
+        return _hold(s, Reason.STARTING, _needs(s))
+    if s.supply.missing and current > s.rules.min_replicas and whole(s.demand.need.up) < current:
+        return _hold(s, Reason.METRICS_PARTIAL, f"{_silent(s)}, and may be full; {_needs(s)}")
+    return _hold(s, Reason.STEADY, _needs(s))
 
 
 def _upward(s: Situation) -> Verdict:
@@ -155,7 +165,7 @@ def _obstacle_down(s: Situation) -> tuple[Reason, str] | None:
     if s.rolling_out:
         return Reason.ROLLING_OUT, "nothing is removed during a rollout"
     if s.supply.missing:
-        return Reason.METRICS_PARTIAL, f"{s.supply.missing} of {s.supply.ready} ready replicas gave no metrics"
+        return Reason.METRICS_PARTIAL, _silent(s)
     if not is_watched(s.needs, rules=s.rules.scale_down, now=s.now):
         window = format_duration(s.rules.scale_down.window_seconds)
         return Reason.SCALE_DOWN_WINDOW, f"demand was not watched for {window} yet"
@@ -168,6 +178,10 @@ def _change(s: Situation, desired: int, reason: Reason, why: str) -> Verdict:
 
 def _hold(s: Situation, reason: Reason, why: str) -> Verdict:
     return Verdict(desired=s.supply.current, reason=reason, message=f"stays at {s.supply.current}: {why}")
+
+
+def _silent(s: Situation) -> str:
+    return f"{s.supply.missing} of {s.supply.ready} ready replicas gave no metrics"
 
 
 def _missing(s: Situation) -> str:
