@@ -238,6 +238,68 @@ async def test_long_lists_come_in_pages(api, published):
     await until(published, {f"m{n}": set() for n in range(5)})
 
 
+class Namespaces:
+    """An API server that lets us see some namespaces; in each is one Service."""
+
+    def __init__(self) -> None:
+        self.hidden: set[str] = set()
+        self.refusals = 0
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        namespace = request.match_info["namespace"]
+        if namespace in self.hidden:
+            self.refusals += 1
+            return web.json_response({"kind": "Status", "message": f"no rights in {namespace}"}, status=403)
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        items = [service(namespace, namespace)] if request.path.endswith("/services") else []
+        return web.json_response({"metadata": {"resourceVersion": "100"}, "items": items})
+
+
+@pytest.fixture
+async def namespaces(monkeypatch):
+    """The server, and what the discovery of the namespaces a and b publishes once it is started."""
+    for name, seconds in {"_FIRST_PAUSE": 0.01, "_LONGEST_PAUSE": 0.02, "_NOT_ALLOWED": 0.1}.items():
+        monkeypatch.setattr(kubernetes, f"{name}_SECONDS", seconds)
+    server, app, tasks = Namespaces(), web.Application(), []
+    app.router.add_get("/{api:.*}/namespaces/{namespace}/{kind}", server.serve)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    access = Access(url=f"http://127.0.0.1:{runner.addresses[0][1]}", tls=None, token="secret")
+    async with access.session() as session:
+
+        def start() -> asyncio.Queue:
+            queue: asyncio.Queue = asyncio.Queue()
+            looking = KubernetesDiscovery(access, session, namespaces=("a", "b"))
+            tasks.append(asyncio.create_task(looking.run(queue.put_nowait)))
+            return queue
+
+        yield server, start
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    await runner.cleanup()
+
+
+async def test_namespace_that_is_gone_hides_no_other(namespaces):
+    server, start = namespaces
+    server.hidden = {"b"}
+    published = start()
+    await until(published, {"a": set()})
+    server.hidden.clear()  # and once it is there, its models are
+    await until(published, {"a": set(), "b": set()})
+
+
+async def test_nothing_is_known_while_all_is_refused(namespaces):
+    server, start = namespaces
+    server.hidden = {"a", "b"}
+    published = start()
+    while server.refusals < 60:
+        await asyncio.sleep(0.01)
+    assert published.empty()
+
+
 def snapshot(services: list[dict], parts: list[dict]):
     objects = [msgspec.convert(item, KubeObject) for item in services]
     keyed = {Key(item.metadata.namespace, item.metadata.name): item for item in objects}

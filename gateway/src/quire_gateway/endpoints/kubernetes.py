@@ -36,6 +36,8 @@ _MAX_LINE_BYTES = 4 * 2**20
 _PAGE = 500
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
 _LASTED_SECONDS = 1.0
+_NOT_ALLOWED_SECONDS = 5.0
+"""An API server that has just begun refuses everybody for a moment; after longer it means it."""
 _SETTLE_SECONDS = 0.02
 
 _log = logging.getLogger(__name__)
@@ -184,6 +186,10 @@ class _Refused(Exception):
     """The API server answered, but not with what was asked for."""
 
 
+class _NotAllowed(_Refused):
+    """We may not look there: the namespace is gone, and our rights in it with it, or they were never given."""
+
+
 @dataclass(slots=True)
 class _Store:
     """What one watch knows."""
@@ -193,6 +199,15 @@ class _Store:
     version: str | None = None
     """Where the watch goes on; None: list first."""
     is_synced: bool = False
+    not_allowed_since: float | None = None
+    is_given_up: bool = False
+    """It was not allowed for so long that others need not wait for it."""
+
+    def note_not_allowed(self, now: float) -> bool:
+        """Whether that gives it up."""
+        since = self.not_allowed_since = now if self.not_allowed_since is None else self.not_allowed_since
+        before, self.is_given_up = self.is_given_up, now - since >= _NOT_ALLOWED_SECONDS
+        return self.is_given_up and not before
 
 
 class KubernetesDiscovery:
@@ -216,7 +231,7 @@ class KubernetesDiscovery:
                 # A rollout's events come in bursts.
                 await asyncio.sleep(_SETTLE_SECONDS)
                 self._changed.clear()
-                if all(store.is_synced for store in (*self._services, *self._slices)):
+                if _is_known(self._services) and _is_known(self._slices):
                     publish(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
@@ -244,6 +259,8 @@ class KubernetesDiscovery:
             except _Expired:
                 store.version = None
             except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, _Refused) as error:
+                if isinstance(error, _NotAllowed) and store.note_not_allowed(monotonic()):
+                    self._changed.set()
                 _log.warning("%s: %s; what is known stays", store.path, error or type(error).__name__)
             except Exception:
                 # Requests are served by what is known, whatever befalls the looking.
@@ -267,6 +284,7 @@ class KubernetesDiscovery:
                 break
             params["continue"] = page.metadata.continue_
         store.objects, store.version, store.is_synced = objects, page.metadata.resource_version, True
+        store.not_allowed_since, store.is_given_up = None, False
         self._changed.set()
 
     async def _watch(self, store: _Store) -> None:
@@ -313,8 +331,15 @@ class KubernetesDiscovery:
         )
 
 
+def _is_known(stores: Iterable[_Store]) -> bool:
+    """Each that may be looked at was: of several namespaces one that is gone must not hide the models of all others."""
+    looked_at = list(stores)
+    return any(store.is_synced for store in looked_at) and all(s.is_synced or s.is_given_up for s in looked_at)
+
+
 async def _check(response: aiohttp.ClientResponse) -> None:
     if response.status == 410:
         raise _Expired
     if response.status != 200:
-        raise _Refused(f"the API server answered {response.status}: {(await response.text())[:200]}")
+        kind = _NotAllowed if response.status == 403 else _Refused
+        raise kind(f"the API server answered {response.status}: {(await response.text())[:200]}")
