@@ -28,6 +28,8 @@ def sample(time: float = 0.0, **figures: object) -> ReplicaSample:
         {"running": math.nan},
         {"waiting": -1.0},
         {"kv_tokens_used": math.inf},
+        {"waiting": 1e200},
+        {"generation_tokens": 1e308},
         {"kv_tokens_capacity": 0.0},
         {"steps": -3.0},
         {"first_token_waits": Histogram(bounds=(1.0, math.inf), counts=(5.0, 3.0))},

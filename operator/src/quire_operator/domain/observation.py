@@ -89,10 +89,16 @@ class Observation:
 _FIGURES = tuple(field.name for field in fields(ReplicaSample) if field.name != "first_token_waits")
 
 
+_COUNTABLE = 2.0**53
+"""Beyond it a float does not count one by one; and the squares that rates are learnt from come to no number."""
+
+
 def is_sane(sample: ReplicaSample) -> bool:
-    """No figure in it is negative, infinite or not a number, and a replica that has a KV cache says so."""
+    """No figure in it is negative, not a number or beyond counting, and a replica that has a KV cache says so."""
     figures = [value for value in map(sample.__getattribute__, _FIGURES) if value is not None]
     if not all(map(math.isfinite, figures)) or min(figures) < 0 or sample.kv_tokens_capacity <= 0:
+        return False
+    if max(figures) > _COUNTABLE:
         return False
     return sample.first_token_waits is None or _is_sane_histogram(sample.first_token_waits)
 
@@ -103,8 +109,8 @@ def _is_sane_histogram(histogram: Histogram) -> bool:
         return False
     rising = all(map(le, counts, counts[1:]))
     ordered = all(map(lt, bounds, bounds[1:]))
-    # Rising from zero to what is finite, all in between is as well; what is no number never compares.
-    return rising and ordered and counts[0] >= 0 and math.isfinite(counts[-1])
+    # Rising from zero to what can be counted, all in between is as well; what is no number never compares.
+    return rising and ordered and counts[0] >= 0 and counts[-1] <= _COUNTABLE
 
 
 def without_duplicates(replicas: Iterable[ReplicaObservation]) -> tuple[ReplicaObservation, ...]:
