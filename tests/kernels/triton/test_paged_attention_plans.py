@@ -241,6 +241,21 @@ def test_with_fixed_splits_a_token_has_the_same_bits_in_whatever_steps_it_comes(
     assert torch.equal(some.attend((1, 10, 3), (0, 419, 1), (1, 60, 20))[1], whole[49:])
 
 
+@pytest.mark.usefixtures("alike_rows")
+def test_fixed_splits_without_room_for_each_query_give_the_same_bits(
+    sequences: Callable[..., Sequences], device: torch.device
+) -> None:
+    def space(tokens: int) -> Workspace:
+        return workspace(device, tokens=tokens, segments=4, split_tokens=128)
+
+    roomy = sequences(420, 90, 300, space=space(60))
+    # Room for one query of each of the three, as an engine has it, and for two.
+    tight = [dataclasses.replace(roomy, space=space(tokens)) for tokens in (3, 6)]
+    for steps in (((0, 380, 16), (1, 89, 1), (2, 250, 2)), ((0, 400, 20), (2, 290, 3), (1, 80, 1))):
+        expected = torch.cat(roomy.attend(*steps))
+        assert all(torch.equal(torch.cat(each.attend(*steps)), expected) for each in tight)
+
+
 def test_fixed_splits_equal_the_reference_with_a_window(
     fill_cache: Fill, assert_close: Close, device: torch.device
 ) -> None:
@@ -268,7 +283,7 @@ def test_fixed_splits_without_room_are_refused(fill_cache: Fill, device: torch.d
         block_size=16,
         workspace=workspace(device, tokens=1, segments=4, split_tokens=128),
     )
-    message = "plan has a workspace for 4 splits of 1 sequences of 1 queries; contexts of up to 912 tokens .* need 8"
+    message = "plan has a workspace for 4 splits of 1 sequences; contexts of up to 912 tokens in splits of 128 need 8"
     with pytest.raises(ArgumentError, match=message):
         paged_attention(torch.zeros(1, HEADS, HEAD_DIM, device=device), filled.cache, plan, 1.0)
 

@@ -96,7 +96,11 @@ class DeviceRunner:
         self._sampler = DeviceSampler(max_rows=max_rows, vocab_size=vocab_size, device=device)
         self._swapper = DeviceSwapper(self._accelerator, layout, caches, swap_space)
         self._workspace = _make_workspace(
-            caches, num_heads=num_heads, max_rows=max_rows, max_model_len=max_model_len, fixed_splits=deterministic
+            caches,
+            num_heads=num_heads,
+            max_rows=max_rows,
+            max_context=max_blocks * layout.block_size,
+            split_tokens=fixed_split_tokens(max_model_len) if deterministic else None,
         )
         self._graphs = GraphStore(self._accelerator, tuple(size for size in graph_sizes if size <= max_rows))
         self._captured_inputs: dict[int, StepInputs[Tensor]] = {}
@@ -250,14 +254,15 @@ class _Issued:
 
 
 def _make_workspace(
-    caches: tuple[KVCache, ...], *, num_heads: int, max_rows: int, max_model_len: int, fixed_splits: bool
+    caches: tuple[KVCache, ...], *, num_heads: int, max_rows: int, max_context: int, split_tokens: int | None
 ) -> Workspace:
-    split_tokens = fixed_split_tokens(max_model_len) if fixed_splits else None
+    """``max_context`` is what block tables can name, which is more than the longest sequence has: launches are bounded
+    by it, and fixed splits need room for as many."""
     return allocate_workspace(
         max_decode_tokens=max_rows,
         heads=num_heads,
         head_dim=max(cache.head_dim for cache in caches),
-        segments=workspace_segments(max_rows, max_context=max_model_len, split_tokens=split_tokens),
+        segments=workspace_segments(max_rows, max_context=max_context, split_tokens=split_tokens),
         device=caches[0].keys.device,
         split_tokens=split_tokens,
     )

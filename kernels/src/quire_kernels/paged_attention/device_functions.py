@@ -49,8 +49,8 @@ def find_item(
     item,
     lengths,
     splitting,
+    short,
     BLOCK_Q: tl.constexpr,
-    SHORT: tl.constexpr,
     TAKE_SHORT: tl.constexpr,
     TAKE_LONG: tl.constexpr,
     TILE: tl.constexpr,
@@ -58,8 +58,8 @@ def find_item(
 ):
     """The sequence of a work item, the item's place among those of the sequence, and the number of items in all.
 
-    A sequence of up to SHORT queries has an item per query tile and split, another one per query tile. Found by running
-    sums over the lengths, which only the device knows.
+    A sequence of up to ``short`` queries has an item per query tile and split, another one per query tile. Found by
+    running sums over the lengths, which only the device knows.
     """
     query_starts, context_lens, num_sequences = lengths
     sequence = tl.full((), 0, tl.int32)
@@ -71,7 +71,7 @@ def find_item(
         query_lens = tl.load(query_starts + rows + 1, mask=there, other=0)
         query_lens -= tl.load(query_starts + rows, mask=there, other=0)
         items = (query_lens + BLOCK_Q - 1) // BLOCK_Q
-        is_short = query_lens <= SHORT
+        is_short = query_lens <= short
         if TAKE_SHORT:
             lens = tl.load(context_lens + rows, mask=there, other=0)
             splits = split_context(query_lens, lens, splitting, TILE, FIXED)[2]

@@ -90,7 +90,7 @@ def _attend_kernel(
     )
     lengths = (query_starts, context_lens, num_sequences)
     sequence, tile, _ = find_item(
-        tl.num_programs(1) - 1 - tl.program_id(1), lengths, (window, 1, TILE), BLOCK_Q, SHORT, False, True, TILE, False
+        tl.num_programs(1) - 1 - tl.program_id(1), lengths, (window, 1, TILE), SHORT, BLOCK_Q, False, True, TILE, False
     )
     if sequence >= num_sequences:
         return
@@ -176,7 +176,8 @@ def _split_kernel(
     them, ``max_splits`` and ``max_queries`` wide. The programs, as many as the device holds, share out the items.
 
     With FIXED splits it takes every sequence: a tile of a long one goes over all its splits and joins them as
-    ``_join_kernel`` does, so that a token's result does not depend on how many queries came along with it.
+    ``_join_kernel`` does, so that a token's result does not depend on how many queries came along with it. There a
+    sequence of more than ``max_queries`` is a long one: partial results of fewer may be all that there is room for.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -188,15 +189,16 @@ def _split_kernel(
     lengths = (query_starts, context_lens, num_sequences)
     splitting = (window, max_splits, split_tokens)
     statistics = partials + num_sequences.to(tl.int64) * max_splits * max_queries * (HEADS * HEAD_DIM)
-    num_items = find_item(0, lengths, splitting, BLOCK_Q, SHORT, True, FIXED, TILE, FIXED)[2]
+    short = max_queries if FIXED else SHORT
+    num_items = find_item(0, lengths, splitting, short, BLOCK_Q, True, FIXED, TILE, FIXED)[2]
     for work in tl.range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0), num_stages=1):
         kv_head = work % KV_HEADS
-        sequence, place, _ = find_item(work // KV_HEADS, lengths, splitting, BLOCK_Q, SHORT, True, FIXED, TILE, FIXED)
+        sequence, place, _ = find_item(work // KV_HEADS, lengths, splitting, short, BLOCK_Q, True, FIXED, TILE, FIXED)
         first_query = tl.load(query_starts + sequence)
         query_len = tl.load(query_starts + sequence + 1) - first_query
         context_len = tl.load(context_lens + sequence)
         origin, size, splits = split_context(query_len, context_len, splitting, TILE, FIXED)
-        is_short = query_len <= SHORT
+        is_short = query_len <= short
         tile = place // splits if not FIXED else tl.where(is_short, place // splits, place)
         split = place % splits
         rows, row_tokens, heads, is_row = load_rows(
@@ -217,7 +219,7 @@ def _split_kernel(
         softmax = fresh_softmax(BLOCK_M, BLOCK_D)
         if FIXED:
             largest, total, attended = softmax
-            is_all = query_len > SHORT
+            is_all = query_len > short
             for i in tl.range(tl.where(is_all, 0, split), tl.where(is_all, splits, split + 1), num_stages=1):
                 begin = origin + i * size
                 span = (tl.maximum(begin, first_tile), tl.minimum(begin + size, high))
@@ -273,7 +275,7 @@ def _join_kernel(
     head = tl.program_id(1)
     first_query = tl.load(query_starts + sequence)
     query_len = tl.load(query_starts + sequence + 1) - first_query
-    if (token >= query_len) | (query_len > SHORT):
+    if (token >= query_len) | (query_len > (max_queries if FIXED else SHORT)):
         return
     splitting = (window, max_splits, split_tokens)
     splits = split_context(query_len, tl.load(context_lens + sequence), splitting, TILE, FIXED)[2]

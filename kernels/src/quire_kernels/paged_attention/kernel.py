@@ -107,11 +107,10 @@ def paged_attention(
         "window": plan.window,
     }
     fixed = plan.workspace.split_tokens is not None
-    has_long = plan.max_query_len > MAX_SHORT_QUERIES
-    if has_long and not fixed:
+    if plan.max_query_len > MAX_SHORT_QUERIES and not fixed:
         config = config_for(f"{op}.attend", target, key)
         block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(group))
-        grid = (cache.kv_heads, _most_tiles(plan, block_m // group))
+        grid = (cache.kv_heads, _most_tiles(plan, block_m // group, MAX_SHORT_QUERIES))
         _attend_kernel[grid](out, **tensors, **shape, **_options(config, BLOCK_M=block_m))
     if plan.min_query_len > MAX_SHORT_QUERIES and not fixed:
         return out
@@ -122,7 +121,10 @@ def paged_attention(
     else:
         block_m = short_rows(splitting.max_queries, group, head_dim, q.dtype.itemsize)
     tiles = len(plan.context_lens) * -(-splitting.max_queries // (block_m // group))
-    most_items = tiles * splitting.max_splits + (_most_tiles(plan, block_m // group) if has_long and fixed else 0)
+    takes_long = fixed and plan.max_query_len > splitting.max_queries
+    most_items = tiles * splitting.max_splits + (
+        _most_tiles(plan, block_m // group, splitting.max_queries) if takes_long else 0
+    )
     programs = min(processors * config.blocks["PROGRAMS_PER_SM"], most_items * cache.kv_heads)
     partials = plan.workspace.buffer
     how = {
@@ -176,27 +178,32 @@ def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> S
     sequences, width = plan.block_tables.shape
     max_context = width * cache.block_size
     max_queries = min(plan.max_query_len, plan.max_short_len)
-    room = plan.workspace.buffer.numel() // workspace_floats(sequences * max_queries, heads, cache.head_dim)
+    # Splits of one query of each sequence.
+    room = plan.workspace.buffer.numel() // workspace_floats(sequences, heads, cache.head_dim)
     if (fixed := plan.workspace.split_tokens) is not None:
         needed = -(-max_context // fixed)
         if needed > max(room, 1):
             refuse(
                 "paged_attention",
                 "plan",
-                f"has a workspace for {room} splits of {sequences} sequences of {max_queries} queries; contexts of up "
-                f"to {max_context} tokens in splits of {fixed} need {needed}",
+                f"has a workspace for {room} splits of {sequences} sequences; contexts of up to {max_context} tokens "
+                f"in splits of {fixed} need {needed}",
             )
-        return Splitting(max_splits=needed, split_tokens=fixed, max_queries=max_queries)
+        # Of more queries than there is room for a program goes over all splits of a sequence, with the same result.
+        return Splitting(
+            max_splits=needed,
+            split_tokens=fixed,
+            max_queries=max_queries if needed == 1 else min(max_queries, room // needed),
+        )
     per_program = sequences * cache.kv_heads * _USUAL_CONTEXT // (4 * programs)
     split_tokens = min(_MAX_MIN_SPLIT, max(_MIN_SPLIT, triton.next_power_of_2(per_program)))
-    max_splits = max(1, min(room, MAX_SEGMENTS, -(-max_context // split_tokens)))
+    max_splits = max(1, min(room // max_queries, MAX_SEGMENTS, -(-max_context // split_tokens)))
     return Splitting(max_splits=max_splits, split_tokens=split_tokens, max_queries=max_queries)
 
 
-def _most_tiles(plan: DevicePlan, tokens: int) -> int:
-    """No batch of this shape has more query tiles of so many tokens."""
-    most_long = min(len(plan.context_lens), plan.num_tokens // (MAX_SHORT_QUERIES + 1))
-    return plan.num_tokens // tokens + most_long
+def _most_tiles(plan: DevicePlan, tokens: int, short: int) -> int:
+    """No batch of this shape has more query tiles of so many tokens, of sequences of more than ``short`` queries."""
+    return plan.num_tokens // tokens + min(len(plan.context_lens), plan.num_tokens // (short + 1))
 
 
 @functools.cache
