@@ -1,6 +1,7 @@
 """The ``quire`` command: reads the command line, calls one function, prints what it says. Decides nothing itself."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ from quire_operator.local.views import JsonLines, LiveTable, View
 from quire_operator.simulation.command import simulate
 
 _MAX_DETAILS = 30
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PLAIN_WIDTH = 120
 
 app = typer.Typer(
@@ -124,7 +126,8 @@ def up(
     """Serve the LLMDeployments of a file on this machine. Ctrl-C drains, a second Ctrl-C ends at once.
 
     Starts an engine process per replica and a gateway in front of them; scales by spec.autoscaling. On a terminal it
-    shows a live table, elsewhere one JSON object a line.
+    shows a live table, elsewhere one JSON object a line. The file is read once: what changes in it takes effect when
+    quire up is started anew.
 
       quire up -f examples/demo.yaml
 
@@ -148,9 +151,14 @@ def up(
         view.close()
 
 
-def _end_unread() -> None:
-    """Ask this process to end as a person would; and spare the interpreter another try at a pipe without a reader."""
+def _leave_unwritten() -> None:
+    """Spare the interpreter another try at a pipe without a reader, or at a full disk."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end_unread() -> None:
+    """Ask this process to end as a person would."""
+    _leave_unwritten()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -221,6 +229,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         _tell(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _tell(UserError(f"{error.filename or 'the output'} can't be written: {error.strerror}"))
+        _leave_unwritten()
+        sys.exit(1)
 
 
 if __name__ == "__main__":

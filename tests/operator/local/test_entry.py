@@ -1,4 +1,4 @@
-"""Ctrl-C before the command has begun, and after it has ended: it ends at once, and says nothing."""
+"""The command as a process: Ctrl-C before it has begun and after it has ended, and an output that takes no more."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+DEMO = Path(__file__).parents[3] / "examples" / "demo.yaml"
 WAITS = "import time; print('now', flush=True); time.sleep(600)"
 WHILE_IMPORTING = "import quire_operator.entry; quire_operator.entry.main()"
 AT_THE_END = f"import atexit; atexit.register(lambda: exec({WAITS!r})); {WHILE_IMPORTING}"
@@ -37,3 +38,11 @@ def test_ctrl_c_ends_it_without_a_word(tmp_path: Path, program: str, shadowed: s
         finally:
             process.kill()
     assert (process.returncode, said) == (-(signal.SIGTERM if ignored else signal.SIGINT), "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+def test_an_output_that_takes_no_more_is_told_in_a_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", WHILE_IMPORTING, "plan", "-f", str(DEMO), "--gpu", "H100 80GB"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "quire: the output can't be written: No space left on device\n")

@@ -220,6 +220,13 @@ def test_a_trace_of_one_request_is_one_too(policy, tmp_path, capsys):
     assert code == 0 and "100.00% of 1 requests" in said
 
 
+def test_a_trace_shorter_than_a_tick_has_replicas_too(policy, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"timestamp": {at}, "input_length": 3, "output_length": 1}}\n' for at in (0, 5000)))
+    code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
+    assert code == 0 and "1.0 replicas on average, 1 at most" in said
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

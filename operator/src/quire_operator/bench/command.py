@@ -18,6 +18,7 @@ from quire_operator.bench import client, report
 from quire_operator.bench.summary import Objective, Outcome, Summary, summarise
 from quire_operator.bench.traces import Replay, TraceError, read_trace, replayed
 from quire_operator.bench.workload import Alphabet, Conversation, Shape, synthetic
+from quire_operator.domain.names import is_http_url
 from quire_operator.domain.quantities import parse_duration_seconds
 from quire_operator.plot_formats import plot_problem
 
@@ -32,6 +33,12 @@ def _seconds(text: str) -> float:
     if seconds is None:
         raise typer.BadParameter(f"{text!r} is not a duration; write it like 500ms, 30s, 10m or 1h30m")
     return seconds
+
+
+def _address(text: str) -> str:
+    if not is_http_url(text):
+        raise typer.BadParameter(f"{text!r} is not an http or https URL such as http://127.0.0.1:8000/v1")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,9 @@ def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
 
 
 def bench(
-    base_url: Annotated[str, typer.Option(help="An OpenAI-compatible address.")] = "http://127.0.0.1:8000/v1",
+    base_url: Annotated[
+        str, typer.Option(help="An OpenAI-compatible address.", metavar="URL", parser=_address)
+    ] = "http://127.0.0.1:8000/v1",
     model: Annotated[
         str | None, typer.Option(help="The model to ask for; may be left out where there is but one.")
     ] = None,

@@ -39,6 +39,7 @@ def summarise(run: Run, *, slo_seconds: float) -> Summary:
     waits = [(r.own_prefill_seconds, ttft) for r, ttft in answered if ttft is not None]
     prompt_tokens = sum(request.prompt_tokens for request in scored)
     ticks = [decision for decision in run.decisions if run.scored_from <= decision.time <= run.scored_until]
+    mean_replicas = run.replica_hours / run.scored_hours if run.scored_hours > 0 else 0.0
     return Summary(
         requests=len(scored),
         attainment=run.attainment(slo_seconds=slo_seconds),
@@ -46,8 +47,11 @@ def summarise(run: Run, *, slo_seconds: float) -> Summary:
         unfinished=outcomes[Outcome.UNFINISHED],
         replica_hours=run.replica_hours,
         hours=run.scored_hours,
-        mean_replicas=run.replica_hours / run.scored_hours if run.scored_hours > 0 else 0.0,
-        most_replicas=max((max(decision.current, decision.desired) for decision in ticks), default=0),
+        mean_replicas=mean_replicas,
+        # Where nothing was decided meanwhile their number was the same all along.
+        most_replicas=max(
+            (max(decision.current, decision.desired) for decision in ticks), default=round(mean_replicas)
+        ),
         changes=run.changes,
         changes_per_hour=run.changes_per_hour,
         worst_queue=run.worst_queue,
