@@ -247,9 +247,9 @@ class Namespace:
         assert answer.ok, answer.body
         return dict(answer.body)
 
-    def delete(self, kind: str, name: str) -> None:
+    def delete(self, kind: str, name: str, *, may_be_gone: bool = False) -> None:
         answer = self._client.delete(self.path(kind, name))
-        assert answer.ok, answer.body
+        assert answer.ok or (may_be_gone and answer.status == 404), answer.body
 
     def apply(self, name: str = "chat", **spec: Any) -> None:
         """An LLMDeployment, as kubectl would."""
