@@ -51,7 +51,7 @@ class Executor:
                 again = soonest(again, wait)
                 continue
             try:
-                refusal = await self._try(resource, memory, action)
+                refusal = await self._try(resource, memory, action, repair)
             except QuotaExceeded as error:
                 refusal, again = Blocker(reason="QuotaExceeded", message=str(error)), _QUOTA_SECONDS
             except Forbidden as error:
@@ -68,7 +68,9 @@ class Executor:
         self._forget_unwanted(memory, todo)
         return Outcome(blocker=blocker, aside=aside, again_seconds=again)
 
-    async def _try(self, resource: Resource, memory: Memory, action: Action) -> Blocker | None:
+    async def _try(
+        self, resource: Resource, memory: Memory, action: Action, repair: tuple[Ref, str] | None
+    ) -> Blocker | None:
         """One action, but none that was refused just now: the answer would be the same."""
         place, digest = (_ref(action), type(action)), _digest(action)
         known = memory.refused.get(place)
@@ -76,7 +78,6 @@ class Executor:
             return refused(action, known.message)
         memory.refused.pop(place, None)
         logger.info("%s: %s %s: %s", resource.key, type(action).__name__.lower(), _ref(action), action.reason)
-        repair = _repair(memory, action)
         try:
             await self._act(resource, memory, action)
         except Refused as error:
