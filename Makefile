@@ -26,8 +26,8 @@ AOT_TARGETS ?=
 # More for pytest under `make e2e`, such as -k drain.
 ARGS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
-DISTRIBUTIONS := kernels engine gateway operator
-ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
+DISTRIBUTIONS := kernels engine gateway operator cli
+ENGINE_FLAGS := operator/src/quire_operator/domain/resource/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
@@ -130,7 +130,7 @@ peers: $(VENV)/.runtime ## Install the peers that benchmarks/serving/compare.py 
 	$(BIN)/python benchmarks/peers/install_llama_cpp.py
 
 soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each), and outages as long as real ones
-	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
+	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaling
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 
 generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Make what is made from the CRD: the chart's copy, docs/crd.md

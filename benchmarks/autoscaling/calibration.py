@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_operator.domain.observation import ReplicaSample
-from quire_operator.domain.rates import Evidence, Work
-from quire_operator.simulation.scenario import EngineModel
+from quire_cli.simulation.scenario import EngineModel
+from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.rates import Evidence, Work
 from real_fleet import Look, RealFleet, bench, real_fleet, startup_seconds
 
 LOAD_SECONDS = 8.0

@@ -16,8 +16,8 @@ from policies.keda import Fallback, KedaConfig, KedaScaler, Query
 from policies.kpa import KpaConfig, KpaScaler
 from policies.llmd import Analyzer, EngineLimits, LlmdConfig, LlmdScaler, chart_rules
 from policies.quire import QuireConfig, quire_scaler
-from quire_operator.domain.tuning import Tuning
-from quire_operator.simulation.scaler import Scaler
+from quire_cli.simulation.scaler import Scaler
+from quire_operator.domain.autoscaling.tuning import Tuning
 from scenarios import MAX_REPLICAS, MIN_REPLICAS
 
 TUNED = Path(__file__).parent / "tuned"

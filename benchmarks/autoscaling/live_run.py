@@ -272,7 +272,7 @@ def _listen(asking: subprocess.Popen[str], record: Record) -> None:
 
 def _targets(folder: Path, file: Path) -> Path:
     """Where the run will list its replicas."""
-    from quire_operator.adapters.local_state import run_folder, state_home
+    from quire_cli.local.state import run_folder, state_home
 
     return run_folder(state_home({"XDG_STATE_HOME": str(folder / "state")}), file) / "prometheus-targets.json"
 

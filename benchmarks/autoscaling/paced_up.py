@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-from quire_operator.local.host import Commands, installed_commands
-from quire_operator.local.up import Up, UpOptions
-from quire_operator.local.views import JsonLines
+from quire_cli.local.host import Commands, installed_commands
+from quire_cli.local.up import Up, UpOptions
+from quire_cli.local.views import JsonLines
 
 HERE = Path(__file__).parent
 

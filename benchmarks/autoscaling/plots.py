@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from laws import PEERS
 from matrix import ORACLE, Row
-from quire_operator.simulation.run import Run
+from quire_cli.simulation.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def plot_timeline(path: Path, title: str, runs: Mapping[str, Run]) -> None:
 def _panel(ax: "object", name: str, run: Run) -> None:
     from matplotlib.axes import Axes
 
-    from quire_operator.simulation.run import is_late
+    from quire_cli.simulation.run import is_late
 
     assert isinstance(ax, Axes)
     times = [point.time for point in run.timeline]

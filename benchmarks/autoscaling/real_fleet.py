@@ -14,9 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quire_operator.adapters.scrape import points
-from quire_operator.domain.engine_metrics import NAMES, sample_of
-from quire_operator.domain.observation import ReplicaSample
+from quire_operator.adapters.metrics.scrape import points
+from quire_operator.domain.autoscaling.engine_metrics import NAMES, sample_of
+from quire_operator.domain.autoscaling.observation import ReplicaSample
 
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent

@@ -24,7 +24,7 @@ from laws import LAWS, ConfigurationError, tuned
 from loads import DAY, Load, day_shaped, load_of
 from matrix import Configurations, Row, rows_of, simulations
 from plots import plot_rows, plot_timeline
-from quire_operator.bench.traces import TraceError
+from quire_cli.bench.traces import TraceError
 from scenarios import SEEDS, STARTUP_DELAYS, TARGETS, Case, FaultKind, cases
 from scoring import run_law, score_law
 from tables import markdown, show

@@ -6,9 +6,9 @@ from functools import cache
 
 from loads import costs
 from policies.static import ReactiveBound, StaticScaler
-from quire_operator.simulation.run import Run
-from quire_operator.simulation.scaler import Scaler
-from quire_operator.simulation.simulate import simulate
+from quire_cli.simulation.run import Run
+from quire_cli.simulation.scaler import Scaler
+from quire_cli.simulation.simulate import simulate
 from scenarios import MAX_REPLICAS, Case, FaultKind
 
 _MOST_STATIC = 64

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from laws import QUIRE, Parameters, Value, tuned
-from quire_operator.bench.traces import TraceError
+from quire_cli.bench.traces import TraceError
 from run import at_least_one, loads_of
 from scenarios import TARGETS, Case, FaultKind
 from scoring import Score, score_law

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from loads import Load
 from policies.static import StaticScaler
-from quire_operator.bench.traces import TraceError
-from quire_operator.simulation.run import Run
-from quire_operator.simulation.simulate import simulate
+from quire_cli.bench.traces import TraceError
+from quire_cli.simulation.run import Run
+from quire_cli.simulation.simulate import simulate
 from run import at_least_one, loads_of
 from scenarios import Case, FaultKind
 from workers import Workers, usable_cores

@@ -24,20 +24,20 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry, generate_latest
 
-from quire_operator.adapters.metrics_sources import MetricsSources
-from quire_operator.adapters.prometheus import Prometheus
-from quire_operator.adapters.scrape import Scraper
-from quire_operator.autoscale import Autoscaler
-from quire_operator.domain.history import ScalingRecord
-from quire_operator.domain.observation import Histogram, ReplicaSample
-from quire_operator.domain.observed import Key, trim_child, trim_pod, trim_resource
-from quire_operator.domain.pod_template import Images
-from quire_operator.domain.prometheus_series import PrometheusOptions
+from quire_operator.adapters.metrics.prometheus import Prometheus
+from quire_operator.adapters.metrics.scrape import Scraper
+from quire_operator.adapters.metrics.sources import MetricsSources
+from quire_operator.app.scaling_telemetry import ScalingTelemetry
+from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
+from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
+from quire_operator.domain.cluster_state.observed import Key, trim_child, trim_pod, trim_resource
+from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.ports import ReplicaAddress
-from quire_operator.reconcile import Reconciler
-from quire_operator.scaling import ClusterScaling
-from quire_operator.scaling_telemetry import ScalingTelemetry
-from quire_operator.store import Store
+from quire_operator.reconcile.reconciler import Reconciler
+from quire_operator.reconcile.store import Store
+from quire_operator.scaling.autoscale import Autoscaler
+from quire_operator.scaling.cluster_scaling import ClusterScaling
 
 REPLICAS = 3
 TICK_SECONDS = 15.0

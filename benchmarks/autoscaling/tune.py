@@ -29,7 +29,7 @@ from rich.progress import Progress
 
 from laws import LAWS, TUNED, Law, Parameters
 from loads import Load, day_shaped, load_of
-from quire_operator.bench.traces import TraceError
+from quire_cli.bench.traces import TraceError
 from scenarios import TARGETS, Case, FaultKind
 from scoring import Score, Statics, score_law
 

@@ -26,16 +26,16 @@ from typing import Any
 from calibration import Calibration, calibrate
 from curves import Curves, curves, error, plot
 from loads import busy_seconds
-from quire_operator.bench.traces import Replay, TraceError, TraceRow, read_trace
-from quire_operator.domain.autoscaler import Policy
-from quire_operator.domain.observation import Observation
-from quire_operator.domain.quantities import parse_duration_seconds
-from quire_operator.local.documents import read_deployments
-from quire_operator.simulation.run import Outcome, Run
-from quire_operator.simulation.scaler import QuireScaler, Scaling
-from quire_operator.simulation.scenario import Request, Scenario
-from quire_operator.simulation.simulate import simulate
-from quire_operator.simulation.workload import requests_of
+from quire_cli.bench.traces import Replay, TraceError, TraceRow, read_trace
+from quire_cli.local.documents import read_deployments
+from quire_cli.simulation.run import Outcome, Run
+from quire_cli.simulation.scaler import QuireScaler, Scaling
+from quire_cli.simulation.scenario import Request, Scenario
+from quire_cli.simulation.simulate import simulate
+from quire_cli.simulation.workload import requests_of
+from quire_operator.domain.autoscaling.autoscaler import Policy
+from quire_operator.domain.autoscaling.observation import Observation
+from quire_operator.domain.resource.quantities import parse_duration_seconds
 from real_fleet import Event, Look, RealFleet, bench, later_startup_seconds, moment, real_fleet
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,9 +20,9 @@ import report
 from engines import add_model_options, ask, load, random_tokens
 from report import at_least_one
 
+from quire_cli.bench.traces import read_trace
 from quire_engine.config import CacheOptions, SchedulerOptions
 from quire_engine.engine import Engine
-from quire_operator.bench.traces import read_trace
 
 GOAL = 2
 MAX_BATCHED_TOKENS = 1024

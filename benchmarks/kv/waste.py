@@ -20,12 +20,12 @@ import report
 from report import at_least_one
 from rich.progress import Progress
 
+from quire_cli.bench.traces import TraceError, TraceRow, read_trace
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_operator.bench.traces import TraceError, TraceRow, read_trace
 
 GOAL = 0.01
 DEFAULT_TRACE = Path(__file__).parent / "azure_llm_2023_code_slice.csv"

@@ -24,12 +24,12 @@ from scale_report import Row, summary
 
 from quire_cluster.audit import Position
 from quire_cluster.ports import free_ports
-from quire_operator.adapters.kube import KubeCluster
-from quire_operator.adapters.kube_connection import Connection, load_configuration
-from quire_operator.domain.desired import Manifests, desired
-from quire_operator.domain.observed import Key
-from quire_operator.domain.pod_template import Images
-from quire_operator.domain.spec import Spec
+from quire_operator.adapters.kubernetes.cluster import KubeCluster
+from quire_operator.adapters.kubernetes.connection import Connection, load_configuration
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
 from quire_operator.ports import Throttled, Unavailable
 
 IMAGES = Images(engine="quire-engine:scale", operator="quire-operator:scale")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from loads import BASE, MEAN_BUSY, Load, busy_seconds, costs, day_shaped, fitted, jittered, load_of
-from quire_operator.bench.traces import TraceError
-from quire_operator.simulation.scenario import Crash, Request, ScrapeOutage, SlowReplicas
+from quire_cli.bench.traces import TraceError
+from quire_cli.simulation.scenario import Crash, Request, ScrapeOutage, SlowReplicas
 from scenarios import OUTAGE_SECONDS, FaultKind, busiest, cases, faults_of, steepest_ramp
 
 

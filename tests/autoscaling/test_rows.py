@@ -12,9 +12,9 @@ from laws import LAWS, ConfigurationError, tuned
 from loads import Load, fitted
 from matrix import Row, rows_of, simulations
 from policies.static import ReactiveBound, needed_so_far
-from quire_operator.domain.observation import Observation
-from quire_operator.domain.tuning import Tuning
-from quire_operator.simulation.scenario import Request
+from quire_cli.simulation.scenario import Request
+from quire_operator.domain.autoscaling.observation import Observation
+from quire_operator.domain.autoscaling.tuning import Tuning
 from scenarios import TARGETS, Case, FaultKind
 from scoring import Score, Statics, reactive_bound, score_law
 from sensitivity import AS_CHOSEN, variants

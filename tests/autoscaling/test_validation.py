@@ -6,8 +6,8 @@ import pytest
 
 from calibration import LOADS, Calibration, busy_work, fitted, pace, requests_for, share_in_steps
 from loads import busy_seconds
-from quire_operator.domain.observation import ReplicaSample
-from quire_operator.simulation.scenario import EngineModel, Request
+from quire_cli.simulation.scenario import EngineModel, Request
+from quire_operator.domain.autoscaling.observation import ReplicaSample
 from real_fleet import Look, later_startup_seconds
 from validate import curves, error, main, speed_for
 

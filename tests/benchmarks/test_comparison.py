@@ -18,7 +18,7 @@ from comparison.table import limit_lines
 from comparison.turns import batch_measured, check
 from comparison.workloads import MAX_ROUNDS, MIN_ROUNDS, Workload, conversations, parse_workload, rounds_for
 
-from quire_operator.bench.summary import Objective, Outcome, summarise
+from quire_cli.bench.summary import Objective, Outcome, summarise
 
 SIXTEEN = parse_workload("256/64@16")
 EIGHT = parse_workload("1024/128@8")

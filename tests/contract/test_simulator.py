@@ -7,6 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_cli.simulation import balance, gateway
+from quire_cli.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS
+from quire_cli.simulation.engine import Engine
+from quire_cli.simulation.scenario import EngineModel, Request
+from quire_cli.simulation.sequence import Sequence
 from quire_engine.config import AdmissionOptions, SchedulerOptions
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
@@ -19,11 +24,6 @@ from quire_gateway import balance as real_balance
 from quire_gateway import learning
 from quire_gateway import prefixes as real_prefixes
 from quire_gateway import scrape as real_scrape
-from quire_operator.simulation import balance, gateway
-from quire_operator.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS
-from quire_operator.simulation.engine import Engine
-from quire_operator.simulation.scenario import EngineModel, Request
-from quire_operator.simulation.sequence import Sequence
 
 RATE, STEP, BLOCK = 1000.0, 0.1, 16
 

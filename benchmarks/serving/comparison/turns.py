@@ -13,8 +13,8 @@ from comparison.contestants import Contestant, Launch, Setting, batch_command
 from comparison.process_tree import ProcessTree, ServerError, free_port, running
 from comparison.results import Measured, Turn
 from comparison.workloads import Workload, conversations, rounds_for
-from quire_operator.bench import client
-from quire_operator.bench.summary import Objective, Summary, summarise
+from quire_cli.bench import client
+from quire_cli.bench.summary import Objective, Summary, summarise
 
 _START_SECONDS, _POLL_SECONDS, _BATCH_SECONDS = 900.0, 0.1, 1800.0
 _WARM_UP_SEED = 1_000_000

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire_operator.bench.workload import Alphabet, Conversation, Shape, synthetic
+from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
