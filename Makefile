@@ -137,7 +137,7 @@ generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Make wh
 
 charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefile
 	@mkdir -p $(@D)
-	@{ echo '{{- /* Made from crds/llmdeployments.yaml by `make generate`; change it there. */ -}}'; \
+	@{ echo '{{- /* Generated from crds/llmdeployments.yaml by `make generate`; edit that file instead. */ -}}'; \
 	   echo '{{- if .Values.crds.create }}'; \
 	   sed 's|^  name: llmdeployments.quire.dev$$|&\n  annotations:\n    helm.sh/resource-policy: keep|' $<; \
 	   echo '{{- end }}'; } > $@
