@@ -91,11 +91,12 @@ $(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
 e2e: $(VENV)/.dev ## Run the end-to-end scenarios on a cluster of this machine, or on that of KUBECONFIG (ARGS="-k drain", KEEP=1)
 	$(BIN)/pytest tests/e2e --tb=short $(ARGS)
 
-lint: $(VENV)/.dev ## Format check, lint, types, import contracts
+lint: $(VENV)/.dev ## Check formatting, lint, types, import contracts and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/check_words.py
 
 bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/benchmarks.md has the long ones)
 	@mkdir -p out/bench
