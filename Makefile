@@ -91,11 +91,12 @@ $(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
 e2e: $(VENV)/.dev ## Run the end-to-end scenarios on a cluster of this machine, or on that of KUBECONFIG (ARGS="-k drain", KEEP=1)
 	$(BIN)/pytest tests/e2e --tb=short $(ARGS)
 
-lint: $(VENV)/.dev ## Format check, lint, types, import contracts
+lint: $(VENV)/.dev ## Check formatting, lint, types, import contracts and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/check_words.py
 
 bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/benchmarks.md has the long ones)
 	@mkdir -p out/bench
@@ -137,7 +138,7 @@ generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Make wh
 
 charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefile
 	@mkdir -p $(@D)
-	@{ echo '{{- /* Made from crds/llmdeployments.yaml by `make generate`; change it there. */ -}}'; \
+	@{ echo '{{- /* Generated from crds/llmdeployments.yaml by `make generate`; edit that file instead. */ -}}'; \
 	   echo '{{- if .Values.crds.create }}'; \
 	   sed 's|^  name: llmdeployments.quire.dev$$|&\n  annotations:\n    helm.sh/resource-policy: keep|' $<; \
 	   echo '{{- end }}'; } > $@
