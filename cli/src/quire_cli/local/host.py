@@ -65,14 +65,17 @@ def logging_to(file: Path) -> Iterator[None]:
     """The log of this process goes to a file: the terminal belongs to the table."""
     handler = _Log(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("quire_operator")
-    logger.addHandler(handler)
-    before, logger.level = logger.level, logging.INFO
+    loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.level = logging.INFO
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.level = before
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.level = level
         handler.close()
 
 
