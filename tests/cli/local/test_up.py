@@ -309,10 +309,10 @@ async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
     """It gets no chance to clean up; the tethers do."""
     run = Run(tmp_path, document(replicas=2))
     script = (
-        "import sys; from quire_operator import cli\n"
+        "import sys; from quire_cli import app\n"
         "from quire_cli.local.host import Commands, installed_commands\n"
-        "cli.installed_commands = lambda: Commands(engine=tuple(sys.argv[1:3]), gateway=installed_commands().gateway)\n"
-        "cli.main(['up', '-f', sys.argv[3], '--port', sys.argv[4]])"
+        "app.installed_commands = lambda: Commands(engine=tuple(sys.argv[1:3]), gateway=installed_commands().gateway)\n"
+        "app.main(['up', '-f', sys.argv[3], '--port', sys.argv[4]])"
     )
     arguments = (*FAKE_ENGINE, str(run.file), str(run.options.port))
     process = await asyncio.create_subprocess_exec(

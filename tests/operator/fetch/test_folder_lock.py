@@ -25,7 +25,7 @@ BEATS = replace(PACE, stale_seconds=2.0)
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from quire_operator.adapters.folder_lock import LockPace, locked
+from quire_operator.adapters.fetch.folder_lock import LockPace, locked
 
 async def hold():
     async with locked(Path(sys.argv[1]), pace=LockPace(beat_seconds=0.05)):
