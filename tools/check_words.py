@@ -18,7 +18,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-CLEAN = ("CONTRIBUTING.md", "README.md", "crds", "docs/architecture.md", "tools")
+CLEAN = (
+    "CONTRIBUTING.md",
+    "Dockerfile",
+    "Makefile",
+    "README.md",
+    "charts",
+    "crds",
+    "docs/architecture.md",
+    "docs/runbooks",
+    "examples/demo.yaml",
+    "examples/llama-3.1-8b.yaml",
+    "requirements",
+    "tools",
+)
 """The folders and files that `make lint` checks."""
 EXEMPT = ("CHANGELOG.md", "docs/glossary.md", "tests/tools", "tools/check_words.py")
 """Files that quote the words or describe earlier versions."""

@@ -18,7 +18,7 @@ from quire_engine.core import kv_layout
 from quire_engine.core.kv_layout import kv_bytes_per_token
 from quire_engine.errors import FlagsError, Unauthorized
 from quire_engine.runner.memory import AvailableMemory
-from quire_engine.server.access import Access
+from quire_engine.server.auth.access import Access
 from quire_gateway.headers import to_replica
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity import kv_groups

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire_engine.errors import KeyFileError
-from quire_engine.server import keys as engine
+from quire_engine.server.auth import keys as engine
 from quire_gateway import keys as gateway
 from quire_gateway.errors import ConfigProblem
 

@@ -19,7 +19,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request as EngineRequest
 from quire_engine.server import serve
-from quire_engine.server.metrics import TIME_TO_FIRST_TOKEN
+from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
 from quire_gateway import balance as real_balance
 from quire_gateway import learning
 from quire_gateway import prefixes as real_prefixes
