@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a decode step costs in Python: schedule, build the inputs, commit, encode the message to the API process.
+"""Measure the Python part of a decode step: schedule, build the inputs, commit, encode the message to the API process.
 
-No model runs: tokens are made up, the rest is what the engine process does. Times are CPU time of the thread, medians
-over the steps, so that waiting for a busy machine does not count; sequences cross block borders and publish prefixes as
-in service. The queue's length must not matter, the number of running sequences may, in proportion.
+No model runs: tokens are constant, and the rest is what the engine process does. Times are medians over the steps of
+the thread's CPU time, so that waiting for a busy machine does not count. Sequences cross block boundaries and publish
+prefixes as in production. The cost must not depend on the queue's length; it may grow with the running sequences.
 """
 
 import gc
@@ -15,9 +15,9 @@ from pathlib import Path
 from time import thread_time
 
 import msgspec
-import report
-from report import at_least_one
 
+from benchmarks import report
+from benchmarks.report import at_least_one
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ from quire_engine.ipc.loop import outputs_message
 
 BLOCK_SIZE = 16
 PARTS = ("schedule", "inputs", "commit", "encode")
-EOS, DRAWN = 2, 7
+EOS, SAMPLED = 2, 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def make_scheduler(case: Case, *, caching: bool, steps: int) -> tuple[Scheduler,
 
 
 def input_builder(layout: KVCacheLayout, rows: int) -> Callable[[Batch], object]:
-    """What the runner does before the model runs; loads torch."""
+    """Return what the runner does before the model runs. Imports torch."""
     from quire_engine.runner.inputs import RowState, build
     from quire_engine.runner.logprobs import logits_rows
 
@@ -71,7 +71,7 @@ def input_builder(layout: KVCacheLayout, rows: int) -> Callable[[Batch], object]
 
 
 def measure(case: Case, *, steps: int, caching: bool, with_inputs: bool) -> dict[str, float]:
-    """Seconds by part."""
+    """Return the median seconds of each part."""
     scheduler, layout = make_scheduler(case, caching=caching, steps=steps)
     prepare = input_builder(layout, case.running) if with_inputs else (lambda batch: None)
     encoder = msgspec.msgpack.Encoder()
@@ -85,11 +85,11 @@ def measure(case: Case, *, steps: int, caching: bool, with_inputs: bool) -> dict
         marks.append(thread_time())
         prepare(batch)
         marks.append(thread_time())
-        output = scheduler.commit(batch, RunnerOutput(token_ids=[DRAWN] * sum(batch.samples)))
+        output = scheduler.commit(batch, RunnerOutput(token_ids=[SAMPLED] * sum(batch.samples)))
         marks.append(thread_time())
         encoder.encode(outputs_message(Step(output=output, began=0.0, ended=0.0)))
         marks.append(thread_time())
-        if batch.num_tokens == case.running:  # the prompts are done
+        if batch.num_tokens == case.running:  # every prompt is computed
             for part, earlier, later in zip(PARTS, marks, marks[1:], strict=False):
                 seconds[part].append(later - earlier)
     gc.unfreeze()
@@ -99,10 +99,10 @@ def measure(case: Case, *, steps: int, caching: bool, with_inputs: bool) -> dict
 def main() -> None:
     parser = report.parser(__doc__)
     parser.add_argument("--running", type=at_least_one, nargs="+", default=[64, 256, 1024, 2048])
-    parser.add_argument("--queued", type=int, nargs="+", default=[0, 10_000], help="requests that wait behind them")
+    parser.add_argument("--queued", type=int, nargs="+", default=[0, 10_000], help="requests that wait in the queue")
     parser.add_argument("--steps", type=at_least_one, default=200)
     parser.add_argument("--no-prefix-caching", action="store_true")
-    parser.add_argument("--no-inputs", action="store_true", help="leave the runner's part out, and torch with it")
+    parser.add_argument("--no-inputs", action="store_true", help="skip the runner's part, and torch")
     arguments = parser.parse_args()
     rows = []
     for running in arguments.running:
@@ -114,7 +114,7 @@ def main() -> None:
                 with_inputs=not arguments.no_inputs,
             )
             rows.append({"running": running, "queued": queued, **{part: parts[part] * 1e3 for part in PARTS}})
-    report.show(
+    report.show_table(
         "Milliseconds of Python in a decode step",
         ["running", "queued", *PARTS, "total", "per sequence"],
         [
@@ -127,7 +127,7 @@ def main() -> None:
             ]
             for row in rows
         ],
-        notes=[f"medians of {arguments.steps} steps, CPU time of the thread"],
+        notes=[f"medians of {arguments.steps} steps, CPU time of the thread", report.machine()],
     )
     report.save(arguments.json, rows)
     if arguments.plot:

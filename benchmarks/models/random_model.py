@@ -178,8 +178,8 @@ def _alphabet() -> list[str]:
 def _merges() -> Iterator[tuple[str, str]]:
     """Letters into words of two, those into words of four."""
     letters = string.ascii_lowercase
-    pairs = [first + second for first, second in product(letters, repeat=2)]
-    return chain(product(letters, repeat=2), product(pairs, repeat=2))
+    pairs = [first + second for first, second in product(letters, letters)]
+    return chain(product(letters, letters), product(pairs, pairs))
 
 
 def _config(shape: LlamaShape) -> dict[str, Any]:

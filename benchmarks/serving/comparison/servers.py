@@ -1,7 +1,7 @@
-"""Who can be compared, what each needs, and the command that starts it at its best on this machine.
+"""The servers under test, what each one needs, and the command that starts it with its best settings for this machine.
 
-Servers all get the same: a model folder, a port, prefix caches off, every CPU this process may use. Whether a peer is
-installed is known here; how it is installed, in benchmarks/peers.
+Every server gets the same model folder and every usable CPU, and runs without a prefix cache. This module knows whether
+a peer is installed; benchmarks/peers knows how to install it.
 """
 
 import functools
@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from install_llama_cpp import SERVER, SOURCE
-from install_vllm import TCMALLOC_FOLDER
-from peer_catalogue import LLAMA_CPP, TRANSFORMERS, VLLM, VLLM_ZEN
-from peer_environments import Peer, peers_folder
+from benchmarks.peers.install_llama_cpp import SERVER, SOURCE
+from benchmarks.peers.install_vllm import TCMALLOC_FOLDER
+from benchmarks.peers.peer_catalogue import LLAMA_CPP, TRANSFORMERS, VLLM, VLLM_ZEN
+from benchmarks.peers.peer_environments import Peer, peers_folder
+from benchmarks.report import usable_cpus
+from benchmarks.serving.comparison.results import Family
+from benchmarks.serving.comparison.workloads import Workload
 
-from comparison import PEERS
-from comparison.results import Family
-from comparison.workloads import Workload
-
+PEERS = Path(__file__).resolve().parents[2] / "peers"
 KV_CACHE_GIB = 4
 MAX_MODEL_LEN = 4096
 _SPARE_TOKENS = 32
@@ -49,7 +49,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
+class ServerUnderTest:
     """``launches`` starts servers; ``batches``, of transformers, is given its prompts in a file instead. ``missing``
     says why it cannot take part here, None if it can."""
 
@@ -61,16 +61,12 @@ class Contestant:
     batches: str | None = None
 
 
-def usable_cpus() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def contestants() -> dict[str, Contestant]:
+def servers_under_test() -> dict[str, ServerUnderTest]:
     """By name, quire first."""
     everyone = [
         _quire("quire", "quire", "16-bit weights where the CPU is fast with them, else float32", "--dtype", "auto"),
         _quire("quire-f32", "quire", "float32 weights", "--dtype", "float32"),
-        Contestant(
+        ServerUnderTest(
             name="quire-int8",
             family="quire-int8",
             what="8-bit weights",
@@ -87,7 +83,7 @@ def contestants() -> dict[str, Contestant]:
         _transformers("transformers-static", "static", "generate, one batch at a time"),
         _transformers("transformers-continuous", "continuous", "generate_batch"),
     ]
-    return {contestant.name: contestant for contestant in everyone}
+    return {server.name: server for server in everyone}
 
 
 def int8_flags(help_text: str) -> tuple[str, ...]:
@@ -105,8 +101,8 @@ def _engine_help() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def _quire(name: str, family: Family, what: str, *flags: str) -> Contestant:
-    return Contestant(
+def _quire(name: str, family: Family, what: str, *flags: str) -> ServerUnderTest:
+    return ServerUnderTest(
         name=name,
         family=family,
         what=what,
@@ -122,7 +118,7 @@ def _launch_quire(setting: Setting, *flags: str) -> list[Launch]:
     return [Launch(command=(*command, *flags), workloads=setting.workloads)]
 
 
-def _vllm(name: str, peer: Peer, dtype: str) -> Contestant:
+def _vllm(name: str, peer: Peer, dtype: str) -> ServerUnderTest:
     def launches(setting: Setting) -> list[Launch]:
         command = [str(peer.environment / "bin" / "vllm"), "serve", str(setting.model), "--served-model-name", "model"]
         command += ["--host", "127.0.0.1", "--port", str(setting.port), "--dtype", dtype]
@@ -130,11 +126,11 @@ def _vllm(name: str, peer: Peer, dtype: str) -> Contestant:
         command += ["--uvicorn-log-level", "warning"]
         return [Launch(command=tuple(command), environment=vllm_environment(peer), workloads=setting.workloads)]
 
-    return Contestant(
+    return ServerUnderTest(
         name=name,
         family="vllm",
         what=f"vLLM {peer.version} {dtype}{', zentorch' if peer is VLLM_ZEN else ''}",
-        missing=lambda: _not_installed(peer, "install_vllm.py zen" if peer is VLLM_ZEN else "install_vllm.py"),
+        missing=lambda: _not_installed(peer, "install_vllm zen" if peer is VLLM_ZEN else "install_vllm"),
         launches=launches,
     )
 
@@ -153,7 +149,7 @@ def vllm_environment(peer: Peer) -> dict[str, str]:
     }
 
 
-def _llama_cpp(name: str, outtype: str) -> Contestant:
+def _llama_cpp(name: str, outtype: str) -> ServerUnderTest:
     def launches(setting: Setting) -> list[Launch]:
         weights = gguf(setting.model, outtype, setting.say)
         return [
@@ -161,11 +157,11 @@ def _llama_cpp(name: str, outtype: str) -> Contestant:
             for workload in setting.workloads
         ]
 
-    return Contestant(
+    return ServerUnderTest(
         name=name,
         family="llama.cpp",
         what=f"llama.cpp's server, {outtype}",
-        missing=lambda: _not_installed(LLAMA_CPP, "install_llama_cpp.py"),
+        missing=lambda: _not_installed(LLAMA_CPP, "install_llama_cpp"),
         launches=launches,
     )
 
@@ -193,18 +189,20 @@ def gguf(model: Path, outtype: str, say: Callable[[str], None]) -> Path:
         say(f"writing {made}, once, by llama.cpp's converter")
         made.parent.mkdir(parents=True, exist_ok=True)
         unfinished = made.with_suffix(".part")
-        command = [str(LLAMA_CPP.python), str(PEERS / "llama_cpp_convert.py"), str(LLAMA_CPP.folder / SOURCE)]
-        subprocess.run([*command, str(model), str(unfinished), outtype], check=True, capture_output=True, text=True)
+        source = LLAMA_CPP.folder / SOURCE
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(source), str(source / "gguf-py")))}
+        command = [str(LLAMA_CPP.python), str(PEERS / "llama_cpp_convert.py"), str(model), str(unfinished), outtype]
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
         unfinished.rename(made)
     return made
 
 
-def _transformers(name: str, mode: str, what: str) -> Contestant:
-    return Contestant(
+def _transformers(name: str, mode: str, what: str) -> ServerUnderTest:
+    return ServerUnderTest(
         name=name,
         family="transformers",
         what=f"transformers {TRANSFORMERS.version}, {what}",
-        missing=lambda: _not_installed(TRANSFORMERS, "install_transformers.py"),
+        missing=lambda: _not_installed(TRANSFORMERS, "install_transformers"),
         batches=mode,
     )
 
@@ -215,7 +213,7 @@ def batch_command(mode: str, model: Path, prompts: Path, results: Path) -> tuple
 
 
 def _not_installed(peer: Peer, script: str) -> str | None:
-    return None if peer.installed else f"not installed: python benchmarks/peers/{script}"
+    return None if peer.installed else f"not installed: python -m benchmarks.peers.{script}"
 
 
 def _model_length(model: Path) -> int:
@@ -224,6 +222,6 @@ def _model_length(model: Path) -> int:
     return min(MAX_MODEL_LEN, int(config["max_position_embeddings"]))
 
 
-def missing(chosen: Sequence[Contestant]) -> dict[str, str]:
+def missing(chosen: Sequence[ServerUnderTest]) -> dict[str, str]:
     """Who cannot take part, and why."""
-    return {contestant.name: why for contestant in chosen if (why := contestant.missing()) is not None}
+    return {server.name: why for server in chosen if (why := server.missing()) is not None}

@@ -1,12 +1,11 @@
-"""Reaches into a loaded model from outside, so that the engine itself has no timing code beyond its own metrics: times
-each op of a step, plays a step's linear layers and attention again alone, and puts a stand-in in the model's place.
+"""Time each op of a loaded model from outside, so that the engine has no timing code beyond its own metrics.
 
-An op is whatever ``model.layers`` calls of the kernels, and every linear layer that a model holds; what is left of a
-step's run is Python and dispatch.
+An op is a function of the kernels that ``model.layers`` calls, or a linear layer of the model; the rest of a step's run
+is Python and dispatch. The calls of a step can be recorded and repeated.
 """
 
 import dataclasses
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
@@ -22,17 +21,17 @@ OP_PARTS = {
     "silu_and_mul": "activation",
     "gelu_tanh_and_mul": "activation",
 }
-"""By function; one that is not here is a part of its own name."""
+"""The part that a function belongs to; a function that is not listed is a part of its own."""
 
 Call = Callable[[], object]
 
 
-class Taps:
-    """Seconds by part since ``clear``, while ``attached``. An op that calls others counts with them, once."""
+class Probes:
+    """The seconds of each part since ``clear``, while ``attached``. An op that calls other ops includes their time."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._runner = cast(Any, model.runner)
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._inside = False
         self._calls: dict[str, list[Call]] | None = None
 
@@ -65,7 +64,7 @@ class Taps:
 
     @contextmanager
     def recording(self) -> Iterator[dict[str, list[Call]]]:
-        """Also keeps each op's calls by part, with what they were given, to be made again."""
+        """Record the calls of each part with their arguments, so that they can be repeated."""
         self._calls = {}
         try:
             yield self._calls
@@ -90,38 +89,10 @@ class Taps:
 
 
 def with_linears(node: Any, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """The same stack of layers, with every linear layer in it changed."""
+    """Return the same stack of layers with every linear layer changed."""
     if isinstance(node, tuple):
         return tuple(with_linears(item, change) for item in node)
     if type(node).__module__ == "quire_engine.model.layers":
         parts = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
         return dataclasses.replace(node, **{name: with_linears(part, change) for name, part in parts.items()})
     return change(node) if callable(node) else node
-
-
-@contextmanager
-def without_computing(model: LoadedModel) -> Iterator[None]:
-    """Steps pass without a model: each token drawn is 0, and the KV cache keeps what it holds. For long prompts whose
-    content does not matter."""
-    import torch
-
-    runner = cast(Any, model.runner)
-    plain, vocab_size = runner._model, model.vocab_size
-
-    def stand_in(inputs: Any, caches: Any) -> Any:
-        return torch.zeros((len(inputs.logits_rows), vocab_size))
-
-    runner._model = stand_in
-    try:
-        yield
-    finally:
-        runner._model = plain
-
-
-def fill_kv_cache(model: LoadedModel) -> None:
-    """With random numbers: memory that was never written is one page of zeros, and faster to read than any other."""
-    import torch
-
-    for cache in cast(Any, model.runner)._caches:
-        for part in (cache.keys, cache.values):
-            part.copy_(torch.randn(part.shape[1:]).expand(part.shape))

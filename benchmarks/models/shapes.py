@@ -1,6 +1,6 @@
-"""Models of several sizes, by shape alone: a folder holds a config and a tokenizer, and the engine draws the weights.
+"""Llama shapes of several sizes. A folder holds a config and a tokenizer, and the engine generates random weights.
 
-Small ones have small vocabularies, as trained ones do: the embeddings would be most of the model otherwise.
+Small shapes have small vocabularies, as small trained models do; otherwise the embeddings would be most of the model.
 """
 
 import tempfile
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from random_model import SMOLLM2_135M, LlamaShape, write_description
+from benchmarks.models.random_model import SMOLLM2_135M, LlamaShape, write_description
 
 SHAPES = {
     "5M": LlamaShape(hidden=256, layers=6, heads=8, kv_heads=4, intermediate=704, vocabulary=4096),
@@ -22,7 +22,7 @@ SHAPES = {
 
 @contextmanager
 def model_folder(shape: LlamaShape) -> Iterator[Path]:
-    """What ``--load-format dummy`` loads, removed afterwards."""
+    """Write a folder for ``--load-format dummy`` and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="quire-shape-") as name:
         write_description(Path(name), shape)
         yield Path(name)
