@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from benchmarks.autoscaling.policies.signals import in_flight, kv_usage, pods_of
-from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 from quire_cli.simulation.scaler import Scaling
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 
 SYNC_SECONDS = 15.0
 SCRAPE_SECONDS = 15.0

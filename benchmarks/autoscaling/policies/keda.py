@@ -21,8 +21,8 @@ from benchmarks.autoscaling.policies.hpa import (
     replicas_for_average_value,
 )
 from benchmarks.autoscaling.policies.signals import Pods, Series, in_flight, pods_of
-from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 from quire_cli.simulation.scaler import Scaling
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 
 SCRAPE_SECONDS = 15.0
 POLLING_SECONDS = 30.0
