@@ -27,6 +27,8 @@ CLEAN = (
     "crds",
     "docs/adr",
     "docs/architecture.md",
+    "docs/end-to-end.md",
+    "docs/getting-started.md",
     "docs/runbooks",
     "examples/demo.yaml",
     "examples/llama-3.1-8b.yaml",
