@@ -262,7 +262,7 @@ async def measure(way: str, store: Store, ticks: int, profile: cProfile.Profile 
         cluster=NoCluster(),  # type: ignore[arg-type]
         store=store,
         clock=clock,
-        images=Images(engine="e", operator="o"),
+        images=Images(engine="e"),
         enqueue=lambda key: None,
     )
     problem = (lambda: None) if way == "prometheus" else None

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from quire_local.hub_stub import HubStub, safetensors, serving
+from fetch_support.hub_stub import HubStub, safetensors, serving
 
+from quire_cli.errors import ModelProblem
 from quire_cli.local.model_store import ModelStore, cache_home, folder_facts
 from quire_operator.domain.resource import ClaimSource, FileSource, HubSource
-from quire_operator.errors import ModelProblem
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from kube_support.rights import grant
-from quire_local.hub_stub import HubStub, safetensors, serving
+from fetch_support.hub_stub import HubStub, safetensors, serving
 
 from quire_cli.app import main
 
