@@ -25,6 +25,7 @@ CLEAN = (
     "README.md",
     "charts",
     "crds",
+    "docs/adr",
     "docs/architecture.md",
     "docs/runbooks",
     "examples/demo.yaml",

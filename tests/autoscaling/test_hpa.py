@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.hpa import (
+from benchmarks.autoscaling.policies.hpa import (
     SCALE_DOWN,
     SCALE_UP,
     Controller,

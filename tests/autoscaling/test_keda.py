@@ -1,6 +1,6 @@
 """KEDA: what https://keda.sh/docs/2.17/reference/scaledobject-spec/ and …/scalers/prometheus/ say."""
 
-from policies.keda import Fallback, KedaConfig, KedaScaler, Query, Trigger
+from benchmarks.autoscaling.policies.keda import Fallback, KedaConfig, KedaScaler, Query, Trigger
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 

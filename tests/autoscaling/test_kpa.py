@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.kpa import Concurrency, Kpa, KpaConfig, KpaScaler
+from benchmarks.autoscaling.policies.kpa import Concurrency, Kpa, KpaConfig, KpaScaler
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 

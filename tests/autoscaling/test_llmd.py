@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.llmd import (
+from benchmarks.autoscaling.policies.llmd import (
     Analyzer,
     ComputeBound,
     EngineLimits,

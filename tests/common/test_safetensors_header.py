@@ -4,6 +4,7 @@ import json
 from time import process_time
 
 import pytest
+
 from quire_common.safetensors_header import NoWeights, count_parameters
 
 

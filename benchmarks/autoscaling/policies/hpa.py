@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.signals import in_flight, kv_usage, pods_of
+from benchmarks.autoscaling.policies.signals import in_flight, kv_usage, pods_of
 from quire_cli.simulation.scaler import Scaling
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 

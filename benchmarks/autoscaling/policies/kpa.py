@@ -14,7 +14,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from policies.signals import in_flight, pods_of
+from benchmarks.autoscaling.policies.signals import in_flight, pods_of
 from quire_cli.simulation.scaler import Scaling
 from quire_operator.domain.autoscaling.observation import Observation
 

@@ -1,4 +1,4 @@
-"""What every contestant is asked: prompts of random token ids, of one length, so many at a time. Pure."""
+"""What every server is asked: prompts of random token ids, of one length, so many at a time. Pure."""
 
 import re
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """Model sources (``spec.model.source``): their syntax, and the names of their folders in a cache of fetched models.
 
-The operator validates them, ``quire-fetch`` downloads them. Hubs, buckets and images are remote; folders and claims are not.
+The operator validates them, ``quire-fetch`` downloads them. Hubs, buckets and images are remote; folders and claims are
+not.
 """
 
 import re

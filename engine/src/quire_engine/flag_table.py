@@ -105,6 +105,10 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("deterministic", Switch(), "the same request gets the same tokens and logprobs to the last bit, whatever "
               "else runs: no sum depends on the batch, on how a prompt was cut or found in the cache. Slower; for "
               "quire's own model families"),
+        _flag("cpu-level", Choice("auto", "avx2", "avx512", "avx512-bf16", "amx"), "the highest level of CPU "
+              "instructions that is used. auto tries what the CPU claims, at the first start on a machine, and takes "
+              "the highest level that works; a level that the CPU does not have is taken for the next lower one",
+              "auto"),
         _flag("tensor-parallel-size", Integer(1), "devices that share each layer; this version has 1 only", "1"),
         _flag("pipeline-parallel-size", Integer(1), "devices that share the layers; this version has 1 only", "1"),
         _flag("threads", Integer(1, 1024), "compute threads of the engine process",

@@ -221,6 +221,7 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
             device=get("device"),
             enforce_eager=get("enforce-eager") or False,
             cudagraph_capture_sizes=get("cudagraph-capture-sizes"),
+            cpu_level=get("cpu-level"),
             deterministic=get("deterministic") or False,
         ),
         text=TextOptions(chat_template=get("chat-template"), generation_config=get("generation-config")),

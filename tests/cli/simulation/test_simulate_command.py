@@ -13,7 +13,7 @@ from quire_operator.domain.capacity import gpus
 from quire_operator.domain.capacity.fit import Footprint
 
 ROOT = Path(__file__).parents[3]
-SLICE = ROOT / "benchmarks/kv/azure_llm_2023_code_slice.csv"
+SLICE = ROOT / "benchmarks/traces/azure_llm_2023_code_slice.csv"
 POLICY = """
 apiVersion: quire.dev/v1alpha1
 kind: LLMDeployment

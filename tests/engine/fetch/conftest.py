@@ -9,17 +9,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
-from quire_common.model_source import RemoteSource, parse_source
 from fetch_support.faulty_proxy import FaultyProxy
-from fetch_support.hub_stub import safetensors, serving
+from fetch_support.hub_stub import HubStub, safetensors, serving
 from fetch_support.model import CONFIG, ELEMENTS
 from fetch_support.registry import RegistryClient
+from moto.server import ThreadedMotoServer
 
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
 from quire_cluster.ports import free_ports
 from quire_cluster.waiting import eventually
+from quire_common.model_source import RemoteSource, parse_source
 from quire_engine.fetch import model_cache
 from quire_engine.fetch.model_cache import Manner
 from quire_engine.fetch.transfer import Patience
@@ -48,14 +48,29 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def fetch(tmp_path: Path) -> Callable[..., object]:
     """Fetch a source to the cache of this test; waits between attempts are short."""
 
-    async def fetched(text: str, *, say: Callable[[str], None] = lambda line: None) -> Path:
+    async def fetched(
+        text: str,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Path:
         source = parse_source(text)
         assert isinstance(source, RemoteSource), text
         manner = Manner(patience=Patience(first_wait_seconds=0.01, attempts=3), say=say)
         origin = model_cache.origin_of(source)
-        return await model_cache.fetch(source, origin, tmp_path / "cache", progress=lambda *_: None, manner=manner)
+        return await model_cache.fetch(source, origin, tmp_path / "cache", progress=progress, manner=manner)
 
     return fetched
+
+
+@pytest.fixture
+def hub(model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
+    stub = HubStub(repository="org/tiny", files=model)
+    with serving(stub) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield stub
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 from botocore.exceptions import ClientError
-from quire_common.model_source import BucketSource
-from fetch_support.model import CONFIG, ELEMENTS
 from fetch_support.faulty_proxy import Canned, FaultyProxy
+from fetch_support.model import CONFIG, ELEMENTS
 
+from quire_common.model_source import BucketSource
 from quire_engine.errors import FetchError
 from quire_engine.fetch.bucket import BucketOrigin
 from quire_engine.fetch.bucket_errors import Where, explained, of_answer

@@ -1,4 +1,4 @@
-"""`quire fetch` as the init container of a pod runs it: several at once, killed, stopped, without room."""
+"""`quire-fetch` as the init container of a pod runs it: several at once, killed, stopped, without room."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fetch_support.hub_stub import HubStub, serving
+from fetch_support.hub_stub import HubStub
 
 from quire_engine.errors import FetchError
 
@@ -21,22 +21,11 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def hub(model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
-    stub = HubStub(repository="org/tiny", files=model)
-    with serving(stub) as address:
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
-        yield stub
-
-
-@pytest.fixture
 def start() -> Iterator[Start]:
     """Begins a fetch in a process of its own; whatever still runs in the end is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(
-        source: str, to: Path, *options: str, most_bytes: int | None = None
-    ) -> subprocess.Popen[str]:
+    def begin(source: str, to: Path, *options: str, most_bytes: int | None = None) -> subprocess.Popen[str]:
         def limit() -> None:
             assert most_bytes is not None
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

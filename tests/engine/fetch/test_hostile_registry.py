@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from quire_common.model_source import ImageSource
 from fetch_support.faulty_proxy import Canned
 from fetch_support.registry import MANIFEST, RegistryClient, archive, titled
 
+from quire_common.model_source import ImageSource
 from quire_engine.errors import FetchError
 from quire_engine.fetch import image
 from quire_engine.fetch.image_layers import Kind, Layer

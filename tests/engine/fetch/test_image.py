@@ -4,19 +4,21 @@ import json
 import tarfile
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from quire_common.model_source import ImageSource
 from fetch_support.faulty_proxy import Canned
+from fetch_support.model import CONFIG, ELEMENTS
 from fetch_support.registry import INDEX, MANIFEST, Layer, RegistryClient, archive, link, titled
 
+from quire_common.model_source import ImageSource
 from quire_engine.errors import FetchError
 from quire_engine.fetch import image, image_layers
+from quire_engine.fetch.image import ImageOrigin
 
 Fetch = Callable[..., Awaitable[Path]]
-ELEMENTS = 2_500_000
 ATTESTATION = {"vnd.docker.reference.type": "attestation-manifest"}
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from quire_common.names import is_http_url
 from rich.console import Console, RenderableType
 from rich.live import Live
+
+from quire_common.names import is_http_url
 
 _PLAIN_WIDTH = 120
 

@@ -31,7 +31,7 @@ def installed_commands() -> Commands:
 
 
 def installed(name: str) -> str:
-    """Return the path of a command beside this Python, or else on PATH. Raises StartProblem with the command to install it."""
+    """Return the path of a command, which is next to this Python or on PATH. Raises StartProblem."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:

@@ -1,6 +1,7 @@
 """Models on this machine: local folders as they are, and remote models in a cache that ``quire-fetch`` fills.
 
-``quire up`` needs the files, ``quire plan`` only the configuration and the number of parameters. Every failure is a ModelProblem.
+``quire up`` needs the files, ``quire plan`` only the configuration and the number of parameters. Every failure is a
+ModelProblem.
 """
 
 import asyncio
@@ -11,6 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire_cli.errors import ModelProblem
+from quire_cli.local.host import installed
+from quire_cli.local.process import start_tethered
 from quire_common.model_source import (
     ClaimSource,
     FileSource,
@@ -21,10 +25,6 @@ from quire_common.model_source import (
     cached_model,
 )
 from quire_common.safetensors_header import NoWeights, count_parameters
-
-from quire_cli.errors import ModelProblem
-from quire_cli.local.host import installed
-from quire_cli.local.process import start_tethered
 from quire_operator.adapters.hub_facts import HubFacts
 from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
 from quire_operator.domain.manifests.engine_contract import FETCH_COMMAND

@@ -1,8 +1,8 @@
 """``quire-fetch``: download a model from a hub, a bucket or a registry.
 
 ``--to`` is what the init container of a pod runs: the folder becomes a link to files that are cached beside it.
-``--cache`` and ``--describe`` serve the ``quire`` command, which reads JSON lines from standard output. A version in a cache is
-complete or absent, processes that share a volume download it once, and an interrupted download is resumed.
+``--cache`` and ``--describe`` serve the ``quire`` command, which reads JSON lines from standard output. A version in a
+cache is complete or absent, processes that share a volume download it once, and an interrupted download is resumed.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from quire_common.model_source import RemoteSource, parse_source
 from quire_common.quantities import format_bytes
-
 from quire_engine.errors import FetchError
 from quire_engine.fetch.remote_files import Origin, Progress, Say
 
@@ -25,8 +24,9 @@ _REPORT_SECONDS = 10.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _DESCRIPTION = """Download a model, or resume an interrupted download.
 
-Credentials come from the variables and files of each source's own tools: HF_TOKEN and HF_ENDPOINT for a hub; AWS_PROFILE,
-AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL for a bucket; the logins of `docker login` for a registry.
+Credentials come from the variables and files of each source's own tools: HF_TOKEN and HF_ENDPOINT for a hub;
+AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL for a bucket; the logins of `docker login` for a
+registry.
 
   quire-fetch hf://Qwen/Qwen3-0.6B --to models/qwen3
   quire-fetch s3://my-models/llama --to models/llama

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import botocore.session
 from botocore import UNSIGNED
 from botocore.config import Config
+
 from quire_common.model_source import BucketSource
 from quire_common.safetensors_header import NoWeights, count_parameters
-
 from quire_engine import __version__
 from quire_engine.errors import FetchError
 from quire_engine.fetch import bucket_errors

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from botocore import exceptions as aws
-from quire_common.model_source import BucketSource
 
+from quire_common.model_source import BucketSource
 from quire_engine.errors import FetchError
 from quire_engine.fetch.remote_files import Answer, Unreachable, first_line
 

@@ -1,8 +1,8 @@
 """hf:// as an ``Origin``: the commit, files and configuration of a model on a Hugging Face hub.
 
-The hub's own client library lists them. It starts a file again in each process, so ``transfer`` moves the bytes. HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE
-and a login are those of the hub's own tools. Every failure is a FetchError, or Unreachable where the cache may still
-do.
+The hub's own client library lists them. It starts a file again in each process, so ``transfer`` moves the bytes.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and a login mean what they mean to the hub's own tools. Every failure is a
+FetchError, or Unreachable if a cached version may serve instead.
 """
 
 import os
@@ -22,8 +22,8 @@ from huggingface_hub.errors import (
     SafetensorsParsingError,
 )
 from huggingface_hub.hf_api import RepoSibling
-from quire_common.model_source import HubSource
 
+from quire_common.model_source import HubSource
 from quire_engine import __version__
 from quire_engine.errors import FetchError
 from quire_engine.fetch.remote_files import (

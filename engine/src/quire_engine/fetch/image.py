@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from backports.zstd import ZstdError
+
 from quire_common.model_source import ImageSource
 from quire_common.quantities import format_bytes
 from quire_common.safetensors_header import NoWeights, count_parameters
-
 from quire_engine.errors import FetchError
 from quire_engine.fetch.image_layers import KEPT, Kind, Layer, apply, layer_of, opened
 from quire_engine.fetch.registry import Registry

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from quire_common.model_source import BucketSource, HubSource, ImageSource, RemoteSource, cached_model, reference_file
 from quire_common.quantities import format_bytes
-
 from quire_engine.errors import FetchError
 from quire_engine.fetch.folder_lock import LockPace, locked
 from quire_engine.fetch.remote_files import Listing, Origin, Progress, Say, Unreachable, first_line

@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
-from quire_common.model_source import ImageSource
 
+from quire_common.model_source import ImageSource
 from quire_engine import __version__
 from quire_engine.errors import FetchError
 from quire_engine.fetch.registry_logins import Login, find_login

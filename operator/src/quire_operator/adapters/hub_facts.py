@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from quire_common.safetensors_header import FIRST_READ_BYTES, NoWeights, count_parameters
 
+from quire_common.safetensors_header import FIRST_READ_BYTES, NoWeights, count_parameters
 from quire_operator import __version__
 from quire_operator.domain.capacity.model_config import ModelFacts, parse_model_config
 from quire_operator.domain.resource import HubSource

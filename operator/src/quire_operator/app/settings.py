@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from quire_common.names import is_http_url, object_name_problem
-
 from quire_operator import __version__
 from quire_operator.app.child_settings import ChildSettings, add_child_flags, read_child_settings
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, ReplicaLabels

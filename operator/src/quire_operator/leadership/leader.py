@@ -1,7 +1,7 @@
 """Which of several operators writes: the holder of a Lease, and only while it can be sure to be the holder.
 
 ``Elector.run`` campaigns, leads, and campaigns again; ``gate`` is what it opens. Others take over 15 s after the Lease
-last changed, by their own clock. Why not the client library's election: docs/adr/0017-own-leader-election.md.
+last changed, by their own clock. Why not the client library's election: ADR 0017.
 """
 
 import asyncio

@@ -193,7 +193,7 @@ class Connection:
             headers["Content-Type"] = content_type
         try:
             # The two calls that the client's generated methods and its dynamic client are made of. Importing the
-            # generated methods costs 115 MB of memory: docs/adr/0018-client-without-generated-classes.md.
+            # generated methods costs 115 MB of memory: ADR 0018.
             request = await self.client.param_serialize(
                 method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
             )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from quire_common.model_source import link_name
-
 from quire_operator.domain.resource import (
     BucketSource,
     ClaimSource,

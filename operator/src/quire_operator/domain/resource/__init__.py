@@ -9,7 +9,6 @@ from quire_common.model_source import (
     RemoteSource,
     Source,
 )
-
 from quire_operator.domain.resource.deployment import Invalid, Spec
 from quire_operator.domain.resource.engine import (
     GPU_RESOURCE,

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire_common.model_source import FileSource
-
 from quire_operator.domain.resource import names
 from quire_operator.domain.resource.engine import Engine, Resources, read_engine, read_parallelism, read_resources
 from quire_operator.domain.resource.fields import Fields, Problem, shown

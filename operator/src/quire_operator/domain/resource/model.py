@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from quire_common.model_source import EXAMPLES, Source, expected, parse_source
 from quire_common.names import object_name_problem
-
 from quire_operator.domain.resource.fields import Fields, shown
 
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
