@@ -26,7 +26,7 @@ AOT_TARGETS ?=
 # Additional pytest arguments for `make e2e`, such as -k drain.
 ARGS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
-DISTRIBUTIONS := kernels engine gateway operator cli
+DISTRIBUTIONS := common kernels engine gateway operator cli
 ENGINE_FLAGS := operator/src/quire_operator/domain/resource/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 

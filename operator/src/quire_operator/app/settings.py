@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from quire_common.names import is_http_url, object_name_problem
 from quire_operator import __version__
 from quire_operator.app.child_settings import ChildSettings, add_child_flags, read_child_settings
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, ReplicaLabels
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource.names import is_http_url, object_name_problem
 from quire_operator.domain.resource.quantities import parse_duration_seconds
 from quire_operator.errors import SettingsProblem
 
@@ -110,7 +110,6 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         watch_namespaces=reader.read("watch_namespace", _names, (), "namespaces"),
         images=Images(
             engine=reader.read("engine_image", _image, image.format("engine"), "an image reference"),
-            operator=reader.read("operator_image", _image, image.format("operator"), "an image reference"),
             hub_endpoint=reader.read("hub_endpoint", _url, None, "an http or https URL"),
             image_volumes=reader.read("oci_volumes", _oci_volumes, None, f"one of {', '.join(_OCI_VOLUMES)}"),
         ),
@@ -188,7 +187,6 @@ def _parser() -> argparse.ArgumentParser:
     pods.add_argument(
         "--engine-image", metavar="IMAGE", help="where spec.engine.image is not set (default quire-engine:VERSION)"
     )
-    pods.add_argument("--operator-image", metavar="IMAGE", help="downloads models: has the quire command")
     pods.add_argument("--hub-endpoint", metavar="URL", help="a mirror of the model hub (default the hub itself)")
     pods.add_argument(
         "--oci-volumes",

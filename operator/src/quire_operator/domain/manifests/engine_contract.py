@@ -7,6 +7,8 @@ are in ``engine_metrics``. Used by ``desired`` (pods) and by ``local.up`` (repli
 from quire_operator.domain.resource import KVCacheShare, KVCacheSize, PrefixCaching, Spec
 
 ENGINE_COMMAND = "quire-engine"
+FETCH_COMMAND = "quire-fetch"
+"""Downloads models; part of the engine's distribution and image."""
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
 READY_PATH = "/readyz"

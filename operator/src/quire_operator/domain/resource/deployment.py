@@ -7,13 +7,13 @@ that later versions will know are invalid here, never ignored.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire_common.model_source import FileSource
 from quire_operator.domain.resource import names
 from quire_operator.domain.resource.engine import Engine, Resources, read_engine, read_parallelism, read_resources
 from quire_operator.domain.resource.fields import Fields, Problem, shown
 from quire_operator.domain.resource.model import Model, read_model, read_secret_name
 from quire_operator.domain.resource.rollout import Drain, Rollout, read_drain, read_rollout
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode, read_autoscaling
-from quire_operator.domain.resource.sources import FileSource
 
 _UNREADABLE = Model(source=FileSource(path="/", relative=False), served_name="", credentials_secret=None, cache=None)
 """In place of a model whose source is no source, in a spec that is invalid for it."""

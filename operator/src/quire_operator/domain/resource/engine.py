@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from quire_common.names import object_name_problem
 from quire_operator.domain.resource.engine_flags import extra_args_problems
 from quire_operator.domain.resource.fields import Fields, later_version, shown
-from quire_operator.domain.resource.names import object_name_problem
 from quire_operator.domain.resource.quantities import parse_bytes, parse_quantity
 
 GPU_RESOURCE = "nvidia.com/gpu"
