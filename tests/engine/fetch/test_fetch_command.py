@@ -97,7 +97,7 @@ def test_a_signal_stops_it_at_once_and_keeps_what_is_there(
     stopped.send_signal(number)
     out, err = stopped.communicate(timeout=60)
     assert (stopped.returncode, err) == (code, "")
-    assert "stopped; what was downloaded is kept" in out
+    assert "stopped; downloaded data is kept" in out
     assert part.exists() and not (tmp_path / "m").exists()
     assert not list(tmp_path.rglob("lock.owner")), "the lock is given back"
 

@@ -1,5 +1,6 @@
 """What the operator reads of a hub's model is what ``quire plan`` reads; and no hub can hurt it."""
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -73,7 +74,8 @@ async def test_they_are_what_quire_plan_finds(
     assert hub.served and all(wanted for name, wanted in hub.served if name.endswith(".safetensors"))
 
     monkeypatch.setenv("HF_ENDPOINT", address)
-    assert ModelStore(beside=tmp_path, cache=tmp_path).facts(SOURCE) == found
+    store = ModelStore(beside=tmp_path, cache=tmp_path)
+    assert await asyncio.to_thread(store.facts, SOURCE) == found
 
 
 async def unknown(reader: HubFacts, source: HubSource = SOURCE) -> ModelUnknown:
