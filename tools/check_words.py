@@ -27,6 +27,7 @@ CLEAN = (
     "crds",
     "docs/adr",
     "docs/architecture.md",
+    "docs/benchmarks.md",
     "docs/end-to-end.md",
     "docs/getting-started.md",
     "docs/runbooks",
