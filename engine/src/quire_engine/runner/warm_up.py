@@ -146,7 +146,6 @@ class _Steps:
             rows=[0],
             num_computed=[computed],
             num_scheduled=[len(token_ids)],
-            num_draft=[0],
             token_ids=token_ids,
             samples=[True],
             feedback_tokens=[],
