@@ -19,7 +19,6 @@ from quire_engine.config import (
     EngineProcessOptions,
     LogOptions,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
     TextOptions,
@@ -211,9 +210,6 @@ def _configuration(get: Callable[[str], Any]) -> EngineConfig:
             preemption_mode=get("preemption-mode"),
             max_generation_stall_seconds=get("max-generation-stall"),
             check_integrity=get("check-integrity") or False,
-        ),
-        parallel=ParallelOptions(
-            tensor_parallel_size=get("tensor-parallel-size"), pipeline_parallel_size=get("pipeline-parallel-size")
         ),
         server=_server_options(get),
         threads=get("threads") or usable_cpus(),
