@@ -257,7 +257,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ),
         (
             {"rollout": {"strategy": "Canary"}},
-            'spec.rollout.strategy: must be RollingUpdate or Recreate',
+            "spec.rollout.strategy: must be RollingUpdate or Recreate",
         ),
         ({"rollout": {"canary": {"weightPercent": 5}}}, "spec.rollout.canary: unknown field"),
         ({"rollout": {"maxSurge": 0}}, "spec.rollout.maxUnavailable: must be at least 1"),
