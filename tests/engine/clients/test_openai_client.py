@@ -10,8 +10,8 @@ import openai
 import pytest
 from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
+from quire_engine.server.openai.later import UNSUPPORTED
 
-from quire_engine.server.openai.later import LATER
 from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
 
 ASK: Any = [{"role": "user", "content": "What is a list?"}]
@@ -143,7 +143,7 @@ def test_fields_that_change_no_answer_are_taken(client: openai.OpenAI) -> None:
 def test_every_argument_of_the_client_is_known_by_name(create: Callable[..., Any], schema: Any) -> None:
     """Taken or refused with a reason, but never an unknown field."""
     transport = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
-    assert set(inspect.signature(create).parameters) - transport - set(schema.model_fields) - set(LATER) == set()
+    assert set(inspect.signature(create).parameters) - transport - set(schema.model_fields) - set(UNSUPPORTED) == set()
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_every_flag_reaches_the_configuration() -> None:
     assert config.server.drain_timeout_seconds == 90.0
     assert config.server.allowed_origins == ("https://a.example", "http://b:8080")
     assert config.engine_process.start_timeout_seconds == 60.0
-    assert config.server.admission.max_queue_seconds == 0.5
+    assert config.server.queue.max_queue_seconds == 0.5
 
 
 def _leaves(value: object, prefix: str = "") -> dict[str, object]:

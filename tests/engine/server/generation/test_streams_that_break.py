@@ -52,7 +52,7 @@ async def test_an_engine_that_ends_mid_stream_is_an_error_event_and_no_done(
         assert last.startswith("event: error\ndata: ")
         assert json.loads(last.partition("data: ")[2])["error"]["code"] == "engine_stopped"
         assert server.context.metrics.finished["error"] == 1
-        assert server.admission.requests == 0 and server.context.lifecycle.in_flight == 0
+        assert server.queue.requests == 0 and server.context.lifecycle.in_flight == 0
 
 
 async def test_openais_client_raises_when_a_stream_breaks(serving: Serving, token_ids: TokenIds) -> None:
@@ -132,7 +132,7 @@ async def _quiet(server: Any) -> None:
     lifecycle = server.context.lifecycle
     lifecycle.begin_drain()
     await asyncio.wait_for(lifecycle.drained(), 60)
-    assert server.admission.requests == 0 and server.admission.tokens == 0
+    assert server.queue.requests == 0 and server.queue.tokens == 0
 
 
 async def test_one_of_several_answers_that_breaks_ends_them_all(serving: Serving, token_ids: TokenIds) -> None:
@@ -158,7 +158,7 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(serving: Serving, to
         stream.starts()
         stream.draw(token_ids("ok"), "length")
         assert (await waiting).status_code == 200
-        assert server.admission.requests == 0
+        assert server.queue.requests == 0
 
 
 async def test_who_waits_too_long_is_told_so_and_leaves_the_queue(serving: Serving) -> None:
@@ -200,7 +200,7 @@ async def test_a_drain_lets_what_runs_finish_and_refuses_the_rest(serving: Servi
 async def test_what_outlasts_the_drain_is_told(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server, streaming(server, token_ids("Hel")) as response:
         server.context.lifecycle.begin_drain()
-        server.context.lifecycle.give_up(Unavailable("the server is stopping", code="shutting_down"))
+        server.context.lifecycle.fail_all(Unavailable("the server is stopping", code="shutting_down"))
         text = await read_until_broken(response)
         assert "shutting_down" in text and "[DONE]" not in text
         assert server.engine.streams[0].cancelled.is_set()
@@ -219,7 +219,7 @@ async def test_an_engine_that_goes_while_a_request_comes_in_leaves_no_place_take
         server.engine.refuses = Unavailable("the engine is being restarted", code="engine_restarting")
         response = await server.chat(n=2)
         assert response.status_code == 503 and response.json()["error"]["code"] == "engine_restarting"
-        assert (server.admission.requests, server.admission.tokens) == (0, 0)
+        assert (server.queue.requests, server.queue.tokens) == (0, 0)
         assert server.context.metrics.arrived_requests == 0
 
 
@@ -232,7 +232,7 @@ async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
         assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
         assert "secret" not in response.text and "secret detail" in caplog.text
         assert (await server.http.get("/livez")).status_code == 200
-        assert (server.admission.requests, server.context.lifecycle.in_flight) == (0, 0)
+        assert (server.queue.requests, server.context.lifecycle.in_flight) == (0, 0)
 
 
 async def test_a_fault_of_ours_in_a_stream_is_an_error_event(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestError, UnsupportedMedia
-from quire_engine.server.http.body import read_object, validated
+from quire_engine.server.http.body import read_object, validate_body
 from quire_engine.server.http.problems import error_body
-from quire_engine.server.openai.later import LATER, take_out_later
 from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
+from quire_engine.server.openai.unsupported import UNSUPPORTED, remove_unsupported
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Hi"}
@@ -82,7 +82,7 @@ async def test_other_media_are_refused(content_type: str, headers: dict[str, str
 def refusal(model: type[Any], content: dict[str, Any], *, lenient: bool = False) -> InvalidRequest:
     content = json.loads(json.dumps(content))
     with pytest.raises(InvalidRequest) as caught:
-        validated(model, content, lenient=lenient, reasons=take_out_later(content))
+        validate_body(model, content, lenient=lenient, reasons=remove_unsupported(content))
     return caught.value
 
 
@@ -189,7 +189,7 @@ def test_a_wrong_completion_request_is_explained(change: dict[str, Any], reason:
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
 def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
-    assert validated(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
+    assert validate_body(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
 
 
 def test_an_unknown_field_of_a_part_is_named_or_left_out() -> None:
@@ -200,9 +200,9 @@ def test_an_unknown_field_of_a_part_is_named_or_left_out() -> None:
         return {"model": "m", "messages": [{"role": "user", "content": parts}]}
 
     with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[1\]\.cache_control: unknown field$") as caught:
-        validated(ChatCompletionRequest, body(), lenient=False)
+        validate_body(ChatCompletionRequest, body(), lenient=False)
     assert caught.value.param == "messages"
-    made = validated(ChatCompletionRequest, body(), lenient=True)
+    made = validate_body(ChatCompletionRequest, body(), lenient=True)
     assert made.messages[0].content == [{"type": "text", "text": "a"}, {"type": "text", "text": "Hi"}]
 
 
@@ -212,13 +212,13 @@ def test_the_document_says_that_no_prompt_is_cut_to_nothing() -> None:
 
 
 def test_an_echo_of_null_is_none() -> None:
-    body = validated(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
+    body = validate_body(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
     assert not body.echo
 
 
 def test_fields_that_ask_for_nothing_are_taken() -> None:
     nothing = {
-        **{name: None for name in LATER},
+        **{name: None for name in UNSUPPORTED},
         "tools": [],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
@@ -235,8 +235,8 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         },
     }
     content = {**nothing, **CHAT}
-    assert take_out_later(content) == []
-    validated(ChatCompletionRequest, content, lenient=False)
+    assert remove_unsupported(content) == []
+    validate_body(ChatCompletionRequest, content, lenient=False)
 
 
 def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
@@ -268,7 +268,7 @@ def test_a_large_wrong_body_makes_a_small_answer(content: dict[str, Any]) -> Non
 
 def test_lenient_leaves_unknown_fields_out_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     content = {**CHAT, "colour": "red", "messages": [{"role": "user", "content": "Hi", "mood": 1}]}
-    made = validated(ChatCompletionRequest, content, lenient=True)
+    made = validate_body(ChatCompletionRequest, content, lenient=True)
     assert made.messages[0].content == "Hi"
     assert [record.getMessage().split()[1] for record in caplog.records] == ["messages[0].mood", "colour"]
 
@@ -283,7 +283,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-fields = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *LATER})
+fields = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *UNSUPPORTED})
 
 
 @given(st.dictionaries(st.sampled_from(fields), json_values, max_size=5), st.booleans())
@@ -291,6 +291,6 @@ def test_no_body_makes_anything_but_an_object_or_a_refusal(change: dict[str, Any
     for model, content in ((ChatCompletionRequest, CHAT), (CompletionRequest, COMPLETION)):
         body = {**content, **change}
         try:
-            validated(model, body, lenient=lenient, reasons=take_out_later(body))
+            validate_body(model, body, lenient=lenient, reasons=remove_unsupported(body))
         except RequestError as error:
             assert len(error_body(error)) <= 4096

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from quire_engine import logs
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden
-from quire_engine.server.auth.access import ANYBODY, Access
+from quire_engine.server.auth.access import ANONYMOUS, Access
 from quire_engine.server.generation import streaming
 from quire_engine.server.http import protocol as http_protocol
 
@@ -55,14 +55,14 @@ async def test_a_long_path_makes_no_long_line(serving: Serving, caplog: pytest.L
 def test_what_a_proxy_on_this_host_passes_on_is_not_of_this_host(header: str, local: bool) -> None:
     access = Access(AccessOptions(), lambda: 0.0, local=local)
     host = None if local else "127.0.0.1"
-    assert access.check("/admin/drain", Headers({}), host) == ANYBODY
+    assert access.check("/admin/drain", Headers({}), host) == ANONYMOUS
     with pytest.raises(Forbidden):
         access.check("/admin/drain", Headers({header: "127.0.0.1"}), host)
 
 
 def test_this_host_may_come_by_ipv4_to_an_ipv6_socket() -> None:
     access = Access(AccessOptions(), lambda: 0.0)
-    assert access.check("/admin/drain", Headers({}), "::ffff:127.0.0.1") == ANYBODY
+    assert access.check("/admin/drain", Headers({}), "::ffff:127.0.0.1") == ANONYMOUS
     with pytest.raises(Forbidden):
         access.check("/admin/drain", Headers({}), "::ffff:10.0.0.9")
 

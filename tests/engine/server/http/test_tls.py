@@ -25,7 +25,7 @@ from quire_engine.server.http.tls import Tls
 
 Serving = Callable[..., Any]
 END = datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)
-LATER = datetime(2050, 6, 1, 12, 0, tzinfo=UTC)
+UNSUPPORTED = datetime(2050, 6, 1, 12, 0, tzinfo=UTC)
 """From 2050 on a certificate writes years with four digits."""
 
 
@@ -70,7 +70,7 @@ def trusting(authority: trustme.CA, identity: Path | None = None) -> ssl.SSLCont
 # --- the files ---
 
 
-@pytest.mark.parametrize("end", [END, LATER])
+@pytest.mark.parametrize("end", [END, UNSUPPORTED])
 def test_the_end_of_a_certificate_is_read(authority: trustme.CA, tmp_path: Path, end: datetime) -> None:
     options = issue(authority, tmp_path, end)
     assert Tls(options, Clock()).certificate_expiry() == end.timestamp()
@@ -158,7 +158,7 @@ async def test_a_rotation_reaches_new_connections_and_drops_none(
     serving: Serving, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, clock = trustme.CA(), trustme.CA(), Clock()
-    issue(first, tmp_path / "1"), issue(second, tmp_path / "2", LATER)
+    issue(first, tmp_path / "1"), issue(second, tmp_path / "2", UNSUPPORTED)
     mounted = tmp_path / "..data"
     mounted.symlink_to(tmp_path / "1")
     tls = Tls(TlsOptions(certfile=mounted / "tls.crt", keyfile=mounted / "tls.key"), clock)
@@ -178,7 +178,7 @@ async def test_a_rotation_reaches_new_connections_and_drops_none(
         (line,) = [
             line for line in metrics.splitlines() if line.startswith("quire_tls_certificate_expiry_timestamp_seconds{")
         ]
-        assert float(line.rpartition(" ")[2]) == LATER.timestamp()
+        assert float(line.rpartition(" ")[2]) == UNSUPPORTED.timestamp()
         (tmp_path / "2" / "tls.key").write_text("half of a key")
         clock.now = 4.0
         async with httpx.AsyncClient(base_url=server.address, verify=trusting(second)) as later:
@@ -263,7 +263,7 @@ def test_files_that_vanish_while_they_are_read_again_end_nothing(
     options, clock = issue(authority, tmp_path), Clock()
     tls = Tls(options, clock)
     before = tls.certificate_expiry()
-    issue(authority, tmp_path, LATER)
+    issue(authority, tmp_path, UNSUPPORTED)
     clock.now = 2.0
 
     def vanished(*_: object) -> None:

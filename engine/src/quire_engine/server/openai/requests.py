@@ -14,8 +14,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.server.context import Context
 from quire_engine.server.generation.choice import Choice, new_choice
 from quire_engine.server.generation.generation import Generation, Routing, submit
-from quire_engine.server.http.body import read_object, validated
-from quire_engine.server.openai.later import take_out_later
+from quire_engine.server.http.body import read_object, validate_body
 from quire_engine.server.openai.limits import (
     ModelLimits,
     check_against_model,
@@ -27,6 +26,7 @@ from quire_engine.server.openai.limits import (
 )
 from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_params, stop_rules
 from quire_engine.server.openai.schemas import GenerationRequest
+from quire_engine.server.openai.unsupported import remove_unsupported
 
 Body = TypeVar("Body", bound=GenerationRequest)
 
@@ -61,7 +61,7 @@ async def read_request(request: Request, context: Context, schema: type[Body]) -
     """Read the body and check it by itself."""
     context.lifecycle.check_open()
     content = await read_object(request, context.options.max_body_bytes)
-    body = validated(schema, content, lenient=context.options.lenient, reasons=take_out_later(content))
+    body = validate_body(schema, content, lenient=context.options.lenient, reasons=remove_unsupported(content))
     context.check_model(body.model)
     return body
 
@@ -116,6 +116,6 @@ def start_generation(
             choices.append(new_choice(context.tokenizer, len(choices), prompt, stop_rules(body), first.stop_token_ids))
             params.append(of_nth(first, number))
     routing = Routing(
-        arrival_time=arrived, priority=body.priority, caller=request.state.caller, cache_salt=body.cache_salt
+        arrival_time=arrived, priority=body.priority, identity=request.state.identity, cache_salt=body.cache_salt
     )
-    return submit(context.desk, choices, params, routing)
+    return submit(context.services, choices, params, routing)
