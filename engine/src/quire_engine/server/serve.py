@@ -186,7 +186,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        _log.info("listening on %s: the engine is starting", self._address())
+        _log.info("listening on %s; the engine is starting", self._address())
         http = asyncio.create_task(self._http.serve([self._listener]), name="http")
         starting = asyncio.create_task(self._start_engine(), name="engine start")
         stop = asyncio.create_task(self._stop.wait(), name="stop")
