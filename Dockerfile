@@ -73,9 +73,11 @@ RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=
 
 # Each lands in a folder of its own, laid out like /opt/quire, and is laid over the dependencies in the end.
 FROM tools AS engine-code
+COPY common common
 COPY kernels kernels
 COPY engine engine
-RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels kernels \
+RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels common \
+    && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels kernels \
     && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels engine \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
@@ -87,13 +89,17 @@ RUN mv /src/quire_kernels "$(python -c 'import sysconfig; print(sysconfig.get_pa
     && python -m quire_kernels.precompile --out /precompiled-kernels
 
 FROM tools AS operator-code
+COPY common common
 COPY operator operator
-RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels operator \
+RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels common \
+    && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels operator \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
 FROM tools AS gateway-code
+COPY common common
 COPY gateway gateway
-RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels gateway \
+RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels common \
+    && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels gateway \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
 FROM engine-dependencies AS engine

@@ -26,7 +26,7 @@ AOT_TARGETS ?=
 # More for pytest under `make e2e`, such as -k drain.
 ARGS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
-DISTRIBUTIONS := kernels engine gateway operator
+DISTRIBUTIONS := common kernels engine gateway operator
 ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
