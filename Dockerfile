@@ -1,18 +1,18 @@
-# Three images from one file: --target engine, operator or gateway.
+# This file builds three images: --target engine, operator or gateway.
 #
 #   docker build --target engine -t quire-engine .
 #
 # BASE_IMAGE   Python 3.11 to 3.13 with venv and ensurepip.
-# TORCH_SPEC   another torch for the engine (README, "A smaller torch"): a requirement, or the address of a wheel.
-# COMPILER     Debian packages Triton compiles its launchers with, when a kernel is first used on a GPU. With a BASE_IMAGE
-#              that is Debian itself add python3-dev; for CPU only pass COMPILER= and save 200 MB.
+# TORCH_SPEC   Another torch for the engine (README, "A smaller torch"): a requirement or the address of a wheel.
+# COMPILER     Debian packages with which Triton compiles its launchers when a GPU uses a kernel for the first time. If
+#              BASE_IMAGE is Debian, add python3-dev. For CPUs only, pass COMPILER= and save 200 MB.
 #
-# In each image the dependencies, all from a lock with hashes, are one layer, and quire's own code is a last, thin one.
-# RUN --mount is BuildKit's, as docker build has had it since 23.0; buildah and podman have it too.
+# In each image, the dependencies (from a hash-locked file) are one layer, and quire's own code is a last, thin layer.
+# RUN --mount needs BuildKit (docker build since 23.0), buildah or podman.
 ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS base
-# A number, so that Kubernetes can tell it is not root; a name, because libraries ask for one. Nobody needs to become another.
+# The numeric user lets Kubernetes verify that it is not root; libraries need its name. No process changes its user.
 RUN echo 'quire:x:65532:65532:quire:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'quire:x:65532:' >> /etc/group \
     && find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 ENV PATH=/opt/quire/bin:$PATH \
@@ -22,8 +22,8 @@ ENV PATH=/opt/quire/bin:$PATH \
     USER=quire
 WORKDIR /
 
-# Resolver and build backend: mounted where dependencies are installed, in no image. So are the addresses of indexes, which
-# as arguments of the images' own stages would be in their history. UV_CACHE_DIR is for builders that mount a cache elsewhere.
+# Resolver and build backend are mounted during installation and are in no image. Index addresses are arguments of this
+# stage only; otherwise they would be in the images' history. UV_CACHE_DIR is for builders that mount a cache elsewhere.
 FROM base AS tools
 ARG PIP_INDEX_URL
 ARG UV_DEFAULT_INDEX
@@ -36,10 +36,10 @@ RUN python3 -m venv /opt/tools \
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_SYSTEM_CERTS=1 UV=/opt/tools/bin/uv PYTHON=/opt/quire/bin/python
 WORKDIR /src
 
-# The same; a stage that comes from its cache is mounted by buildah as its first line has it, so this one has no other.
+# The same tools. buildah mounts a cached stage as of its first line, so this stage has only one line.
 FROM tools AS resolver
 
-# The engine's lock in three: 2.7 GB of CUDA, 1.8 GB of torch, the rest. A layer is made anew, and moved, when its part changes.
+# The engine's lock in three layers: CUDA (2.7 GB), torch (1.8 GB) and the rest. A layer is rebuilt only if its part changes.
 FROM base AS engine-locks
 COPY requirements/engine.lock /
 RUN mkdir /locks && touch /locks/cuda.lock /locks/torch.lock /locks/others.lock && awk '/^[a-z]/ { \
@@ -60,7 +60,7 @@ RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=
 
 FROM base AS operator-dependencies
 COPY requirements/operator.lock /opt/quire/locks/
-# Of the AWS library's data only what is needed to read a bucket and to get credentials: 3 MB of 30.
+# Keep only the data of the AWS library for buckets and credentials: 3 MB of 30 MB.
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
     /opt/tools/install_in_image.sh /opt/quire/locks/operator.lock \
     && find /opt/quire/lib/python3*/site-packages/botocore/data -mindepth 1 -maxdepth 1 -type d \
@@ -71,7 +71,7 @@ COPY requirements/gateway.lock /opt/quire/locks/
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
     /opt/tools/install_in_image.sh /opt/quire/locks/gateway.lock
 
-# Each lands in a folder of its own, laid out like /opt/quire, and is laid over the dependencies in the end.
+# Each distribution is built into a folder with the layout of /opt/quire, which is copied over the dependencies at the end.
 FROM tools AS engine-code
 COPY common common
 COPY kernels kernels
@@ -81,8 +81,8 @@ RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o 
     && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels engine \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
-# The CPU kernels for each level of CPUs (docs/adr/0055), compiled where they will lie: anew only when kernels/ or the lock has
-# changed. No kernel is run: any x86-64 machine compiles for all.
+# The CPU kernels for each CPU level (ADR 0055), compiled at their final path. They are recompiled only if kernels/ or the lock
+# changes. No kernel runs here, so any x86-64 machine can compile for all levels.
 FROM engine-dependencies AS engine-kernels
 COPY kernels/src/quire_kernels /src/quire_kernels
 RUN mv /src/quire_kernels "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
@@ -103,14 +103,14 @@ RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o 
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
 FROM engine-dependencies AS engine
-# What NVIDIA's container runtime mounts of the driver: what CUDA needs, and nvidia-smi.
+# The parts of the driver that NVIDIA's container runtime mounts: CUDA's libraries and nvidia-smi.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ARG COMPILER="gcc libc6-dev"
 RUN if [ -n "${COMPILER}" ]; then \
       apt-get update -q && apt-get install -qy --no-install-recommends ${COMPILER} && rm -rf /var/lib/apt/lists/*; \
     fi
 COPY LICENSE /licenses/
-# Where a pod looks for examples/demo.yaml's file://./models/quire-demo: the example runs wherever the image does.
+# The path of file://./models/quire-demo in pods, so that examples/demo.yaml works wherever the image runs.
 COPY examples/models/quire-demo /models/models/quire-demo
 ENV QUIRE_PRECOMPILED_KERNELS=/opt/quire/share/precompiled-kernels
 COPY --from=engine-kernels /precompiled-kernels /opt/quire/share/precompiled-kernels

@@ -1,29 +1,29 @@
-# quire. `make help` lists what there is.
+# Build, test and development tasks of quire. `make help` lists the targets.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Client libraries that the server is tried with.
+# Environment of the client libraries that the tests run against the server.
 CLIENTS := .venv-clients
 FILE ?= examples/demo.yaml
 PORT ?= 8000
-# A smaller or other torch, e.g. TORCH_SPEC=/path/to/torch-2.13.0+cpu-….whl (README, "A smaller torch").
+# Another torch wheel, for example TORCH_SPEC=/path/to/torch-2.13.0+cpu-….whl (README, "A smaller torch").
 TORCH_SPEC ?=
-# What `make bench-autoscaling` replays (a slice of a production trace unless given) and where its rows go.
+# Trace for `make bench-autoscaling` (default: a slice of a production trace) and output file for its rows.
 TRACE ?=
 JSON ?= out/bench/autoscaling.json
-# Random examples of each property under `make soak`.
+# Random examples per property in `make soak`.
 SOAK ?= 4000
-# `make kernels-aot TRITON=3.6` compiles with that Triton, kept in a folder of its own, rather than with the one in .venv.
+# `make kernels-aot TRITON=3.6` compiles with this Triton from a separate folder instead of the one in .venv.
 TRITON ?=
 CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/quire
-# `make images`: what they stand on (empty: made of Debian's packages), and what a GPU's first use of a kernel needs
-# (empty: for CPUs; with a base of Debian's packages COMPILER='gcc libc6-dev python3-dev').
+# `make images`: the base image (empty: built from Debian's packages), and the packages with which Triton compiles on a GPU
+# (empty: CPUs only; with a base of Debian's packages COMPILER='gcc libc6-dev python3-dev').
 BASE_IMAGE ?=
 COMPILER ?=
-# Such as sm_90; empty is all.
+# GPU architecture such as sm_90; empty means all.
 AOT_TARGETS ?=
-# More for pytest under `make e2e`, such as -k drain.
+# Additional pytest arguments for `make e2e`, such as -k drain.
 ARGS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
 DISTRIBUTIONS := common kernels engine gateway operator
@@ -33,12 +33,12 @@ EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev up test e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags chart-docs chart-snapshots lock clean
 
-help: ## Show this list
+help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
 
-setup: $(VENV)/.runtime ## Install what `make up` needs into .venv
+setup: $(VENV)/.runtime ## Install the dependencies of `make up` into .venv
 
-setup-dev: $(VENV)/.dev $(CLIENTS)/.done ## Install what the tests and checks need as well
+setup-dev: $(VENV)/.dev $(CLIENTS)/.done ## Also install the dependencies of tests and checks
 
 $(BIN)/uv: requirements/bootstrap.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else "quire needs Python 3.11 to 3.13; found %d.%d. Choose another with: make PYTHON=python3.12 …" % v)'
@@ -63,41 +63,42 @@ $(CLIENTS)/.done: $(BIN)/uv requirements/clients.lock
 	@PYTHON=$(CLIENTS)/bin/python UV=$(BIN)/uv requirements/install.sh requirements/clients.lock
 	@touch $@
 
-up: $(VENV)/.runtime ## Start FILE (examples/demo.yaml) locally on PORT; Ctrl-C drains
+up: $(VENV)/.runtime ## Serve FILE (default examples/demo.yaml) locally on PORT; Ctrl-C drains and stops
 	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
 
-test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted kernels-aot ## Run every check and test
+test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted kernels-aot ## Run all checks and tests
 	$(MAKE) --no-print-directory kernels-aot TRITON=3.6 AOT_TARGETS=sm_90
 	$(BIN)/pytest
 
-kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels and the runner over them without a GPU, in Triton's interpreter
+kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels and the GPU runner in Triton's interpreter, without a GPU
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton tests/engine/triton
 
-kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the Triton kernels for GPUs that are not here (TRITON=3.6: with that one)
+kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the Triton kernels ahead of time, without a GPU (TRITON=3.6 selects the Triton version)
 	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python benchmarks/kernels/aot.py --json out/bench/kernels_aot$(TRITON).json $(if $(AOT_TARGETS),--target $(AOT_TARGETS))
 
-kernels-aot-bounds: $(VENV)/.dev ## Set benchmarks/kernels/aot_bounds.json to what the kernels take now, with either Triton
+kernels-aot-bounds: $(VENV)/.dev ## Update benchmarks/kernels/aot_bounds.json to the current resource use of the kernels with both Triton versions
 	$(BIN)/python benchmarks/kernels/aot.py --update
 	$(MAKE) --no-print-directory $(CACHE)/triton-3.6/.done
 	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python benchmarks/kernels/aot.py --widen
 
-gpu-bundle: $(VENV)/.dev ## Pack what a GPU machine without a network needs: benchmarks/on_gpu.sh there runs tests and benchmarks
+gpu-bundle: $(VENV)/.dev ## Pack tests and benchmarks for a GPU machine without a network; run benchmarks/on_gpu.sh there
 	BIN=$(BIN) benchmarks/gpu_bundle.sh
 
 $(CACHE)/triton-%/.done: requirements/triton-%.lock $(BIN)/uv
 	UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS:-1} $(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes --target $(@D) -r $<
 	@touch $@
 
-e2e: $(VENV)/.dev ## Run the end-to-end scenarios on a cluster of this machine, or on that of KUBECONFIG (ARGS="-k drain", KEEP=1)
+e2e: $(VENV)/.dev ## Run the end-to-end scenarios on a local cluster, or on the cluster of KUBECONFIG (ARGS="-k drain", KEEP=1)
 	$(BIN)/pytest tests/e2e --tb=short $(ARGS)
 
-lint: $(VENV)/.dev ## Format check, lint, types, import contracts
+lint: $(VENV)/.dev ## Check formatting, lint, types, import contracts and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/check_words.py
 
-bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/benchmarks.md has the long ones)
+bench: $(VENV)/.runtime ## Run short versions of all benchmarks on the demo model (docs/benchmarks.md lists the long ones)
 	@mkdir -p out/bench
 	$(BIN)/python benchmarks/kv/waste.py --json out/bench/waste.json
 	$(BIN)/python benchmarks/kv/host_cost.py --steps 50 --json out/bench/host_cost.json
@@ -118,26 +119,26 @@ bench: $(VENV)/.runtime ## Run every benchmark briefly on the demo model (docs/b
 	$(BIN)/python benchmarks/serving/growth.py --quick --json out/bench/growth.json
 	$(BIN)/python benchmarks/autoscaling/run.py --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
 
-bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE, into JSON (minutes for an hour's trace)
+bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE and write JSON (a one-hour trace takes minutes)
 	$(BIN)/python benchmarks/autoscaling/run.py $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
 
-guard-update: $(VENV)/.dev ## Set tests/engine/guard/bounds.json to what a step and a streamed token cost now
+guard-update: $(VENV)/.dev ## Update tests/engine/guard/bounds.json to the current cost of a step and of a streamed token
 	PYTHONPATH=tests/engine/guard/support:benchmarks/serving $(BIN)/python -m quire_guard --update
 
-peers: $(VENV)/.runtime ## Install the peers that benchmarks/serving/compare.py measures beside quire (many minutes: it compiles one)
+peers: $(VENV)/.runtime ## Install the other servers for benchmarks/serving/compare.py (takes many minutes; compiles one of them)
 	$(BIN)/python benchmarks/peers/install_vllm.py
 	$(BIN)/python benchmarks/peers/install_transformers.py
 	$(BIN)/python benchmarks/peers/install_llama_cpp.py
 
-soak: $(VENV)/.dev ## Run the property tests for long (SOAK examples each), and outages as long as real ones
+soak: $(VENV)/.dev ## Run long property tests (SOAK examples each) and outage tests with realistic durations
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 
-generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Make what is made from the CRD: the chart's copy, docs/crd.md
+generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Generate the chart's copy of the CRD and docs/crd.md
 
 charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefile
 	@mkdir -p $(@D)
-	@{ echo '{{- /* Made from crds/llmdeployments.yaml by `make generate`; change it there. */ -}}'; \
+	@{ echo '{{- /* Generated from crds/llmdeployments.yaml by `make generate`; edit that file instead. */ -}}'; \
 	   echo '{{- if .Values.crds.create }}'; \
 	   sed 's|^  name: llmdeployments.quire.dev$$|&\n  annotations:\n    helm.sh/resource-policy: keep|' $<; \
 	   echo '{{- end }}'; } > $@
@@ -146,34 +147,34 @@ docs/crd.md: crds/llmdeployments.yaml crds/document.py
 	@test -x $(BIN)/python || $(MAKE) setup
 	@$(BIN)/python crds/document.py > $@.new && mv $@.new $@
 
-chart-docs: $(VENV)/.dev ## Make the chart's table of values and its schema's descriptions from values.yaml
+chart-docs: $(VENV)/.dev ## Generate the chart's value table and schema descriptions from values.yaml
 	@$(BIN)/python charts/document.py
 
-chart-snapshots: $(VENV)/.dev ## Render the chart into the snapshots that the tests compare it with
+chart-snapshots: $(VENV)/.dev ## Update the rendered chart snapshots of the tests
 	@$(BIN)/python tests/charts/support/chart_support/snapshots.py
 
-cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, CoreDNS, helm and kwok for the tests (first time: about 13 minutes)
+cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, CoreDNS, helm and kwok for the tests (about 13 minutes the first time)
 	@$(BIN)/python tests/cluster/cluster.py binaries
 
-cluster-up: $(VENV)/.dev ## Start a Kubernetes with two nodes on this machine (as root; again: start what died)
+cluster-up: $(VENV)/.dev ## Start a two-node Kubernetes cluster on this machine as root; restart components that have exited
 	@$(BIN)/python tests/cluster/cluster.py up --tier nodes
 
-cluster-down: $(VENV)/.dev ## Stop it, and remove all of it but images (PURGE=1: these too)
+cluster-down: $(VENV)/.dev ## Stop the local cluster and remove everything except its images (PURGE=1 removes them too)
 	@$(BIN)/python tests/cluster/cluster.py down $(if $(PURGE),--purge)
 
-images: $(VENV)/.dev ## Build the three images by buildah, push them to REGISTRY (default: the test cluster's), list their layers
+images: $(VENV)/.dev ## Build the three images with buildah, push them to REGISTRY (default: the test cluster's), list their layers
 	@BASE_IMAGE='$(BASE_IMAGE)' COMPILER='$(COMPILER)' TORCH_SPEC='$(TORCH_SPEC)' \
 	  $(BIN)/python tests/cluster/cluster.py images $(if $(REGISTRY),--registry '$(REGISTRY)') $(if $(TAG),--tag '$(TAG)')
 
-cluster-status: $(VENV)/.dev ## Say what of it runs
+cluster-status: $(VENV)/.dev ## Show the state of the local cluster
 	@$(BIN)/python tests/cluster/cluster.py status
 
-engine-flags: $(VENV)/.runtime ## Renew the operator's copy of the engine's flags
+engine-flags: $(VENV)/.runtime ## Update the operator's copy of the engine's flags
 	@$(BIN)/quire-engine --flag-schema > $(ENGINE_FLAGS).new && mv $(ENGINE_FLAGS).new $(ENGINE_FLAGS)
 
-lock: $(BIN)/uv ## Resolve requirements/*.in into the hash-locked *.lock
+lock: $(BIN)/uv ## Resolve requirements/*.in into hash-locked *.lock files
 	BIN=$(BIN) requirements/lock.sh
 
-clean: ## Remove what the tools left behind (keeps .venv and .venv-clients)
+clean: ## Remove tool caches and outputs (keeps .venv and .venv-clients)
 	rm -rf out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Writes docs/crd.md: every field of LLMDeployment as crds/llmdeployments.yaml defines it.
+"""Write docs/crd.md, which describes every field of LLMDeployment from crds/llmdeployments.yaml.
 
 python crds/document.py > docs/crd.md
 """
@@ -14,11 +14,11 @@ CRD = Path(__file__).with_name("llmdeployments.yaml")
 INTRODUCTION = """\
 # LLMDeployment
 
-<!-- Made from crds/llmdeployments.yaml by `make generate`; change it there. -->
+<!-- Generated from crds/llmdeployments.yaml by `make generate`; edit that file instead. -->
 
-`{api}`, kind `{kind}`, short name `{short}`. `kubectl explain {plural}.spec` says the same in a terminal.
+API version `{api}`, kind `{kind}`, short name `{short}`. `kubectl explain {plural}.spec` shows the same descriptions.
 
-The least that works:
+A minimal LLMDeployment:
 
 ```yaml
 apiVersion: {api}
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def reference(crd: Schema) -> str:
-    """The whole page."""
+    """Return the whole page."""
     spec, (version,) = crd["spec"], crd["spec"]["versions"]
     root = version["schema"]["openAPIV3Schema"]
     words = {"api": f"{spec['group']}/{version['name']}", **spec["names"], "short": spec["names"]["shortNames"][0]}
@@ -51,20 +51,22 @@ def reference(crd: Schema) -> str:
 
 
 def columns(printed: list[Schema]) -> str:
-    """What `kubectl get` shows."""
+    """Return the table of the columns that `kubectl get` prints."""
     rows = [
         f"| {column['name']} | {column.get('description', '')} | {'-o wide' if column.get('priority') else ''} |"
         for column in printed
     ]
-    return "\n".join(["## What `kubectl get llmd` shows", "", "| column | | |", "|---|---|---|", *rows, ""])
+    return "\n".join(
+        ["## Columns of `kubectl get llmd`", "", "| column | description | shown with |", "|---|---|---|", *rows, ""]
+    )
 
 
 def sections(path: str, schema: Schema) -> Iterator[str]:
-    """A section for each object, outermost first."""
+    """Yield one section per object, outermost first."""
     level = "##" if "." not in path else "###"
     lines = [f"{level} {path}", "", schema["description"].strip(), ""]
     lines += [f"- {rule}" for rule in rules(schema)] + ([""] if rules(schema) else [])
-    lines += ["| field | type | default | |", "|---|---|---|---|"]
+    lines += ["| field | type | default | description |", "|---|---|---|---|"]
     required = schema.get("required", ())
     for name, child in schema["properties"].items():
         lines.append(row(f"{path}.{name}", child, is_required=name in required))
@@ -76,7 +78,7 @@ def sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def row(path: str, schema: Schema, *, is_required: bool) -> str:
-    """One field. The rules of an object stand in its own section."""
+    """Return the table row of one field. The rules of an object are listed in its own section."""
     inner = schema.get("items", schema)
     said = [schema["description"].strip(), *bounds(schema)]
     if "properties" not in inner:
@@ -89,7 +91,7 @@ def row(path: str, schema: Schema, *, is_required: bool) -> str:
 
 
 def rules(schema: Schema) -> list[str]:
-    """What CEL checks, in the words of its messages; what a quantity is needs no words each time."""
+    """Return the messages of the CEL rules, except for the syntax of quantities."""
     if schema.get("x-kubernetes-int-or-string"):
         return []
     return [
@@ -99,7 +101,7 @@ def rules(schema: Schema) -> list[str]:
 
 
 def bounds(schema: Schema) -> Iterator[str]:
-    """Numbers have least and most; 2^31 - 1 goes without saying."""
+    """Yield the bounds of a number, except for a maximum of 2^31 - 1."""
     least, most = schema.get("minimum"), schema.get("maximum")
     if most is not None and most < 2**31 - 1:
         yield f"From {least} to {most}." if least is not None else f"At most {most}."

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs one lock file: every archive checked against its hash, nothing beside what the lock names, progress shown.
-# With TORCH_SPEC set, torch comes from there (a wheel's path, or a specifier), without the packages that only its CUDA build needs.
+# Install exactly the packages of one lock file. Every archive is checked against its hash.
+# TORCH_SPEC (the path of a wheel, or a specifier) replaces torch and omits the packages that only its CUDA build needs.
 set -euo pipefail
 lock=$1
-# The machine's own certificates, as its other tools use: an index behind a company's mirror is trusted too.
+# Use the machine's certificates, so that an index behind a company mirror is trusted too.
 export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 install() { "${UV:-$(dirname "$PYTHON")/uv}" pip install --python "$PYTHON" --no-deps "$@"; }
 if [ -z "${TORCH_SPEC:-}" ] || ! grep -qE '^(torch==|triton==|nvidia-|cuda-)' "$lock"; then
@@ -15,7 +15,7 @@ if [ -z "${TORCH_SPEC:-}" ] || ! grep -qE '^(torch==|triton==|nvidia-|cuda-)' "$
 fi
 others=$(mktemp)
 trap 'rm -f "$others"' EXIT
-# A requirement is its line and the hash lines indented under it.
+# A requirement consists of its line and the indented hash lines below it.
 awk '/^[a-z]/ {skip = /^(torch==|triton==|nvidia-|cuda-)/} !skip' "$lock" > "$others"
 if [ -s "$others" ]; then
   echo "==> installing $lock, torch and its CUDA libraries left out"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs one lock into an image's /opt/quire, which it makes first. The Dockerfile mounts what it needs for that, so that
-# neither the resolver nor its downloads nor the addresses of indexes are in any layer.
+# Create /opt/quire in an image and install one lock file into it. The Dockerfile mounts the required tools, so that no layer
+# contains the resolver, its downloads or index addresses.
 set -euo pipefail
 tools=$(dirname "$0")
 . "$tools/environment"

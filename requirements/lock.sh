@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves every *.in: dev first, the others under its choices, so that one version of a package serves everywhere.
+# Resolve every *.in file. dev comes first and constrains the others, so that all use the same version of a package.
 set -euo pipefail
 cd "$(dirname "$0")"
 export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"

@@ -19,7 +19,7 @@ from quire_engine.core.fake_runner import FakePending, FakeRunner, load_fake_mod
 from quire_engine.core.ports import LoadedModel
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
-from quire_engine.server.listen import listener_of
+from quire_engine.server.http.listen import listener_of
 from quire_engine.server.serve import serve
 from quire_engine.text.model_text import load_model_text
 

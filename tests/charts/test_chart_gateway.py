@@ -193,11 +193,11 @@ def test_who_is_named_may_come_and_so_may_who_measures(helm: Helm) -> None:
     [
         ({}, ["port-forward service/quire-gateway 8000:80", "curl http://127.0.0.1", "quire-engine:0.1.0"]),
         (TLS, ["8000:443", "curl --insecure https://127.0.0.1:8000/v1/chat/completions"]),
-        ({"gateway": {"auth": {"secretName": "k"}}}, ['-H "Authorization: Bearer $KEY"', "those in the secret k"]),
+        ({"gateway": {"auth": {"secretName": "k"}}}, ['-H "Authorization: Bearer $KEY"', "keys in the secret k"]),
         ({"gateway": {"ingress": {"enabled": True, "hosts": ["llm.example"]}}}, ["http://llm.example/v1"]),
-        ({"gateway": {"create": False}}, ["each LLMDeployment is reached by its own Service"]),
+        ({"gateway": {"create": False}}, ["Service of each LLMDeployment"]),
         ({"watchNamespaces": ["team-a"]}, ["serves the LLMDeployments of team-a", "namespace: team-a"]),
-        ({}, ["monitoring.alerts.enabled", "stays when this release is uninstalled"]),
+        ({}, ["monitoring.alerts.enabled", "keeps the CRD"]),
     ],
 )  # fmt: skip
 def test_notes_tell_how_to_reach_what_was_installed(helm: Helm, values: dict[str, Any], parts: list[str]) -> None:

@@ -47,12 +47,12 @@ MADE = ("README.md", "values.schema.json")
             "at '/monitoring/alerts/thresholds/queueTime'",
         ),
         ({"monitoring": {"alerts": {"thresholds": {"queue": 5}}}}, "additional properties 'queue' not allowed"),
-        ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs: name the Gateway"),
+        ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs: must name"),
         (
             {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 5, "maxReplicas": 2}}},
-            "gateway.autoscaling: minReplicas is above maxReplicas",
+            "gateway.autoscaling.maxReplicas: must be at least minReplicas",
         ),
-        ({"monitoring": {"alerts": {"enabled": True, "disabled": ["QuireNoSuch"]}}}, "there is no alert QuireNoSuch"),
+        ({"monitoring": {"alerts": {"enabled": True, "disabled": ["QuireNoSuch"]}}}, "unknown alert QuireNoSuch"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_path(helm: Helm, values: dict[str, Any], message: str) -> None:
@@ -113,7 +113,7 @@ def test_each_value_has_a_row_that_describes_it() -> None:
     assert rows.keys() == expected
     assert rows["gateway.replicas"] == (
         "2",
-        "How many. null leaves the number to whoever scales it; so does autoscaling.enabled.",
+        "Number of gateway pods. With null or autoscaling.enabled, the chart does not set the number.",
     )
 
 
@@ -121,9 +121,9 @@ def test_the_table_made_of_a_changed_comment_is_another(tmp_path: Path) -> None:
     for name in ("values.yaml", *MADE):
         shutil.copy(CHART / name, tmp_path)
     values = tmp_path / "values.yaml"
-    values.write_text(values.read_text().replace("# Where load is low.", "# When it is quiet."))
+    values.write_text(values.read_text().replace("# Minimum number of gateway pods.", "# At night."))
     subprocess.run([sys.executable, ROOT / "charts" / "document.py", str(tmp_path)], check=True)
     schema = json.loads((tmp_path / "values.schema.json").read_text())
     least = schema["properties"]["gateway"]["properties"]["autoscaling"]["properties"]["minReplicas"]
-    assert least["description"] == "When it is quiet."
-    assert "| `gateway.autoscaling.minReplicas` | `2` | When it is quiet. |" in (tmp_path / "README.md").read_text()
+    assert least["description"] == "At night."
+    assert "| `gateway.autoscaling.minReplicas` | `2` | At night. |" in (tmp_path / "README.md").read_text()

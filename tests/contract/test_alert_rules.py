@@ -10,7 +10,7 @@ import yaml
 
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
-from quire_engine.server.metrics import TIME_TO_FIRST_TOKEN
+from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
 from quire_operator.domain import engine_metrics, monitoring
 from quire_operator.domain.names import LABEL_DEPLOYMENT
 from quire_operator.domain.spec import Spec

@@ -6,8 +6,8 @@ import pytest
 
 from quire_engine.config import CacheOptions
 from quire_engine.ipc.messages import Ready, Stats
-from quire_engine.server.exposition import Exposition
-from quire_engine.server.metrics import Metrics, RequestTimes
+from quire_engine.server.observability.exposition import Exposition
+from quire_engine.server.observability.metrics import Metrics, RequestTimes
 from quire_gateway import scrape
 from quire_gateway.scrape import parse_page
 from quire_operator.adapters.scrape import points

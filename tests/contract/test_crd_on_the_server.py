@@ -20,7 +20,7 @@ from quire_operator.domain.spec import Invalid, Spec
 
 GROUP = "/apis/quire.dev/v1alpha1"
 OWNED = "the autoscaler owns the number of replicas while spec.autoscaling is set"
-OBJECT_NAME = "must be an object's name: lower-case letters, digits, '-' and '.'"
+OBJECT_NAME = "must be a Kubernetes object name: lower-case letters, digits, '-' and '.'"
 QUANTITY = 'must be a quantity such as 1, "500m" or "16Gi"'
 DAY = 'must be a duration of at most 24h, such as "90s", "500ms" or "1h30m"'
 
@@ -143,11 +143,8 @@ SOURCE = (
     'must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", "pvc://claim/path", '
     '"file:///folder" or "file://./folder"'
 )
-BUCKET = 'must be "s3://bucket/path", with ?region=… and &endpoint=https://… where the store is not found without'
-IMAGE = (
-    'must be a registry, a name and a tag or digest, such as "oci://registry.example/org/model:1", then /path if the '
-    "model is in a folder of the image"
-)
+BUCKET = 'must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…'
+IMAGE = 'must contain a registry, a name and a tag or digest, such as "oci://registry.example/org/model:1"'
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no model": ({"model": None}, "spec.model", "Required value"),
     "no source": ({"model": {}}, "spec.model.source", "Required value"),
@@ -161,20 +158,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an image of no version": (model(source="oci://registry.example/llama"), "spec.model.source", IMAGE),
     "an image of half a digest": (model(source="oci://registry.example/llama@sha256:ab"), "spec.model.source", IMAGE),
     "a file of another host": (model(source="file://host/folder"), "spec.model.source", SOURCE),
-    "a name with a space": (model(servedName="my model"), "spec.model.servedName", "must be letters, digits and"),
+    "a name with a space": (model(servedName="my model"), "spec.model.servedName", "must start with a letter or digit"),
     "a secret in capitals": (model(credentials={"secretName": "HF"}), "spec.model.credentials.secretName", OBJECT_NAME),
     "credentials without a name": (model(credentials={}), "spec.model.credentials.secretName", "Required value"),
-    "an empty cache": (model(cache={}), "spec.model.cache", "needs either claimName"),
-    "two caches": (model(cache={"claimName": "a", "size": "1Gi"}), "spec.model.cache", "needs either claimName"),
+    "an empty cache": (model(cache={}), "spec.model.cache", "set exactly one of claimName"),
+    "two caches": (model(cache={"claimName": "a", "size": "1Gi"}), "spec.model.cache", "set exactly one of claimName"),
     "a class for nothing": (
         model(cache={"claimName": "a", "storageClassName": "fast"}),
         "spec.model.cache.storageClassName",
-        "belongs to a claim that is to be made; set size, or remove it",
+        "applies only to a claim that quire creates",
     ),
     "a mode for nothing": (
         model(cache={"claimName": "a", "accessMode": "ReadWriteMany"}),
         "spec.model.cache.accessMode",
-        "belongs to a claim that is to be made; set size, or remove it",
+        "applies only to a claim that quire creates",
     ),
     "a size in words": (model(cache={"size": "fifty"}), "spec.model.cache.size", QUANTITY),
     "a dtype in small letters": (
@@ -200,12 +197,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "swap without space": (
         {"engine": {"preemption": "Swap"}},
         "spec.engine.preemption",
-        "Swap needs swapSpace, such as 4Gi; or use Auto",
+        "Swap requires swapSpace",
     ),
     "swap into no space": (
         {"engine": {"preemption": "Swap", "swapSpace": "0"}},
         "spec.engine.preemption",
-        "Swap needs swapSpace, such as 4Gi; or use Auto",
+        "Swap requires swapSpace",
     ),
     "an unknown scheduling policy": (
         {"engine": {"schedulingPolicy": "fair"}},
@@ -227,7 +224,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "two sizes of the cache": (
         {"engine": {"kvCache": {"memoryPercent": 50, "size": "4Gi"}}},
         "spec.engine.kvCache",
-        "has both memoryPercent and size; keep one",
+        "memoryPercent and size are mutually exclusive",
     ),
     "101 percent": (
         {"engine": {"kvCache": {"memoryPercent": 101}}},
@@ -295,7 +292,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "growth by nothing": (
         autoscaling(scaleUp={"maxPercent": 0, "maxStep": 0}),
         "spec.autoscaling.scaleUp.maxStep",
-        "and maxPercent are both 0, so nothing could ever be added; set one",
+        "must be at least 1 while maxPercent is 0",
     ),
     "an unknown strategy": (
         {"rollout": {"strategy": "BlueGreen"}},
@@ -305,17 +302,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a rollout that can't move": (
         {"rollout": {"maxSurge": 0}},
         "spec.rollout.maxUnavailable",
-        "and maxSurge are both 0, so no replica could ever be replaced; set one to 1",
+        "must be at least 1 while maxSurge is 0",
     ),
     "a surge of Recreate": (
         {"rollout": {"strategy": "Recreate", "maxSurge": 1}},
         "spec.rollout",
-        "maxSurge and maxUnavailable have no meaning with strategy Recreate; remove them",
+        "strategy Recreate does not use maxSurge and maxUnavailable",
     ),
     "a canary of another strategy": (
         {"rollout": {"canary": {}}},
         "spec.rollout.canary",
-        "has no meaning without strategy Canary",
+        "only strategy Canary uses canary",
     ),
     "keys without a secret": ({"auth": {}}, "spec.auth.secretName", "Required value"),
     "a drain of a day": ({"drain": {"timeout": "24h"}}, "spec.drain.timeout", "must be a duration of at most 1h"),

@@ -17,7 +17,7 @@ from quire_engine.core import kv_layout
 from quire_engine.core.kv_layout import kv_bytes_per_token
 from quire_engine.errors import FlagsError, Unauthorized
 from quire_engine.runner.memory import AvailableMemory
-from quire_engine.server.access import Access
+from quire_engine.server.auth.access import Access
 from quire_gateway.headers import to_replica
 from quire_operator.adapters.local_machine import this_machine
 from quire_operator.domain import capacity, engine_contract, engine_flags, kv_groups

@@ -13,7 +13,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request as EngineRequest
 from quire_engine.server import serve
-from quire_engine.server.metrics import TIME_TO_FIRST_TOKEN
+from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
 from quire_operator.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS
 from quire_operator.simulation.engine import Engine
 from quire_operator.simulation.scenario import EngineModel, Request

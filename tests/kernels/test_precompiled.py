@@ -18,12 +18,14 @@ from quire_kernels.precompiled.levels import KNOWN, LEVELS, CpuLevel, cpu_flags,
 
 _BY_NAME = {level.name: level for level in LEVELS}
 _HASWELL = _BY_NAME["x86-64-v3"].flags | {"aes", "rdrand", "invpcid"}
+_AMX = {"amx_tile", "amx_bf16", "amx_int8"}
 _SKYLAKE = _BY_NAME["x86-64-v4"].flags | {"aes", "adx", "rdseed"}
 
 
 @pytest.mark.parametrize(
     ("has", "expected"),
     [
+        (_SKYLAKE | {"avx512_vnni", "avx512_bf16", "avx512_fp16", *_AMX}, "x86-64-v4-amx"),
         (_SKYLAKE | {"avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile"}, "x86-64-v4-bf16"),
         (_SKYLAKE | {"avx512_vnni", "avx512_bf16", "avx_vnni", "sse4a"}, "x86-64-v4-bf16"),
         (_SKYLAKE | {"avx512_vnni", "avx512_vbmi"}, "x86-64-v4-vnni"),
@@ -70,10 +72,15 @@ def test_a_level_allows_its_features_and_forbids_all_else_that_llvm_knows() -> N
         assert known <= allowed | forbidden
 
 
-def _ways(names: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool, str]:
+def _ways(names: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool, bool, str]:
     signed = frozenset(f"+{name}" for name in names)
     monkeypatch.setattr(features, "_features", lambda: signed)
-    return features.has_avx512(), features.multiplies_bfloat16(), features.byte_products()
+    return (
+        features.has_avx512(),
+        features.multiplies_bfloat16(),
+        features.multiplies_tiles(),
+        features.byte_products(),
+    )
 
 
 def test_each_level_has_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +89,9 @@ def test_each_level_has_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_cpu_takes_a_slower_way_for_being_served_as_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
     by_flag = {"avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
-    for more in (set(), {"avx_vnni"}, {"avx512_vnni"}, {"avx512_vnni", "avx512_bf16"}, {"avx512_vnni", "avx_vnni"}):
+    by_flag |= {flag: flag.replace("_", "-") for flag in _AMX}
+    pairs = {"avx512_vnni", "avx512_bf16"}
+    for more in (set(), {"avx_vnni"}, {"avx512_vnni"}, pairs, pairs | _AMX, {"avx512_vnni", "avx_vnni"}):
         for base in (_BY_NAME["x86-64-v3"], _BY_NAME["x86-64-v4"]):
             if "avx512f" in base.features and more == {"avx_vnni"}:
                 continue  # there is no such CPU: AVX512-VNNI came first

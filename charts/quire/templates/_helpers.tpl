@@ -1,4 +1,4 @@
-{{/* The release's name in names of objects, short enough that a suffix still fits a label. */}}
+{{/* The release name in object names, short enough for a label with a suffix. */}}
 {{- define "quire.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -10,7 +10,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* For objects without a namespace: two releases of one name in two namespaces must not meet. */}}
+{{/* The name of cluster-scoped objects, unique for releases with the same name in different namespaces. */}}
 {{- define "quire.clusterName" -}}
 {{- printf "%s.%s" (include "quire.fullname" .) .Release.Namespace -}}
 {{- end -}}
@@ -41,7 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* What Kubernetes calls the restricted profile. */}}
+{{/* The restricted profile of the Pod Security Standards. */}}
 {{- define "quire.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -55,7 +55,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* Replicas on different nodes where there are several. */}}
+{{/* A preference for different nodes. */}}
 {{- define "quire.spread" -}}
 - maxSkew: 1
   topologyKey: kubernetes.io/hostname
@@ -65,7 +65,7 @@ capabilities: {drop: [ALL]}
       {{- include "quire.selector" . | nindent 6 }}
 {{- end -}}
 
-{{/* Where its pods go. Call with .Values.operator or .Values.gateway. */}}
+{{/* Scheduling settings of pods. Call with .Values.operator or .Values.gateway. */}}
 {{- define "quire.placement" -}}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
@@ -84,12 +84,12 @@ affinity:
 {{- end }}
 {{- end -}}
 
-{{/* What the gateway speaks; its ports are called so too. */}}
+{{/* The protocol of the gateway, which is also the name of its ports. */}}
 {{- define "quire.gateway.scheme" -}}
 {{- if .Values.gateway.tls.secretName }}https{{ else }}http{{ end -}}
 {{- end -}}
 
-{{/* What is for those outside. /metrics and /requests, which need no key, are for the cluster alone. */}}
+{{/* Paths for external clients. /metrics and /requests need no key and stay internal. */}}
 {{- define "quire.gateway.paths" -}}
 /v1 /tokenize /detokenize
 {{- end -}}
@@ -102,7 +102,7 @@ affinity:
 {{- end -}}
 {{- end -}}
 
-{{/* The namespaces that Roles are needed in: those watched and the release's own. Empty when all are watched. */}}
+{{/* Namespaces that need Roles: the watched ones and the release's own. Empty if all namespaces are watched. */}}
 {{- define "quire.roleNamespaces" -}}
 {{- if .Values.watchNamespaces -}}
 {{- append .Values.watchNamespaces .Release.Namespace | uniq | sortAlpha | join " " -}}

@@ -19,7 +19,7 @@ from quire_engine.flag_table import schema
 from quire_engine.ipc.process import Spawned, spawn
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
-from quire_engine.server.listen import listener_of
+from quire_engine.server.http.listen import listener_of
 from quire_engine.text.model_text import load_model_text
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.json_file import read_json_object
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -135,3 +134,16 @@ def check_safetensors(file: Path) -> None:
         raise ModelFolderError(f"{file} has a header that cannot be read: the file is damaged") from None
     if size != 8 + length + end:
         raise ModelFolderError(f"{file} has {size} bytes, its header speaks of {8 + length + end}: it was cut short")
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a file; {} where there is no file. Raises ModelFolderError."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
+    return content

@@ -19,19 +19,19 @@ from tokenizers import decoders, models, pre_tokenizers
 from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
 from quire_engine.ipc.messages import Finished, Logprobs, Ready, Sampling
 from quire_engine.ipc.stream import Update
-from quire_engine.server.access import Access
-from quire_engine.server.admission import Admission
 from quire_engine.server.app import make_app
+from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.exposition import Exposition
-from quire_engine.server.generation import Desk
-from quire_engine.server.http_protocol import BoundedHttpProtocol
-from quire_engine.server.lifecycle import Lifecycle
-from quire_engine.server.metrics import Metrics
-from quire_engine.server.tls import Tls
-from quire_engine.server.tracing import Tracing
+from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.lifecycle import Lifecycle
+from quire_engine.server.generation.queue_limit import Admission
+from quire_engine.server.http.protocol import BoundedHttpProtocol
+from quire_engine.server.http.tls import Tls
+from quire_engine.server.observability.exposition import Exposition
+from quire_engine.server.observability.metrics import Metrics
+from quire_engine.server.observability.tracing import Tracing
 from quire_engine.text.chat_template import ChatTemplate
-from quire_engine.text.generation_config import SamplingDefaults
+from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
 TEMPLATE = (

@@ -1,4 +1,4 @@
-{{/* What the operator is told of the objects it makes beside pods. */}}
+{{/* Arguments of the operator for the optional objects of an LLMDeployment. */}}
 {{- define "quire.operator.childArgs" -}}
 {{- $network := .Values.networkPolicies }}
 {{- if $network.replicas.enabled }}
@@ -9,7 +9,7 @@
 - {{ printf "--network-policy-from=%s" (concat $peers $network.metricsFrom $network.replicas.from | toJson) | quote }}
 {{- end }}
 {{- if not .Values.gateway.create }}
-# Each is reached by its own Service: their served names need not differ.
+# Clients use the Service of each LLMDeployment, so several may have the same served name.
 - --served-names=shared
 {{- end }}
 {{- with .Values.monitoring }}

@@ -10,8 +10,8 @@
 {{ include "quire.webhook.name" . }}.{{ .Release.Namespace }}.svc
 {{- end -}}
 
-{{/* The chart's own certificate, made at the first installation and kept by every upgrade. As a dict in JSON: the same
-one must reach the secret and the configuration, and each call of genCA makes another. */}}
+{{/* The chart's own certificate, generated at the first installation and kept by every upgrade. It is a JSON dict, because
+the secret and the configuration need the same certificate and each call of genCA generates a new one. */}}
 {{- define "quire.webhook.ownCertificate" -}}
 {{- if not (hasKey .Values.webhook "made") -}}
 {{- $made := dict -}}

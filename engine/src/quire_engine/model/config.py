@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.json_file import read_json_object
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect, find_dialect
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.rope import RopeConfig, rotation_problems
 from quire_engine.model.shape import ModelShape
+from quire_engine.model_folder import read_json_object
 
 MAX_LAYERS = 10_000
 """Far beyond any model: what is read by layer must not fill the memory before a shape is found to be wrong."""

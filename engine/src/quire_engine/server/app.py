@@ -11,16 +11,17 @@ from starlette.types import ASGIApp
 
 from quire_engine import __version__
 from quire_engine.errors import InternalError, InvalidRequest, MethodNotAllowed, NotFound, RequestError
-from quire_engine.server import docs_page, health, tokenize
-from quire_engine.server.access import Access
+from quire_engine.server import health
+from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.edge import Edge
-from quire_engine.server.exposition import Exposition
-from quire_engine.server.openai import chat, completions, models
-from quire_engine.server.openapi import describe
-from quire_engine.server.problems import error_response, shortened
-from quire_engine.server.streaming import CLIENT_CLOSED_REQUEST
-from quire_engine.server.tracing import Tracing
+from quire_engine.server.generation.streaming import CLIENT_CLOSED_REQUEST
+from quire_engine.server.http import docs_page
+from quire_engine.server.http.edge import Edge
+from quire_engine.server.http.problems import error_response, shortened
+from quire_engine.server.observability.exposition import Exposition
+from quire_engine.server.observability.tracing import Tracing
+from quire_engine.server.openai import chat, completions, models, tokenize
+from quire_engine.server.openai.openapi import describe
 
 _log = logging.getLogger(__name__)
 

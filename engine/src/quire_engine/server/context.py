@@ -10,12 +10,11 @@ from quire_engine.config import ServerOptions
 from quire_engine.errors import NotFound, Unavailable
 from quire_engine.ipc.messages import Ready
 from quire_engine.server.engine_port import Engine
-from quire_engine.server.generation import Desk
-from quire_engine.server.lifecycle import Lifecycle
-from quire_engine.server.metrics import Metrics
-from quire_engine.server.openai.limits import ModelLimits
+from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.lifecycle import Lifecycle
+from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.chat_template import ChatTemplate
-from quire_engine.text.generation_config import SamplingDefaults
+from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
 _STARTING_RETRY_SECONDS = 2
@@ -67,16 +66,6 @@ class Context:
                 retry_after_seconds=_STARTING_RETRY_SECONDS,
             )
         return ready
-
-    def limits(self) -> ModelLimits:
-        ready = self.ready()
-        return ModelLimits(
-            max_model_len=ready.max_model_len,
-            vocab_size=self.vocab_size,
-            eos_token_ids=ready.eos_token_ids,
-            max_logprobs=self.options.max_logprobs,
-            priorities=self.priorities,
-        )
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         def encode_all() -> list[list[int]]:

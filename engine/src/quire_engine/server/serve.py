@@ -25,20 +25,20 @@ from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import ModelFolder
-from quire_engine.server.access import Access
-from quire_engine.server.admission import Admission
 from quire_engine.server.app import make_app
+from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.exposition import Exposition
-from quire_engine.server.generation import Desk
-from quire_engine.server.http_protocol import BoundedHttpProtocol
-from quire_engine.server.lifecycle import Lifecycle
-from quire_engine.server.metrics import Metrics
-from quire_engine.server.tls import Tls
+from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.lifecycle import Lifecycle
+from quire_engine.server.generation.queue_limit import Admission
+from quire_engine.server.http.protocol import BoundedHttpProtocol
+from quire_engine.server.http.tls import Tls
+from quire_engine.server.observability.exposition import Exposition
+from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.model_text import ModelText
 
 if TYPE_CHECKING:
-    from quire_engine.server.otlp import OtlpTracing
+    from quire_engine.server.observability.otlp import OtlpTracing
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def serve(
 def _tracing(endpoint: str) -> "OtlpTracing":
     """OpenTelemetry is loaded here and nowhere else: whoever does not trace does not pay for it."""
     try:
-        from quire_engine.server.otlp import OtlpTracing
+        from quire_engine.server.observability.otlp import OtlpTracing
     except ImportError as error:
         raise TracingError(
             "--otlp-traces-endpoint needs the packages opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http; "

@@ -19,7 +19,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from quire_engine.errors import InvalidRequest, ModelFolderError
-from quire_engine.json_file import read_json_object
+from quire_engine.model_folder import read_json_object
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _MARK = "\U000f51c3continue\U000f51c3"

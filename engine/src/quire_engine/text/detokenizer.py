@@ -1,6 +1,6 @@
 """From the token ids of one sequence, as they are drawn, to its text: never half a character, cut at stop strings.
 
-Called by ``server.generation`` with whatever ids a step brought. Knows nothing of sampling, messages or HTTP.
+``server.generation`` calls it with the ids of each step. It knows nothing of sampling, messages or HTTP.
 """
 
 import codecs

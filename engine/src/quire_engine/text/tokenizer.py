@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.json_file import read_json_object
+from quire_engine.model_folder import read_json_object
 from quire_engine.text.conversion import converted_tokenizer_file
 from quire_engine.text.token_pieces import TokenPieces, token_pieces
 

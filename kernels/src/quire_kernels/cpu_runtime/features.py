@@ -9,6 +9,8 @@ from typing import Literal
 
 from numba.core.registry import cpu_target
 
+_TILES = frozenset({"+amx-tile", "+amx-bf16", "+amx-int8"})
+
 
 @functools.cache
 def _features() -> frozenset[str]:
@@ -23,6 +25,14 @@ def has_avx512() -> bool:
 def multiplies_bfloat16() -> bool:
     """Whether one instruction adds the products of two pairs of bfloat16 to a float32, in each of 16 lanes."""
     return "+avx512bf16" in _features() and has_avx512()
+
+
+def multiplies_tiles() -> bool:
+    """Return whether the target has AMX: products of whole tiles of bfloat16 and of bytes.
+
+    The answer says what code is compiled. Whether a process may run that code, ``amx.may_use_tiles`` says.
+    """
+    return _features() >= _TILES and multiplies_bfloat16() and byte_products() == "avx512-vnni"
 
 
 def byte_products() -> Literal["avx512-vnni", "avx-vnni", "avx2", "none"]:

@@ -1,8 +1,8 @@
 """Levels of x86-64 CPUs that kernels are compiled for ahead of time: one for each way a kernel can take.
 
-``cpu_runtime.features`` asks for AVX-512, for products of bytes and for products of bfloat16; every answer that those
-three give together on a CPU with AVX2 is a level here, so that code of a level never takes a slower way than code for
-the very CPU would. What a CPU has beside is forbidden: then one cache of machine code serves every CPU of a level.
+``cpu_runtime.features`` asks for AVX-512, for products of bytes, of bfloat16 and of whole tiles; every answer that
+those four give together on a CPU with AVX2 is a level here, so that code of a level never takes a slower way than code
+for the very CPU would. What a CPU has beside is forbidden: then one cache of machine code serves every CPU of a level.
 Pure, but for ``cpu_flags``.
 """
 
@@ -35,6 +35,9 @@ class CpuLevel:
 
 _FLAGS = {
     "64bit": "lm",
+    "amx-bf16": "amx_bf16",
+    "amx-int8": "amx_int8",
+    "amx-tile": "amx_tile",
     "avx512bf16": "avx512_bf16",
     "avx512vnni": "avx512_vnni",
     "avxvnni": "avx_vnni",
@@ -55,10 +58,11 @@ _V3 = frozenset({
 })
 # fmt: on
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_BF16 = _V4 | {"avx512vnni", "avx512bf16"}
 
 
 # fmt: off
-KNOWN = _V4 | {"avx512bf16", "avx512vnni", "avxvnni"} | {
+KNOWN = _BF16 | {"avxvnni"} | {
     "adx", "aes", "amx-avx512", "amx-bf16", "amx-complex", "amx-fp16", "amx-fp8", "amx-int8", "amx-movrs",
     "amx-tf32", "amx-tile", "avx10.1", "avx10.2", "avx512bitalg", "avx512fp16", "avx512ifma", "avx512vbmi",
     "avx512vbmi2", "avx512vp2intersect", "avx512vpopcntdq", "avxifma", "avxneconvert", "avxvnniint16",
@@ -78,7 +82,8 @@ def _level(name: str, cpu: str, features: frozenset[str], *storage: str) -> CpuL
 
 
 LEVELS = (
-    _level("x86-64-v4-bf16", "znver4", _V4 | {"avx512vnni", "avx512bf16"}, "bfloat16", "float32"),
+    _level("x86-64-v4-amx", "sapphirerapids", _BF16 | {"amx-tile", "amx-bf16", "amx-int8"}, "bfloat16", "float32"),
+    _level("x86-64-v4-bf16", "znver4", _BF16, "bfloat16", "float32"),
     _level("x86-64-v4-vnni", "cascadelake", _V4 | {"avx512vnni"}, "float32"),
     _level("x86-64-v4", "skylake-avx512", _V4, "float32"),
     _level("x86-64-v3-vnni", "alderlake", _V3 | {"avxvnni"}, "float32"),

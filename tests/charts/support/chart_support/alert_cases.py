@@ -1,4 +1,4 @@
-"""When each of the chart's alerts fires, when it does not, when it resolves, and what it then says.
+"""Cases for the chart's alerts: when each one fires, when it does not, when it resolves, and its texts.
 
 Series are in promtool's notation, one sample a minute: `3+0x20` is 3 and twenty more of it.
 """
@@ -19,11 +19,11 @@ class Case:
     alert: str
     series: Mapping[str, str]
     quiet: tuple[int, ...]
-    """Minutes at which it does not fire: too early, and resolved."""
+    """Minutes at which the alert does not fire: too early, or resolved."""
     fires: int
-    """A minute at which it does."""
+    """A minute at which the alert fires."""
     labels: Labels
-    """Of the alert that fires, beside its severity; it alone does."""
+    """Labels of the only alert that fires, without the severity."""
     summary: str
     description: str
 
@@ -41,7 +41,7 @@ CASES = (
         fires=10,
         labels=CHAT,
         summary="prod/chat has no ready replica",
-        description="2 replicas are asked for and none has been ready for 10m: requests wait at the gateway or fail.",
+        description="2 replicas are requested, but none has been ready for 10m. Requests wait in the gateway or fail.",
     ),
     Case(
         alert="QuireRolloutStuck",
@@ -61,9 +61,9 @@ CASES = (
         quiet=(14, 22),
         fires=15,
         labels=CHAT | {"reason": "ImagePullFailed"},
-        summary="The newest spec of prod/chat is not carried out: ImagePullFailed",
-        description="Its condition Progressing has been False for 15m, with reason ImagePullFailed; replicas of the "
-        "version before, if any, still serve.",
+        summary="The rollout of prod/chat is stuck: ImagePullFailed",
+        description="The condition Progressing has been False for 15m with reason ImagePullFailed. Replicas of the "
+        "previous revision, if any, continue to serve.",
     ),
     Case(
         alert="QuireReplicaNotLoading",
@@ -75,8 +75,8 @@ CASES = (
         fires=32,
         labels=CHAT,
         summary="A replica of prod/chat does not become ready",
-        description="It has been starting for 32m 0s; a pod is waited for, an image, the model's download, or its "
-        "loading.",
+        description="The replica has been starting for 32m 0s. It waits for a node, an image, the model's download or "
+        "the loading of the weights.",
     ),
     Case(
         alert="QuireFreeKVBlocksLow",
@@ -93,9 +93,9 @@ CASES = (
         quiet=(10, 30),
         fires=11,
         labels=MODEL,
-        summary="chat in prod runs out of KV blocks",
-        description="4.0 % of its KV blocks are free or hold nothing but cached prefixes; below that requests wait or "
-        "are preempted.",
+        summary="chat in prod is running out of KV blocks",
+        description="4.0 % of the KV blocks are free or contain only cached prefixes. Without free blocks, requests "
+        "wait or are preempted.",
     ),
     Case(
         alert="QuireQueueNotDraining",
@@ -110,7 +110,7 @@ CASES = (
         fires=10,
         labels=MODEL,
         summary="Requests queue up for chat in prod",
-        description="13 requests wait in its replicas' queues, which have not been down to 10 for 10m.",
+        description="13 requests wait in the queues of the replicas. For 10m there were more than 10.",
     ),
     Case(
         alert="QuireEngineErrors",
@@ -128,7 +128,7 @@ CASES = (
         fires=7,
         labels=MODEL,
         summary="Requests to chat in prod end in errors",
-        description="10.0 % of the requests that its replicas ended in the last 5 minutes ended in an error.",
+        description="10.0 % of the requests that finished in the last 5 minutes ended in an error.",
     ),
     Case(
         alert="QuireEngineRestarting",
@@ -139,8 +139,8 @@ CASES = (
         quiet=(30, 65),
         fires=35,
         labels=MODEL,
-        summary="Engine processes of chat in prod end again and again",
-        description="They were replaced 3 times in the last 30 minutes; what ran in them was lost.",
+        summary="Engine processes of chat in prod restart repeatedly",
+        description="Engine processes were restarted 3 times in the last 30 minutes. Their running requests were lost.",
     ),
     Case(
         alert="QuireMetricsStale",
@@ -151,8 +151,8 @@ CASES = (
         quiet=(4, 12),
         fires=5,
         labels=CHAT | {"reason": "MetricsStale"},
-        summary="The autoscaler of prod/chat is blind: MetricsStale",
-        description="For 5m it has not had the figures to decide by, so the number of replicas stays as it is.",
+        summary="The autoscaler of prod/chat has no current metrics: MetricsStale",
+        description="The autoscaler has had no usable metrics for 5m. It keeps the current number of replicas.",
     ),
     Case(
         alert="QuireGatewayErrors",
@@ -170,7 +170,7 @@ CASES = (
         quiet=(5, 27),
         fires=7,
         labels=GATEWAY,
-        summary="Clients of chat get server errors",
+        summary="Clients of chat receive server errors",
         description="20.0 % of the gateway's answers in the last 5 minutes had a status of 500 or above.",
     ),
     Case(
@@ -182,7 +182,7 @@ CASES = (
         quiet=(5,),
         fires=7,
         labels=OPERATOR,
-        summary="Clients of the gateway get server errors",
+        summary="Clients of the gateway receive server errors",
         description="25.0 % of the gateway's answers in the last 5 minutes had a status of 500 or above.",
     ),
     Case(
@@ -196,8 +196,8 @@ CASES = (
         fires=11,
         labels=GATEWAY,
         summary="The gateway holds requests for chat",
-        description="3 requests wait for a replica; for 5m there have been more than 0. They are answered 503 when "
-        "their time is up.",
+        description="3 requests wait for a replica. For 5m there were more than 0. After the hold timeout the gateway "
+        "answers 503.",
     ),
     Case(
         alert="QuireOperatorNotLeading",
@@ -209,9 +209,9 @@ CASES = (
         quiet=(10, 27),
         fires=11,
         labels=OPERATOR,
-        summary="No operator leads",
-        description="For 5m no operator has held the Lease: what runs goes on, and nothing is changed, repaired or "
-        "scaled.",
+        summary="No operator is leading",
+        description="No operator has held the Lease for 5m. Running replicas continue to serve, but nothing is changed, "
+        "repaired or scaled.",
     ),
     Case(
         alert="QuireOperatorNotLeading",
@@ -219,9 +219,9 @@ CASES = (
         quiet=(4,),
         fires=5,
         labels={},
-        summary="No operator leads",
-        description="For 5m no operator has held the Lease: what runs goes on, and nothing is changed, repaired or "
-        "scaled.",
+        summary="No operator is leading",
+        description="No operator has held the Lease for 5m. Running replicas continue to serve, but nothing is changed, "
+        "repaired or scaled.",
     ),
     Case(
         alert="QuireOperatorReconcileErrors",
@@ -236,7 +236,7 @@ CASES = (
         fires=18,
         labels=OPERATOR | {"reason": "Forbidden"},
         summary="The operator fails to reconcile: Forbidden",
-        description="3.0 passes a minute fail with Forbidden; they are tried again, ever more slowly.",
+        description="3.0 reconciles per minute fail with Forbidden. The operator retries them with backoff.",
     ),
     Case(
         alert="QuireOperatorQueueNotDraining",
@@ -248,8 +248,8 @@ CASES = (
         quiet=(9, 22),
         fires=10,
         labels=OPERATOR,
-        summary="The operator falls behind",
-        description="250 LLMDeployments wait for a pass; for 10m there have been more than 100.",
+        summary="The operator is falling behind",
+        description="250 LLMDeployments wait for a reconcile. For 10m there were more than 100.",
     ),
     Case(
         alert="QuirePrometheusUnreachable",
@@ -263,7 +263,7 @@ CASES = (
         fires=12,
         labels=OPERATOR | {"reason": "timeout"},
         summary="Prometheus does not answer the operator: timeout",
-        description="20 of its last looks (one each 15 s) in 5 minutes brought no answer; LLMDeployments that scale by "
-        "Prometheus keep the replicas they have.",
+        description="20 of the queries in the last 5 minutes (one every 15 s) failed. LLMDeployments that scale by "
+        "Prometheus keep their number of replicas.",
     ),
 )

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire_common.contract.gateway import Endpoint
 from quire_engine.config import CacheOptions
 from quire_engine.ipc.messages import Ready, Stats
-from quire_engine.server.exposition import Exposition
-from quire_engine.server.metrics import Metrics as EngineMetrics
-from quire_engine.server.metrics import RequestTimes
+from quire_engine.server.observability.exposition import Exposition
+from quire_engine.server.observability.metrics import Metrics as EngineMetrics
+from quire_engine.server.observability.metrics import RequestTimes
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics as GatewayMetrics
 from quire_operator.domain.autoscaler import Decision

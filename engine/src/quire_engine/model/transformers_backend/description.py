@@ -14,9 +14,9 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.json_file import read_json_object
 from quire_engine.model.config import read_eos_token_ids
 from quire_engine.model.transformers_backend.refusal import Unservable
+from quire_engine.model_folder import read_json_object
 
 _STATE = (
     "has recurrent, convolution or state-space layers ({}): they keep a state that is no KV cache, and tokens packed"

@@ -9,14 +9,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire_engine.server import sse
-from quire_engine.server.body import read_object, validated
-from quire_engine.server.choice import Choice, Delta, new_choice
 from quire_engine.server.context import Context, context_of
-from quire_engine.server.generation import Routing, submit
-from quire_engine.server.openai.docs import body_schema
+from quire_engine.server.generation.choice import Choice, Delta, new_choice
+from quire_engine.server.generation.generation import Routing, submit
+from quire_engine.server.generation.streaming import answer
+from quire_engine.server.http import sse
+from quire_engine.server.http.body import body_schema, read_object, validated
 from quire_engine.server.openai.later import take_out_later
 from quire_engine.server.openai.limits import (
+    ModelLimits,
     check_against_model,
     check_length,
     check_report_size,
@@ -29,7 +30,6 @@ from quire_engine.server.openai.prompts import chat_prompt_text
 from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_of, stop_rules
 from quire_engine.server.openai.schemas import ChatCompletionRequest
 from quire_engine.server.openai.usage import UsageReport
-from quire_engine.server.streaming import answer
 
 router = APIRouter()
 
@@ -43,7 +43,7 @@ async def chat_completions(request: Request) -> Response:
     content = await read_object(request, context.options.max_body_bytes)
     body = validated(ChatCompletionRequest, content, lenient=context.options.lenient, reasons=take_out_later(content))
     context.check_model(body.model)
-    limits = context.limits()
+    limits = ModelLimits.of(context)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     check_against_model(body, logprobs, limits)
     text = chat_prompt_text(

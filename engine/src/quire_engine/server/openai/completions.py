@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire_engine.ipc.messages import Sampling
-from quire_engine.server import sse
-from quire_engine.server.body import read_object, validated
-from quire_engine.server.choice import Choice, Delta, new_choice
 from quire_engine.server.context import Context, context_of
-from quire_engine.server.generation import Routing, submit
-from quire_engine.server.openai.docs import body_schema
+from quire_engine.server.generation.choice import Choice, Delta, new_choice
+from quire_engine.server.generation.generation import Routing, submit
+from quire_engine.server.generation.streaming import answer
+from quire_engine.server.http import sse
+from quire_engine.server.http.body import body_schema, read_object, validated
 from quire_engine.server.openai.later import take_out_later
 from quire_engine.server.openai.limits import (
     ModelLimits,
@@ -31,7 +31,6 @@ from quire_engine.server.openai.logprobs import CompletionLogprobs, joined, prom
 from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_of, stop_rules
 from quire_engine.server.openai.schemas import CompletionRequest
 from quire_engine.server.openai.usage import UsageReport
-from quire_engine.server.streaming import answer
 from quire_engine.text.detokenizer import open_end
 
 router = APIRouter()
@@ -49,7 +48,7 @@ async def completions(request: Request) -> Response:
     content = await read_object(request, context.options.max_body_bytes)
     body = validated(CompletionRequest, content, lenient=context.options.lenient, reasons=take_out_later(content))
     context.check_model(body.model)
-    limits = context.limits()
+    limits = ModelLimits.of(context)
     check_against_model(body, body.logprobs, limits)
     drawn = _drawn_per_prompt(body)
     context.desk.admission.check_count(drawn * len(body.prompt))

@@ -5,9 +5,11 @@ Pure. ``schemas`` has checked types and ranges before.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from quire_engine.errors import InvalidRequest
 from quire_engine.ipc.messages import Sampling
+from quire_engine.server.context import Context
 from quire_engine.server.openai.schemas import GenerationRequest
 
 _MAX_PROMPT_ENTRIES = 250_000
@@ -26,6 +28,18 @@ class ModelLimits:
     max_logprobs: int
     priorities: bool
     """Whether requests have priorities here."""
+
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        """Return the limits of the running engine. Raises Unavailable while there is none."""
+        ready = context.ready()
+        return cls(
+            max_model_len=ready.max_model_len,
+            vocab_size=context.vocab_size,
+            eos_token_ids=ready.eos_token_ids,
+            max_logprobs=context.options.max_logprobs,
+            priorities=context.priorities,
+        )
 
 
 def check_against_model(request: GenerationRequest, logprobs: int | None, limits: ModelLimits) -> None:

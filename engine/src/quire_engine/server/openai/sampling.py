@@ -11,10 +11,10 @@ import msgspec
 
 from quire_engine.errors import InvalidRequest
 from quire_engine.ipc.messages import Sampling
-from quire_engine.server.choice import StopRules
+from quire_engine.server.generation.choice import StopRules
 from quire_engine.server.openai.limits import ModelLimits
 from quire_engine.server.openai.schemas import GenerationRequest
-from quire_engine.text.generation_config import SamplingDefaults
+from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

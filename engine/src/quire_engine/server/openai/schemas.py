@@ -1,8 +1,9 @@
 """What clients may send to the completion routes: types, ranges, and what later versions will take.
 
-Pydantic checks; ``server.body`` makes one answer of what it finds. Unknown fields are refused, types are not converted
-(a JSON string is never read as a number). Fields that need a later version are refused by name where they would have an
-effect; those of OpenAI's that have none on an answer (``store``, ``metadata`` …) are taken.
+Pydantic checks types and ranges; ``server.http.body`` turns what it finds into one answer. Unknown fields are refused,
+and types are not converted (a JSON string is never read as a number). Fields that need a later version are refused by
+name where they would have an effect; OpenAI's fields without an effect on an answer (``store``, ``metadata`` …) are
+accepted.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -20,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from quire_engine.server.body import json_type
+from quire_engine.server.http.body import json_type
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256

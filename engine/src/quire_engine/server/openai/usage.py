@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from quire_engine.server import sse
-from quire_engine.server.choice import Choice
+from quire_engine.server.generation.choice import Choice
+from quire_engine.server.http import sse
 from quire_engine.server.openai.schemas import StreamOptions
 
 

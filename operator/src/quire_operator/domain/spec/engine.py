@@ -116,7 +116,7 @@ def read_engine(fields: Fields) -> Engine:
     if max_batched_tokens < max_sequences:
         fields.problem(
             "maxBatchedTokens",
-            f"must be >= maxSequences ({max_sequences}), for each sequence takes a token of a step; "
+            f"must be >= maxSequences ({max_sequences}): each sequence uses one token of a step; "
             f"got {max_batched_tokens}",
         )
     engine = Engine(
@@ -135,7 +135,7 @@ def read_engine(fields: Fields) -> Engine:
         extra_args=_read_extra_args(fields),
     )
     if engine.preemption is Preemption.SWAP and not engine.swap_space_bytes:
-        fields.problem("preemption", "Swap needs swapSpace, such as 4Gi; or use Auto")
+        fields.problem("preemption", "Swap requires swapSpace: set swapSpace, for example to 4Gi, or use Auto")
     fields.done()
     return engine
 
@@ -179,7 +179,7 @@ def _read_kv_cache(fields: Fields) -> KVCacheShare | KVCacheSize:
     percent = cache.integer("memoryPercent", default=90, minimum=1, maximum=100)
     size = cache.byte_size("size")
     if cache.has("memoryPercent") and cache.has("size"):
-        fields.problem("kvCache", "has both memoryPercent and size; keep one")
+        fields.problem("kvCache", "memoryPercent and size are mutually exclusive: remove one of them")
     cache.done()
     return KVCacheShare(memory_percent=percent) if size is None else KVCacheSize(size_bytes=size)
 

@@ -86,7 +86,7 @@ def _read_source(fields: Fields) -> Source | None:
 def _served_name_problem(name: str) -> str | None:
     if _SERVED_NAME.fullmatch(name):
         return None
-    return "must be letters, digits and '-', '_', '.', ':' or '/', at most 128, starting with a letter or digit"
+    return "must start with a letter or digit and contain at most 128 letters, digits and '-', '_', '.', ':' or '/'"
 
 
 def _read_cache(fields: Fields) -> ExistingClaim | NewClaim | None:
@@ -101,10 +101,10 @@ def _read_cache(fields: Fields) -> ExistingClaim | NewClaim | None:
     if cache.has("claimName") and any(cache.has(key) for key in ("size", "storageClassName", "accessMode")):
         fields.problem(
             "cache",
-            "has claimName (a claim that is there) and size, storageClassName or accessMode (of one to make); keep one",
+            "claimName (an existing claim) cannot be combined with size, storageClassName or accessMode",
         )
     elif not cache.has("claimName") and not cache.has("size"):
-        fields.problem("cache", "needs claimName (a claim that is there) or size (of one to make)")
+        fields.problem("cache", "set claimName (an existing claim) or size (a claim that quire creates)")
     if claim_name is not None:
         return ExistingClaim(claim_name=claim_name)
     if size is None:

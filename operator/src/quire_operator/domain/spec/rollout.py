@@ -42,9 +42,9 @@ def read_rollout(fields: Fields) -> Rollout:
     if rollout.strategy is RolloutStrategy.RECREATE:
         for key in ("maxSurge", "maxUnavailable"):
             if fields.has(key):
-                fields.problem(key, "has no meaning with strategy Recreate; remove it")
+                fields.problem(key, "is not used by strategy Recreate: remove it")
     elif rollout.max_surge == 0 and rollout.max_unavailable == 0:
-        fields.problem("maxUnavailable", "and maxSurge are both 0, so no replica could ever be replaced; set one to 1")
+        fields.problem("maxUnavailable", "must be at least 1 while maxSurge is 0: otherwise no replica can be replaced")
     fields.done()
     return rollout
 

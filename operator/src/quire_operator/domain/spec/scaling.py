@@ -112,7 +112,7 @@ def _read_scale_up(fields: Fields) -> ScaleUp:
         period_seconds=fields.duration("period", default=15.0, minimum=1.0),
     )
     if rules.max_percent == 0 and rules.max_step == 0:
-        fields.problem("maxStep", "and maxPercent are both 0, so nothing could ever be added; set one")
+        fields.problem("maxStep", "must be at least 1 while maxPercent is 0: otherwise no replica can be added")
     fields.done()
     return rules
 

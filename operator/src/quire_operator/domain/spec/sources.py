@@ -15,7 +15,7 @@ EXAMPLES = (
     '"file://./folder"'
 )
 _OF_SCHEME = {
-    "s3://": '"s3://bucket/path", with ?region=… and &endpoint=https://… where the store is not found without',
+    "s3://": '"s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
     "oci://": 'a registry, a name and a tag or digest, such as "oci://registry.example/org/model:1", then /path if the '
     "model is in a folder of the image",
 }

@@ -16,16 +16,16 @@ from steps import DEMO_MODEL
 from quire_engine.config import AccessOptions, CacheOptions, ServerOptions
 from quire_engine.ipc.messages import Finished, Ready, Sampling
 from quire_engine.ipc.stream import Stream
-from quire_engine.server.access import Access
-from quire_engine.server.admission import Admission
 from quire_engine.server.app import make_app
+from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.exposition import Exposition
-from quire_engine.server.generation import Desk
-from quire_engine.server.lifecycle import Lifecycle
-from quire_engine.server.metrics import Metrics
+from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.lifecycle import Lifecycle
+from quire_engine.server.generation.queue_limit import Admission
+from quire_engine.server.observability.exposition import Exposition
+from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.chat_template import ChatTemplate
-from quire_engine.text.generation_config import SamplingDefaults
+from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import load_tokenizer
 from quire_guard.counting import python_cost
 

@@ -1,0 +1,1 @@
+"""Authentication: which API key opens which route, and how much each key may use."""

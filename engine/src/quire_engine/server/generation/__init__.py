@@ -1,0 +1,1 @@
+"""The answers of one HTTP request while the engine generates them: queued, followed, streamed, ended."""

@@ -1,0 +1,172 @@
+"""From the bytes of a request to a validated object: bounded, JSON only, every reason named in one 400.
+
+Strict: a field we do not know is a reason. ``--lenient`` leaves such fields out and logs them instead.
+"""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMedia
+from quire_engine.server.http.problems import MAX_REASONS, joined_reasons, shortened
+
+_log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_READ_SECONDS = 60.0
+_SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary) (?=should)")
+
+
+def _number(text: str) -> int | float:
+    """JSON knows one kind of number: 5.0 is the integer 5."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("number out of range")
+    return int(value) if value.is_integer() and abs(value) <= 2**53 else value
+
+
+_decoder = msgspec.json.Decoder(float_hook=_number)
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in the body. Raises RequestError; starlette's ClientDisconnect where the client went away."""
+    _check_media(request)
+    try:
+        async with asyncio.timeout(_READ_SECONDS):
+            body = await _read(request, max_bytes)
+    except TimeoutError:
+        raise RequestTimeout(f"the body did not arrive within {_READ_SECONDS:g} s") from None
+    try:
+        content = _decoder.decode(body)
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not UTF-8", code="invalid_json") from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest(f"the body must be a JSON object, not {json_type(content)}", code="invalid_json")
+    return content
+
+
+def _check_media(request: Request) -> None:
+    # A web page may post other types to any address unasked; JSON it may not, without the address's consent.
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json" and not media.endswith("+json"):
+        raise UnsupportedMedia(f"content-type must be application/json, not {shortened(media, 60) or 'absent'}")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMedia(f"content-encoding {shortened(encoding, 60)} is not taken; send the body as it is")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes (--max-body-bytes)")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise too_large
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > max_bytes:
+            raise too_large
+    return bytes(parts)
+
+
+def validated(model: type[Model], content: dict[str, Any], *, lenient: bool, reasons: Sequence[str] = ()) -> Model:
+    """The object, or InvalidRequest with every reason: those found before (``reasons``) and those found here."""
+    details: list[ErrorDetails] = []
+    try:
+        made = model.model_validate(content)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+    unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
+    if lenient and unknown:
+        for place in unknown:
+            _log.warning("field %s is unknown and left out (--lenient)", shortened(path_of(place), 100))
+            _remove(content, place)
+        return validated(model, content, lenient=False, reasons=reasons)
+    if details or reasons:
+        shown = [*reasons, *(_reason(detail, model) for detail in details[:MAX_REASONS])]
+        message = joined_reasons(shown, total=len(reasons) + len(details))
+        raise InvalidRequest(message, param=_top_field(shown[0]))
+    return made
+
+
+def _top_field(reason: str) -> str | None:
+    """messages of «messages[0].content: is required»"""
+    field = re.match(r"\w+(?=[\[.:\w\]]*: )", reason)
+    return field[0] if field else None
+
+
+def _reason(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    place = shortened(path_of(detail["loc"]), 150)
+    if detail["type"] == "extra_forbidden":
+        near = get_close_matches(place, model.model_fields, n=1, cutoff=0.8)
+        return f"{place}: unknown field" + (f"; did you mean {near[0]}?" if near else "")
+    if detail["type"] == "missing":
+        return f"{place}: is required"
+    message = _SUBJECT.sub("", detail["msg"].removeprefix("Value error, "))
+    return f"{place}: {message}" if place else message
+
+
+def path_of(place: Sequence[int | str]) -> str:
+    """messages[0].content"""
+    path = ""
+    for step in place:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def _remove(content: Any, place: Sequence[int | str]) -> None:
+    for step in place[:-1]:
+        content = content[step]
+    del content[place[-1]]
+
+
+def json_type(value: Any) -> str:
+    """What a client calls the type of this value."""
+    if value is None:
+        return "null"
+    names = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "an array",
+        dict: "an object",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """For ``openapi_extra``: definitions are inlined, for a reference would point into another document."""
+    schema = model.model_json_schema(mode="validation")
+    definitions = schema.pop("$defs", {})
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _inlined(schema, definitions)}},
+        }
+    }
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        target = definitions[node["$ref"].rpartition("/")[2]]
+        rest = {name: value for name, value in node.items() if name != "$ref"}
+        return _inlined({**target, **rest}, definitions)
+    return {name: _inlined(value, definitions) for name, value in node.items()}

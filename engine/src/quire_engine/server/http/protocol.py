@@ -1,0 +1,163 @@
+"""uvicorn's HTTP protocol with bounds it lacks: how large a request's head may be, how long it may take, and how long
+an answer may lie unread.
+
+Bodies are bounded in ``body``; this is for what comes before any route is known.
+"""
+
+import asyncio
+import re
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire_engine.errors import InvalidRequest
+from quire_engine.server.http.problems import error_body
+
+CERTIFIED = "client_certificate"
+"""In the state of requests whose client showed a certificate that TLS trusts."""
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_SECONDS = 30.0
+UNREAD_SECONDS = 60.0
+"""A client that takes nothing of its answer for so long is gone for us, and what was not sent is dropped."""
+
+_TOO_LARGE = InvalidRequest(f"headers are limited to {MAX_HEAD_BYTES // 1024} KiB")
+_NOT_HTTP = InvalidRequest("this is not an HTTP/1.1 request", code="invalid_http")
+
+
+def _refusal(status: bytes, error: InvalidRequest) -> bytes:
+    body = error_body(error)
+    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_UNDECIDED = re.compile(rb"\r(?:\n(?:\r|u(?:p(?:g(?:r(?:a(?:de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
+"""What may yet become an offer to upgrade, or the end of the head."""
+_UNDECIDED_BYTES = 9
+
+
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """HTTP lets a server leave an offer of HTTP/2 or WebSocket aside; the parser would leave out the body instead.
+
+    Also what is to be read again with the next bytes, where the head does not end here.
+    """
+    end = data.find(b"\r\n\r\n")
+    if end >= 0:
+        return _UPGRADE.sub(b"\r\nx-upgrade:", data[:end]) + data[end:], b""
+    undecided = _UNDECIDED.search(data, max(0, len(data) - _UNDECIDED_BYTES))
+    decided = len(data) if undecided is None else undecided.start()
+    return _UPGRADE.sub(b"\r\nx-upgrade:", data[:decided]), data[decided:]
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    _head_bytes = 0
+    """Of the head that is being read, in reads that brought nothing else."""
+    _read_bytes = 0
+    """Of the read under way."""
+    _in_head = True
+    """Between the end of one request and the end of the next one's head."""
+    _head_ended = False
+    _head_timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
+    _undecided = b""
+    _certified = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        self._certified = tls is not None and bool(tls.getpeercert())
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_watching_unread()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        began_in_head = self._in_head
+        if began_in_head and self._head_timer is None:
+            self._expect_head()
+        if began_in_head:
+            data, self._undecided = _without_upgrade(self._undecided + data)
+        self._head_ended = False
+        self._read_bytes = len(data)
+        super().data_received(data)
+        if began_in_head and not self._head_ended:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_refusal(b"431 Request Header Fields Too Large", _TOO_LARGE))
+
+    def send_400_response(self, msg: str) -> None:
+        if self._in_head and self._head_bytes + self._read_bytes > MAX_HEAD_BYTES:
+            self._refuse(_refusal(b"431 Request Header Fields Too Large", _TOO_LARGE))
+        else:
+            self._refuse(_refusal(b"400 Bad Request", _NOT_HTTP))
+
+    def _refuse(self, answer: bytes) -> None:
+        # In the middle of another answer it would be taken for a part of that.
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(answer)
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._certified:
+            self.scope["state"][CERTIFIED] = True
+
+    def on_headers_complete(self) -> None:
+        if len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers]) > MAX_HEAD_BYTES:
+            raise ValueError("told by send_400_response, which the parser's error leads to")
+        self._in_head = False
+        self._head_ended = True
+        self._head_bytes = 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head = True
+
+    # --- what the client does not read ---
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        self._stop_watching_unread()
+        super().resume_writing()
+
+    def _watch_unread(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._drop_unread, unread)
+
+    def _drop_unread(self, before: int) -> None:
+        # Closing would wait for the client.
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_unread()
+        else:
+            self.transport.abort()
+
+    def _stop_watching_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    # --- how long a head may take ---
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,90 @@
+"""Spans by OpenTelemetry's SDK, sent in the background by OTLP over HTTP. Imported only where an endpoint is set.
+
+A collector that is slow or gone costs requests nothing: spans wait in a bounded queue, and what does not fit is lost.
+The SDK's own variables hold, e.g. OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and
+OTEL_EXPORTER_OTLP_HEADERS.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, StatusCode, TraceState
+
+from quire_engine import __version__
+from quire_engine.server.observability.tracing import TraceContext, Value
+
+_TRACES_PATH = "/v1/traces"
+
+
+class OtlpTracing:
+    """``close`` it: what is still queued is then sent, in the calling thread."""
+
+    def __init__(self, endpoint: str) -> None:
+        name = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "quire-engine"}
+        self._provider = TracerProvider(resource=Resource.create(name), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=with_path(endpoint))))
+        self._tracer = self._provider.get_tracer("quire_engine", __version__)
+
+    def begin(self, name: str, parent: TraceContext | None, attributes: Mapping[str, Value]) -> "OtlpSpan":
+        span = self._tracer.start_span(name, context=_remote(parent), kind=SpanKind.SERVER, attributes=dict(attributes))
+        return OtlpSpan(span)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+class OtlpSpan:
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def context(self) -> TraceContext:
+        own = self._span.get_span_context()
+        return TraceContext(
+            trace_id=trace.format_trace_id(own.trace_id),
+            span_id=trace.format_span_id(own.span_id),
+            sampled=own.trace_flags.sampled,
+            state=own.trace_state.to_header(),
+        )
+
+    def add(self, attributes: Mapping[str, Value]) -> None:
+        self._span.set_attributes(attributes)
+
+    def event(self, name: str, time: float) -> None:
+        self._span.add_event(name, timestamp=_wall_clock(time))
+
+    def end(self, *, failed: bool) -> None:
+        if failed:
+            self._span.set_status(StatusCode.ERROR)
+        self._span.end()
+
+
+def with_path(endpoint: str) -> str:
+    """A collector's bare address means its usual path."""
+    return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + _TRACES_PATH
+
+
+def _remote(parent: TraceContext | None) -> Context:
+    if parent is None:
+        return Context()
+    context = trace.SpanContext(
+        trace_id=int(parent.trace_id, 16),
+        span_id=int(parent.span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT),
+        trace_state=TraceState.from_header([parent.state]),
+    )
+    return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
+
+
+def _wall_clock(monotonic: float) -> int:
+    """Nanoseconds since 1970."""
+    return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)

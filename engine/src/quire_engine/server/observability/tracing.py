@@ -1,0 +1,133 @@
+"""What a span tells of a request, in the GenAI conventions' names and vLLM's; who sends spans is a port.
+
+``otlp`` sends them, where an endpoint is set; without one there are none, and nothing of OpenTelemetry is imported.
+The edge begins and ends a span, ``generation`` adds what it learnt. Never a prompt, never an answer.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire_engine.ipc.messages import Sampling
+from quire_engine.server.observability.metrics import RequestTimes
+
+Value = str | int | float | bool | Sequence[str]
+
+OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+UNTRACED = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+
+_TRACEPARENT = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<rest>-.*)?"
+)
+_MAX_STATE_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceContext:
+    trace_id: str
+    span_id: str
+    sampled: bool
+    state: str = ""
+    """What other tracing systems wrote into tracestate; passed on as it is."""
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+
+def read_context(traceparent: str | None, tracestate: str | None) -> TraceContext | None:
+    match = _TRACEPARENT.fullmatch((traceparent or "").strip())
+    if match is None or match["version"] == "ff" or (match["version"] == "00" and match["rest"]):
+        return None
+    if not int(match["trace"], 16) or not int(match["span"], 16):
+        return None
+    state = (tracestate or "").strip()
+    return TraceContext(
+        trace_id=match["trace"],
+        span_id=match["span"],
+        sampled=bool(int(match["flags"], 16) & 1),
+        state=state if len(state) <= _MAX_STATE_CHARACTERS else "",
+    )
+
+
+class Span(Protocol):
+    @property
+    def context(self) -> TraceContext: ...
+
+    def add(self, attributes: Mapping[str, Value]) -> None: ...
+
+    def event(self, name: str, time: float) -> None:
+        """Something that happened at that monotonic time."""
+
+    def end(self, *, failed: bool) -> None: ...
+
+
+class Tracing(Protocol):
+    def begin(self, name: str, parent: TraceContext | None, attributes: Mapping[str, Value]) -> Span: ...
+
+
+def name_of(method: str, path: str) -> str:
+    """vLLM's name for what generates. Other paths are not ours to choose: the method is all that stays countable."""
+    return "llm_request" if path in OPERATIONS else method
+
+
+def request_attributes(method: str, path: str, request_id: str) -> dict[str, Value]:
+    told: dict[str, Value] = {"http.request.method": method, "url.path": path[:200], "gen_ai.request.id": request_id}
+    if operation := OPERATIONS.get(path):
+        told |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "quire"}
+    return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRecord:
+    """One sequence of a request, when all has ended."""
+
+    times: RequestTimes
+    generated_tokens: int
+    finish_reason: str
+
+
+def generation_attributes(
+    model: str, sampling: Sampling, sequences: Sequence[SequenceRecord], prompt_tokens: int, now: float
+) -> dict[str, Value]:
+    """Of the request as a whole: its first sequence to begin, and its last to end."""
+    generated = sum(sequence.generated_tokens for sequence in sequences)
+    told: dict[str, Value] = {
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.n": len(sequences),
+        "gen_ai.usage.num_sequences": len(sequences),
+        "gen_ai.usage.prompt_tokens": prompt_tokens,
+        "gen_ai.usage.completion_tokens": generated,
+        "gen_ai.usage.input_tokens": prompt_tokens,
+        "gen_ai.usage.output_tokens": generated,
+        "gen_ai.response.finish_reasons": [sequence.finish_reason for sequence in sequences],
+    }
+    return told | _latencies([sequence.times for sequence in sequences], now)
+
+
+def _latencies(times: Sequence[RequestTimes], now: float) -> dict[str, Value]:
+    arrived = times[0].arrived
+    told: dict[str, Value] = {"gen_ai.latency.e2e": now - arrived}
+    scheduled = milestone(times, "first_scheduled")
+    first = milestone(times, "first_token")
+    if scheduled is not None:
+        told["gen_ai.latency.time_in_queue"] = scheduled - arrived
+    if first is not None:
+        told["gen_ai.latency.time_to_first_token"] = first - arrived
+        last = max(one.last_token for one in times if one.last_token is not None)
+        told["gen_ai.latency.time_in_model_decode"] = last - first
+        if scheduled is not None:
+            told["gen_ai.latency.time_in_model_prefill"] = first - scheduled
+            told["gen_ai.latency.time_in_model_inference"] = last - scheduled
+    return told
+
+
+def milestone(times: Sequence[RequestTimes], name: str) -> float | None:
+    """When the first of them got there."""
+    reached = [time for one in times if (time := getattr(one, name)) is not None]
+    return min(reached, default=None)

@@ -1,0 +1,135 @@
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from starlette.datastructures import Headers
+
+from quire_engine.config import AccessOptions
+from quire_engine.errors import Forbidden, KeyFileError, Unauthorized
+from quire_engine.server.auth.access import ANYBODY, Access
+from quire_engine.server.auth.keys import parse_keys
+
+SECRET = hashlib.sha256(b"secret-key-1")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def bearer(key: str) -> Headers:
+    return Headers({"authorization": f"Bearer {key}"})
+
+
+def guarded(tmp_path: Path, clock: Clock, **files: str) -> Access:
+    paths = {}
+    for name, content in files.items():
+        paths[f"{name}_key_file"] = tmp_path / name
+        (tmp_path / name).write_text(content)
+    return Access(AccessOptions(**paths), clock)
+
+
+API_PATHS = [
+    "/v1/models",
+    "/v1/chat/completions",
+    "/tokenize",
+    "/health",
+    "/version",
+    "/docs",
+    "/openapi.json",
+    "/nothing",
+]
+
+
+@pytest.mark.parametrize("path", API_PATHS)
+def test_every_path_but_the_probes_needs_the_key(tmp_path: Path, path: str) -> None:
+    access = guarded(tmp_path, Clock(), api="secret-key-1")
+    assert access.check(path, bearer("secret-key-1"), "10.0.0.9").tenant == f"key-{SECRET.hexdigest()[:8]}"
+    for headers in (Headers({}), bearer("other-key-1"), bearer(""), Headers({"authorization": "Basic secret-key-1"})):
+        with pytest.raises(Unauthorized):
+            access.check(path, headers, "127.0.0.1")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+def test_probes_and_metrics_are_open(tmp_path: Path, path: str) -> None:
+    assert guarded(tmp_path, Clock(), api="secret-key-1").check(path, Headers({}), None) == ANYBODY
+
+
+def test_metrics_can_have_a_key_of_their_own(tmp_path: Path) -> None:
+    access = guarded(tmp_path, Clock(), api="secret-key-1", metrics="metrics-key-1")
+    assert access.check("/metrics", bearer("metrics-key-1"), None).tenant is not None
+    with pytest.raises(Unauthorized):
+        access.check("/metrics", bearer("secret-key-1"), None)
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"), [("127.0.0.1", True), ("::1", True), ("10.0.0.9", False), (None, False), ("x", False)]
+)
+def test_admin_without_a_key_answers_this_host_only(tmp_path: Path, host: str | None, allowed: bool) -> None:
+    access = guarded(tmp_path, Clock(), api="secret-key-1")
+    if allowed:
+        assert access.check("/admin/drain", Headers({}), host) == ANYBODY
+        return
+    with pytest.raises(Forbidden):
+        access.check("/admin/drain", bearer("secret-key-1"), host)
+
+
+def test_an_admin_key_opens_admin_and_an_api_key_does_not(tmp_path: Path) -> None:
+    access = guarded(tmp_path, Clock(), api="secret-key-1", admin="admin-key-1")
+    assert access.check("/admin/drain", bearer("admin-key-1"), "10.0.0.9").tenant is not None
+    with pytest.raises(Unauthorized):
+        access.check("/admin/drain", bearer("secret-key-1"), "127.0.0.1")
+
+
+def test_keys_have_names_and_may_be_hashes() -> None:
+    digest = hashlib.sha256(b"hidden-key").hexdigest()
+    keys = parse_keys(f"# ours\n\nteam-a:plain-key-1\nteam-b:sha256:{digest}\nsha256:{digest}\nbare-key-2\n", "file")
+    assert [key.name for key in keys] == ["team-a", "team-b", None, None]
+    assert keys[1].digest == keys[2].digest == hashlib.sha256(b"hidden-key").digest()
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("", "holds no key"),
+        ("# nothing\n", "holds no key"),
+        ("short", "line 1"),
+        ("good-key-1\nbad key with spaces\n", "line 2"),
+    ],
+)
+def test_a_useless_key_file_stops_the_start_and_shows_no_key(tmp_path: Path, content: str, part: str) -> None:
+    with pytest.raises(KeyFileError, match=part) as caught:
+        guarded(tmp_path, Clock(), api=content)
+    assert "bad key" not in str(caught.value) and "good-key" not in str(caught.value)
+
+
+def test_a_missing_key_file_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="cannot be read"):
+        Access(AccessOptions(api_key_file=tmp_path / "none"), Clock())
+
+
+def test_keys_are_read_again_when_the_file_changes(tmp_path: Path) -> None:
+    clock = Clock()
+    access = guarded(tmp_path, clock, api="first-key-1")
+    replacement = tmp_path / "new"
+    replacement.write_text("second-key-1")
+    os.replace(replacement, tmp_path / "api")
+    clock.now = 2.0
+    assert access.check("/v1/models", bearer("second-key-1"), None).tenant is not None
+    with pytest.raises(Unauthorized):
+        access.check("/v1/models", bearer("first-key-1"), None)
+
+
+@pytest.mark.parametrize("spoil", ["broken", "removed"])
+def test_a_file_spoilt_later_leaves_the_keys_as_they_were(tmp_path: Path, spoil: str) -> None:
+    clock = Clock()
+    access = guarded(tmp_path, clock, api="first-key-1")
+    if spoil == "removed":
+        (tmp_path / "api").unlink()
+    else:
+        (tmp_path / "api").write_text("no")
+    clock.now = 2.0
+    assert access.check("/v1/models", bearer("first-key-1"), None).tenant is not None

@@ -1,0 +1,268 @@
+"""Clients that leave, engines that fail, servers that stop: told truly, and nothing keeps running."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from quire_engine.config import AdmissionOptions
+from quire_engine.errors import InvalidRequest, Unavailable
+from quire_engine.server.generation import streaming as streaming_answers
+
+Serving = Callable[..., Any]
+TokenIds = Callable[[str], list[int]]
+STREAM = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+
+
+@asynccontextmanager
+async def streaming(server: Any, ids: list[int]) -> AsyncIterator[httpx.Response]:
+    """A stream that has begun."""
+    request = server.http.build_request("POST", "/v1/chat/completions", json=STREAM)
+    asking = asyncio.create_task(server.http.send(request, stream=True))
+    (await server.engine.stream()).draw(ids)
+    response = await asking
+    yield response
+    await response.aclose()
+
+
+async def read_until_broken(response: httpx.Response) -> str:
+    """What came before the connection was closed without the body's end."""
+    text = ""
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        async for part in response.aiter_text():
+            text += part
+    return text
+
+
+async def test_an_engine_that_ends_mid_stream_is_an_error_event_and_no_done(
+    serving: Serving, token_ids: TokenIds
+) -> None:
+    async with serving() as server, streaming(server, token_ids("Hel")) as response:
+        server.engine.streams[0].breaks(Unavailable("the engine stopped", code="engine_stopped"))
+        text = await read_until_broken(response)
+        assert response.status_code == 200
+        assert "[DONE]" not in text and '"finish_reason":"' not in text
+        last = text.strip().split("\n\n")[-1]
+        assert last.startswith("event: error\ndata: ")
+        assert json.loads(last.partition("data: ")[2])["error"]["code"] == "engine_stopped"
+        assert server.context.metrics.finished["error"] == 1
+        assert server.admission.requests == 0 and server.context.lifecycle.in_flight == 0
+
+
+async def test_openais_client_raises_when_a_stream_breaks(serving: Serving, token_ids: TokenIds) -> None:
+    async with serving() as server:
+        call = server.openai.chat.completions.create(model="demo", messages=STREAM["messages"], stream=True)
+        asking = asyncio.create_task(call)
+        stream = await server.engine.stream()
+        stream.draw(token_ids("Hel"))
+        chunks = await asking
+        stream.breaks(Unavailable("the engine stopped"))
+        with pytest.raises(openai.APIError, match="the engine stopped"):
+            async for _ in chunks:
+                pass
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(InvalidRequest("needs 9 blocks, there are 8"), 400), (Unavailable("gone", retry_after_seconds=3), 503)],
+)
+async def test_what_breaks_before_the_first_token_is_a_status(
+    serving: Serving, streamed: bool, error: Any, status: int
+) -> None:
+    async with serving() as server:
+        asking = asyncio.create_task(server.chat(stream=streamed))
+        (await server.engine.stream()).breaks(error)
+        response = await asking
+        assert response.status_code == status and response.json()["error"]["message"] == error.message
+        assert response.headers.get("retry-after") == ("3" if status == 503 else None)
+
+
+async def test_an_answer_in_one_piece_that_breaks_is_an_error_and_not_half_an_answer(
+    serving: Serving, token_ids: TokenIds
+) -> None:
+    async with serving() as server:
+        asking = asyncio.create_task(server.chat())
+        stream = await server.engine.stream()
+        stream.draw(token_ids("Hel"))
+        stream.breaks(Unavailable("the engine stopped"))
+        assert (await asking).status_code == 503
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+async def test_a_client_that_leaves_a_stream_ends_it_on_the_engine(
+    serving: Serving, token_ids: TokenIds, tokens_first: bool
+) -> None:
+    async with serving() as server:
+        async with httpx.AsyncClient(base_url=server.address) as leaving:
+            asking = asyncio.create_task(
+                leaving.send(leaving.build_request("POST", "/v1/chat/completions", json=STREAM), stream=True)
+            )
+            stream = await server.engine.stream()
+            if tokens_first:
+                stream.draw(token_ids("Hel"))
+                await asking
+            else:
+                asking.cancel()
+        await asyncio.wait_for(stream.cancelled.wait(), 60)
+        await _quiet(server)
+        assert server.context.metrics.finished["abort"] == 1
+
+
+async def test_a_client_that_leaves_an_answer_in_one_piece_ends_all_its_sequences(serving: Serving) -> None:
+    async with serving() as server:
+        body = {"model": "demo", "prompt": ["a", "b"], "n": 2}
+        asking = asyncio.create_task(server.http.post("/v1/completions", json=body))
+        await server.engine.stream(3)
+        asking.cancel()
+        for stream in server.engine.streams:
+            await asyncio.wait_for(stream.cancelled.wait(), 60)
+        await _quiet(server)
+        assert server.context.metrics.finished["abort"] == 4
+
+
+async def _quiet(server: Any) -> None:
+    """Until nothing is under way, and nothing is counted as waiting."""
+    lifecycle = server.context.lifecycle
+    lifecycle.begin_drain()
+    await asyncio.wait_for(lifecycle.drained(), 60)
+    assert server.admission.requests == 0 and server.admission.tokens == 0
+
+
+async def test_one_of_several_answers_that_breaks_ends_them_all(serving: Serving, token_ids: TokenIds) -> None:
+    async with serving() as server:
+        asking = asyncio.create_task(server.chat(n=3))
+        await server.engine.stream(2)
+        first, second, third = server.engine.streams
+        first.draw(token_ids("whole"), "length")
+        second.breaks(Unavailable("the engine stopped"))
+        assert (await asking).status_code == 503
+        assert third.cancelled.is_set() and not first.cancelled.is_set()
+        assert server.context.metrics.finished == {"stop": 0, "length": 1, "abort": 0, "error": 2}
+
+
+async def test_a_full_queue_is_429_with_a_time_to_come_back(serving: Serving, token_ids: TokenIds) -> None:
+    async with serving(admission=AdmissionOptions(max_queued_requests=1)) as server:
+        waiting = asyncio.create_task(server.chat())
+        stream = await server.engine.stream()
+        response = await server.chat()
+        assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert server.context.metrics.rejected["queue_full"] == 1
+        stream.starts()
+        stream.draw(token_ids("ok"), "length")
+        assert (await waiting).status_code == 200
+        assert server.admission.requests == 0
+
+
+async def test_who_waits_too_long_is_told_so_and_leaves_the_queue(serving: Serving) -> None:
+    async with serving(admission=AdmissionOptions(max_queue_seconds=0.05)) as server:
+        response = await server.chat(stream=True)
+        assert response.status_code == 503 and response.json()["error"]["code"] == "queue_timeout"
+        assert server.engine.streams[0].cancelled.is_set()
+        await _quiet(server)
+
+
+async def test_who_runs_in_time_is_left_alone(serving: Serving, token_ids: TokenIds) -> None:
+    async with serving(admission=AdmissionOptions(max_queue_seconds=0.2)) as server:
+        asking = asyncio.create_task(server.chat())
+        stream = await server.engine.stream()
+        stream.starts()
+        await asyncio.sleep(0.3)  # past the deadline is the point
+        stream.draw(token_ids("ok"), "length")
+        assert (await asking).status_code == 200
+
+
+async def test_a_drain_lets_what_runs_finish_and_refuses_the_rest(serving: Serving, token_ids: TokenIds) -> None:
+    async with serving() as server:
+        asking = asyncio.create_task(server.chat(stream=True))
+        stream = await server.engine.stream()
+        stream.draw(token_ids("Hel"))
+        drained = await server.http.post("/admin/drain")
+        assert drained.json() == {"status": "draining", "in_flight": 1}
+        ready = await server.http.get("/readyz")
+        assert ready.status_code == 503 and ready.json()["status"] == "draining"
+        assert (await server.http.get("/livez")).status_code == 200
+        refused = await server.chat()
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["code"] == "draining"
+        stream.draw(token_ids("lo"), "length")
+        assert (await asking).text.endswith("data: [DONE]\n\n")
+        await asyncio.wait_for(server.context.lifecycle.drained(), 60)
+
+
+async def test_what_outlasts_the_drain_is_told(serving: Serving, token_ids: TokenIds) -> None:
+    async with serving() as server, streaming(server, token_ids("Hel")) as response:
+        server.context.lifecycle.begin_drain()
+        server.context.lifecycle.give_up(Unavailable("the server is stopping", code="shutting_down"))
+        text = await read_until_broken(response)
+        assert "shutting_down" in text and "[DONE]" not in text
+        assert server.engine.streams[0].cancelled.is_set()
+
+
+async def test_without_an_engine_requests_are_told_to_come_back(serving: Serving) -> None:
+    async with serving(ready=False) as server:
+        server.engine.state = "starting"
+        response = await server.chat()
+        assert response.status_code == 503 and response.json()["error"]["code"] == "engine_starting"
+        assert int(response.headers["retry-after"]) > 0
+
+
+async def test_an_engine_that_goes_while_a_request_comes_in_leaves_no_place_taken(serving: Serving) -> None:
+    async with serving() as server:
+        server.engine.refuses = Unavailable("the engine is being restarted", code="engine_restarting")
+        response = await server.chat(n=2)
+        assert response.status_code == 503 and response.json()["error"]["code"] == "engine_restarting"
+        assert (server.admission.requests, server.admission.tokens) == (0, 0)
+        assert server.context.metrics.arrived_requests == 0
+
+
+async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server:
+        server.engine.refuses = RuntimeError("secret detail")
+        response = await server.chat()
+        assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+        assert "secret" not in response.text and "secret detail" in caplog.text
+        assert (await server.http.get("/livez")).status_code == 200
+        assert (server.admission.requests, server.context.lifecycle.in_flight) == (0, 0)
+
+
+async def test_a_fault_of_ours_in_a_stream_is_an_error_event(
+    serving: Serving, token_ids: TokenIds, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as server, streaming(server, token_ids("Hel")) as response:
+        server.engine.streams[0].breaks(RuntimeError("secret detail"))
+        text = await read_until_broken(response)
+        assert '"type":"server_error"' in text and "secret" not in text and "secret detail" in caplog.text
+
+
+async def test_a_client_that_takes_nothing_is_given_up(
+    serving: Serving, token_ids: TokenIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming_answers, "_SEND_TIMEOUT_SECONDS", 0.2)
+    async with serving() as server:
+        host, _, port = server.address.removeprefix("http://").partition(":")
+        body = json.dumps(STREAM).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, (host, int(port)))
+            await loop.sock_sendall(connection, head + body)
+            stream = await server.engine.stream()
+            text = token_ids("x" * 20_000)
+            while not stream.cancelled.is_set():
+                stream.draw(text)
+                await asyncio.sleep(0)
+        assert (await asyncio.wait_for(server.http.get("/livez"), 60)).status_code == 200
+        assert server.context.lifecycle.in_flight == 0

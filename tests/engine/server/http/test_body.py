@@ -1,0 +1,296 @@
+"""What clients may send, and what they are told when it is wrong."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestError, UnsupportedMedia
+from quire_engine.server.http.body import read_object, validated
+from quire_engine.server.http.problems import error_body
+from quire_engine.server.openai.later import LATER, take_out_later
+from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Hi"}
+
+
+def request_with(body: bytes, content_type: str = "application/json", **headers: str) -> Request:
+    parts = [body[i : i + 7] for i in range(0, len(body), 7)] or [b""]
+    messages = [
+        {"type": "http.request", "body": part, "more_body": index < len(parts) - 1} for index, part in enumerate(parts)
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    raw = {"content-type": content_type, **{name.replace("_", "-"): value for name, value in headers.items()}}
+    return Request(
+        {"type": "http", "method": "POST", "headers": [(k.encode(), v.encode()) for k, v in raw.items()]}, receive
+    )
+
+
+async def test_a_body_comes_in_parts() -> None:
+    assert await read_object(request_with(json.dumps(CHAT).encode()), 1000) == CHAT
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b'{"a": NaN}', "not JSON"),
+        (b'{"a": 1} x', "not JSON"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\\ud800"}', "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b"[]", "must be a JSON object, not an array"),
+        (b"null", "must be a JSON object, not null"),
+    ],
+)
+async def test_what_is_no_json_object_is_refused(body: bytes, part: str) -> None:
+    with pytest.raises(InvalidRequest, match=part) as caught:
+        await read_object(request_with(body), 10**6)
+    assert caught.value.code == "invalid_json" and len(error_body(caught.value)) <= 4096
+
+
+async def test_a_body_over_the_limit_is_refused_with_and_without_a_length() -> None:
+    with pytest.raises(BodyTooLarge):
+        await read_object(request_with(b"x" * 101), 100)
+    with pytest.raises(BodyTooLarge):
+        await read_object(request_with(b"", content_length="101"), 100)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "headers"),
+    [
+        ("text/plain", {}),
+        ("application/x-www-form-urlencoded", {}),
+        ("", {}),
+        ("application/json", {"content_encoding": "gzip"}),
+    ],
+)
+async def test_other_media_are_refused(content_type: str, headers: dict[str, str]) -> None:
+    with pytest.raises(UnsupportedMedia):
+        await read_object(request_with(b"{}", content_type, **headers), 100)
+
+
+def refusal(model: type[Any], content: dict[str, Any], *, lenient: bool = False) -> InvalidRequest:
+    content = json.loads(json.dumps(content))
+    with pytest.raises(InvalidRequest) as caught:
+        validated(model, content, lenient=lenient, reasons=take_out_later(content))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("temperature", "hot", "temperature: should be a valid number"),
+        ("temperature", "0.5", "temperature: should be a valid number"),
+        ("temperature", -1, "temperature: should be greater than or equal to 0"),
+        ("temperature", True, "temperature: should be a valid number"),
+        ("top_p", 0, "top_p: should be greater than 0"),
+        ("max_tokens", -1, "max_tokens: should be greater than or equal to "),
+        ("max_tokens", 1.5, "max_tokens: should be a valid integer"),
+        ("n", 0, "n: should be greater"),
+        ("n", 10**6, "n: should be less than or equal to 128"),
+        ("seed", 2**64, "seed: should be less than"),
+        ("stream", "yes", "stream: should be a valid boolean"),
+        ("stop", 3, "stop: should be a string or an array of strings, not an integer"),
+        ("stop", [""], "stop: each stop string should have 1 to"),
+        ("stop", ["x"] * 17, "stop: has 17 stop strings"),
+        ("stop", "x" * 257, "stop: each stop string"),
+        ("stop_token_ids", [-1], "stop_token_ids[0]: should be greater than or equal to 0"),
+        ("logit_bias", {"x": 1}, "logit_bias: has the key 'x', which is not a token id"),
+        ("logit_bias", {"1": 101}, "logit_bias: the bias of token 1 should be a number from -100 to 100"),
+        ("logit_bias", [1], "logit_bias: should be an object"),
+        ("stream_options", {"include_usage": True}, "stream_options: only with stream set to true"),
+        ("min_token", 3, "min_token: unknown field; did you mean min_tokens?"),
+        ("guided_json", {"type": "object"}, "guided_json: structured output is not supported"),
+        ("prompt_logprobs", -1, "prompt_logprobs: should be greater than or equal to 0"),
+        ("prompt_logprobs", True, "prompt_logprobs: should be a valid integer"),
+        ("typical_p", 0, "typical_p: should be greater than 0"),
+        ("typical_p", 1.5, "typical_p: should be less than or equal to 1"),
+        ("allowed_token_ids", [], "allowed_token_ids: should be a non-empty array of token ids"),
+        ("allowed_token_ids", [3, -1], "allowed_token_ids: should be a non-empty array of token ids"),
+        ("allowed_token_ids", [3, True], "allowed_token_ids: should be a non-empty array of token ids"),
+        ("bad_words", ["a", ""], "bad_words[1]: should have at least 1 character"),
+        ("bad_words", ["a"] * 257, "bad_words: should have at most 256 items"),
+        ("bad_words", "a", "bad_words: should be a valid list"),
+        ("truncate_prompt_tokens", 0, "truncate_prompt_tokens: should be -1 or greater than 0"),
+        ("truncate_prompt_tokens", -2, "truncate_prompt_tokens: should be greater than or equal to -1"),
+        ("cache_salt", "", "cache_salt: should have at least 1 character"),
+    ],
+)
+def test_a_wrong_field_is_named_on_both_routes(field: str, value: Any, reason: str) -> None:
+    for model, content in ((ChatCompletionRequest, CHAT), (CompletionRequest, COMPLETION)):
+        error = refusal(model, {**content, field: value})
+        assert error.message.startswith(reason), error.message
+        assert error.param == field
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"model": "m"}, "messages: is required"),
+        ({**CHAT, "max_tokens": 0}, "max_tokens: should be greater than or equal to 1"),
+        ({**CHAT, "best_of": 2}, "best_of: unknown field"),
+        ({**CHAT, "messages": []}, "messages: should have at least 1 item"),
+        ({**CHAT, "messages": "Hi"}, "messages: should be a valid list"),
+        ({**CHAT, "messages": [{"role": "user"}]}, "messages[0]: content: is required"),
+        ({**CHAT, "messages": [{"role": "king", "content": "x"}]}, "messages[0].role: should be 'system'"),
+        ({**CHAT, "messages": [{"role": "user", "content": 3}]}, "messages[0].content: should be a string or an array"),
+        (
+            {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content: part 0 is of type 'image_url'; this version reads text parts only",
+        ),
+        (
+            {**CHAT, "messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content: part 0 should be",
+        ),
+        ({**CHAT, "messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour: unknown field"),
+        ({**CHAT, "tools": [{"type": "function"}]}, "tools: tool calling is not supported"),
+        ({**CHAT, "response_format": {"type": "json_object"}}, "response_format: structured output is not supported"),
+        ({**CHAT, "top_logprobs": 2}, "top_logprobs: only with logprobs"),
+        ({**CHAT, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens: differs"),
+        ({**CHAT, "continue_final_message": True}, "continue_final_message: needs add_generation_prompt"),
+        ({**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs: may not set messages"),
+    ],
+)
+def test_a_wrong_chat_request_is_explained(content: dict[str, Any], reason: str) -> None:
+    assert refusal(ChatCompletionRequest, content).message.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt": []}, "prompt: should be a string"),
+        ({"prompt": [[]]}, "prompt: a prompt of token ids should be"),
+        ({"prompt": [1, "a"]}, "prompt: mixes"),
+        ({"prompt": [[1, -2]]}, "prompt: a prompt of token ids should be"),
+        ({"prompt": None}, "prompt: should be a string"),
+        ({"suffix": "end"}, "suffix: filling in the middle is not supported"),
+        ({"logit_bias": {str(i): 1 for i in range(10_001)}}, "logit_bias: has 10001 tokens; at most 10000 are taken"),
+        ({"best_of": 1, "n": 2}, "best_of: is 1, fewer than the 2 answers asked for by n"),
+        ({"best_of": 2, "stream": True}, "best_of: the best are known when all have ended; it cannot be streamed"),
+        ({"best_of": 129}, "best_of: should be less than or equal to 128"),
+    ],
+)
+def test_a_wrong_completion_request_is_explained(change: dict[str, Any], reason: str) -> None:
+    assert refusal(CompletionRequest, {**COMPLETION, **change}).message.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
+    assert validated(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
+
+
+def test_an_unknown_field_of_a_part_is_named_or_left_out() -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+
+    def body() -> dict[str, Any]:
+        parts = [{"type": "text", "text": "a"}, dict(part)]
+        return {"model": "m", "messages": [{"role": "user", "content": parts}]}
+
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[1\]\.cache_control: unknown field$") as caught:
+        validated(ChatCompletionRequest, body(), lenient=False)
+    assert caught.value.param == "messages"
+    made = validated(ChatCompletionRequest, body(), lenient=True)
+    assert made.messages[0].content == [{"type": "text", "text": "a"}, {"type": "text", "text": "Hi"}]
+
+
+def test_the_document_says_that_no_prompt_is_cut_to_nothing() -> None:
+    described = CompletionRequest.model_json_schema()["properties"]["truncate_prompt_tokens"]["anyOf"]
+    assert described == [{"type": "integer", "anyOf": [{"const": -1}, {"minimum": 1}]}, {"type": "null"}]
+
+
+def test_an_echo_of_null_is_none() -> None:
+    body = validated(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
+    assert not body.echo
+
+
+def test_fields_that_ask_for_nothing_are_taken() -> None:
+    nothing = {
+        **{name: None for name in LATER},
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "store": True,
+        "metadata": {"a": "b"},
+        "user": "ann",
+        "service_tier": "auto",
+        **{
+            name: None
+            for name in ChatCompletionRequest.model_fields
+            if ChatCompletionRequest.model_fields[name].default is None
+        },
+    }
+    content = {**nothing, **CHAT}
+    assert take_out_later(content) == []
+    validated(ChatCompletionRequest, content, lenient=False)
+
+
+def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
+    error = refusal(ChatCompletionRequest, {**CHAT, "tools": [1], "top_p": 3, "n": "x", "colour": "red"})
+    assert [reason.partition(":")[0] for reason in error.message.split("; ")] == ["tools", "top_p", "n", "colour"]
+    many = refusal(ChatCompletionRequest, {**CHAT, **{f"field{number}": 1 for number in range(50)}})
+    assert len(many.message.split("; ")) == 10 and many.message.endswith("and 41 more")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({**CHAT, **{f"f{number}": 1 for number in range(255)}}, "has 257 fields; at most 256 are taken"),
+        ({**CHAT, "messages": [{f"f{number}": 1 for number in range(257)}]}, "messages[0]: has 257 fields"),
+        ({**CHAT, "messages": [{}] * 10_001}, "messages: should have at most 10000 items"),
+    ],
+)
+def test_there_is_a_bound_to_how_much_can_be_wrong(content: dict[str, Any], reason: str) -> None:
+    assert refusal(ChatCompletionRequest, content).message.startswith(reason)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(), st.integers(), min_size=1))
+def test_a_large_wrong_body_makes_a_small_answer(content: dict[str, Any]) -> None:
+    error = refusal(ChatCompletionRequest, {**content, "messages": [{"role": "é" * 500, "€" * 9000: 1}] * 20})
+    body = error_body(error)
+    assert len(body) <= 4096 and json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_lenient_leaves_unknown_fields_out_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    content = {**CHAT, "colour": "red", "messages": [{"role": "user", "content": "Hi", "mood": 1}]}
+    made = validated(ChatCompletionRequest, content, lenient=True)
+    assert made.messages[0].content == "Hi"
+    assert [record.getMessage().split()[1] for record in caplog.records] == ["messages[0].mood", "colour"]
+
+
+def test_lenient_still_refuses_wrong_values() -> None:
+    error = refusal(ChatCompletionRequest, {**CHAT, "colour": "red", "n": "x"}, lenient=True)
+    assert error.message.startswith("n: ") and "colour" not in error.message
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+fields = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *LATER})
+
+
+@given(st.dictionaries(st.sampled_from(fields), json_values, max_size=5), st.booleans())
+def test_no_body_makes_anything_but_an_object_or_a_refusal(change: dict[str, Any], lenient: bool) -> None:
+    for model, content in ((ChatCompletionRequest, CHAT), (CompletionRequest, COMPLETION)):
+        body = {**content, **change}
+        try:
+            validated(model, body, lenient=lenient, reasons=take_out_later(body))
+        except RequestError as error:
+            assert len(error_body(error)) <= 4096

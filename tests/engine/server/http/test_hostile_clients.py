@@ -1,0 +1,149 @@
+"""What one client can do to others, and to those who read the log: bounds on what small requests may cost."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.datastructures import Headers
+
+from quire_engine import logs
+from quire_engine.config import AccessOptions
+from quire_engine.errors import Forbidden
+from quire_engine.server.auth.access import ANYBODY, Access
+from quire_engine.server.generation import streaming
+from quire_engine.server.http import protocol as http_protocol
+
+Serving = Callable[..., Any]
+
+
+# --- the log ---
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+async def test_nothing_a_client_sends_begins_a_line_of_the_log(
+    serving: Serving, caplog: pytest.LogCaptureFixture, format: Any
+) -> None:
+    forged = "12:00:00.000 error   the engine has failed"
+    async with serving("ok", log_requests=True, lenient=True) as server:
+        with caplog.at_level(logging.INFO, logger="quire_engine"):
+            await server.http.get(f"/x%0A{forged}%0D%1B[2J%C2%85%E2%80%A8")
+            await server.complete(**{f"y\n{forged}": 1})
+    records = [record for record in caplog.records if forged in record.getMessage()]
+    assert len(records) == 2
+    for record in records:
+        line = logs.formatter(format).format(record)
+        assert len(line.splitlines()) == 1 and forged in line
+        assert not {"\r", "\x1b", "\x85", "\u2028"} & set(line)
+
+
+async def test_a_long_path_makes_no_long_line(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving("ok", log_requests=True) as server:
+        with caplog.at_level(logging.INFO, logger="quire_engine"):
+            await server.http.get("/x" * 10_000)
+    assert max(len(record.getMessage()) for record in caplog.records) < 300
+
+
+# --- /admin without a key ---
+
+
+@pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip"])
+@pytest.mark.parametrize("local", [False, True], ids=["address", "unix socket"])
+def test_what_a_proxy_on_this_host_passes_on_is_not_of_this_host(header: str, local: bool) -> None:
+    access = Access(AccessOptions(), lambda: 0.0, local=local)
+    host = None if local else "127.0.0.1"
+    assert access.check("/admin/drain", Headers({}), host) == ANYBODY
+    with pytest.raises(Forbidden):
+        access.check("/admin/drain", Headers({header: "127.0.0.1"}), host)
+
+
+def test_this_host_may_come_by_ipv4_to_an_ipv6_socket() -> None:
+    access = Access(AccessOptions(), lambda: 0.0)
+    assert access.check("/admin/drain", Headers({}), "::ffff:127.0.0.1") == ANYBODY
+    with pytest.raises(Forbidden):
+        access.check("/admin/drain", Headers({}), "::ffff:10.0.0.9")
+
+
+# --- answers much larger than their requests ---
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
+async def test_logprobs_of_a_prompt_count_for_each_answer_that_tells_them(
+    serving: Serving, fields: dict[str, Any]
+) -> None:
+    async with serving("ok") as server:
+        assert (await server.complete(prompt="x" * 100, n=2, max_tokens=1, **fields)).status_code == 200
+        refused = await server.complete(prompt="x" * 100, n=128, max_tokens=1, **fields)
+        assert refused.status_code == 400 and "268800 of them" in refused.json()["error"]["message"]
+        assert len(server.engine.streams) == 2
+
+
+async def test_an_answer_in_one_piece_holds_only_so_many_logprobs(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "MAX_LOGPROBS_HELD", 100)
+    async with serving("some words", max_logprobs=20) as server:
+        assert (await server.complete(logprobs=5)).status_code == 200
+        assert (await server.complete(logprobs=5, n=4, stream=True)).text.endswith("data: [DONE]\n\n")
+        refused = await server.complete(logprobs=5, n=4)
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "answer_too_large"
+        assert server.context.lifecycle.in_flight == 0
+
+
+async def test_a_list_of_allowed_tokens_is_bounded(serving: Serving) -> None:
+    async with serving("ok") as server:
+        refused = await server.complete(allowed_token_ids=[1] * 10_001)
+        assert refused.status_code == 400 and "allowed_token_ids: has 10001" in refused.json()["error"]["message"]
+
+
+async def test_tokenize_keeps_the_templates_own_names_too(serving: Serving) -> None:
+    async with serving("ok") as server:
+        for path, more in (("/tokenize", {}), ("/v1/chat/completions", {"model": "demo"})):
+            body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}, **more}
+            refused = await server.http.post(path, json=body)
+            assert refused.status_code == 400 and "may not set messages" in refused.json()["error"]["message"]
+
+
+# --- connections ---
+
+
+async def test_an_answer_that_nobody_reads_is_dropped(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.2)
+    async with serving("ok") as server:
+        body = json.dumps({"tokens": [256] * 1_500_000}).encode()
+        head = b"POST /detokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        host, _, port = server.address.removeprefix("http://").partition(":")
+        loop = asyncio.get_running_loop()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            await loop.sock_connect(connection, (host, int(port)))
+            await loop.sock_sendall(connection, head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            received = await loop.sock_recv(connection, 100)
+            assert received.startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(1.0)  # reads nothing, as the test is about
+            total = 0
+            async with asyncio.timeout(60):
+                while more := await loop.sock_recv(connection, 2**20):
+                    total += len(more)
+            assert total < 10_000_000  # <|eos|> has seven characters
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+async def test_an_offer_to_upgrade_is_left_aside_wherever_the_network_cuts_it(serving: Serving, cut: int) -> None:
+    body = b'{"model": "demo", "prompt": "Hi"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, close\r\ncontent-type: application/json"
+    rest = b"\r\nUpgrade: h2c\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    async with serving("ok") as server:
+        host, _, port = server.address.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in (head + rest[:cut], rest[cut:]):
+            writer.write(part)
+            await asyncio.sleep(0.02)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 ") and b'"text":"ok"' in answer

@@ -1,0 +1,66 @@
+"""Clients that send a byte now and then: they are given up, and what they hold open holds nobody up."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_engine.server.http import body
+from quire_engine.server.http import protocol as http_protocol
+
+Serving = Callable[..., Any]
+
+
+async def trickle(address: str, head: bytes, drops: bytes) -> bytes:
+    """Sends the head, then its drops one by one until the server ends the connection; what it answered."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head)
+    answering = asyncio.create_task(reader.read())
+    try:
+        async with asyncio.timeout(20):
+            while not answering.done():
+                writer.write(drops)
+                await asyncio.sleep(0.02)
+        return answering.result()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/models HTTP/1.1\r\nx: "], ids=["silent", "endless header"])
+async def test_a_head_that_does_not_end_is_given_up(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)
+    async with serving("ok") as server:
+        given_up = asyncio.create_task(trickle(server.address, begun, b"y" if begun else b""))
+        assert (await server.complete()).status_code == 200
+        assert b"200 OK" not in await given_up
+
+
+async def test_a_head_that_does_not_end_on_a_used_connection_is_given_up(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)
+    async with serving("ok") as server:
+        answer = await trickle(server.address, b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /livez HT", b"T")
+        assert answer.count(b"200 OK") == 1
+
+
+async def test_a_body_that_does_not_arrive_is_408(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_READ_SECONDS", 0.3)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    async with serving("ok") as server:
+        answer = await trickle(server.address, head + b"content-length: 100000\r\n\r\n{", b" ")
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.3 s" in answer
+        assert server.context.lifecycle.in_flight == 0
+
+
+async def test_a_url_as_long_as_a_book_is_431(serving: Serving) -> None:
+    async with serving("ok") as server:
+        answer = await trickle(server.address, b"GET /v1/models?x=" + b"y" * 70_000, b"y")
+        assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""  # reset, where it still sends after the answer
+        assert (await server.http.get("/livez")).status_code == 200

@@ -1,0 +1,21 @@
+"""Events as they stand on the wire."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_engine.server.http import sse
+
+
+@given(st.text())
+def test_an_event_prepared_for_its_text_is_the_event(text: str) -> None:
+    def payload(text: str) -> dict[str, Any]:
+        return {"id": "chatcmpl-1", "choices": [{"delta": {"content": text}, "finish_reason": None}], "usage": None}
+
+    assert sse.TextEvent(payload).event(text) == sse.event(payload(text))
+
+
+@given(st.text())
+def test_an_event_is_one_line_of_data_whatever_the_text(text: str) -> None:
+    assert sse.event({"text": text}).splitlines()[1:] == [b""]
