@@ -24,11 +24,13 @@ CLEAN = (
     "Makefile",
     "README.md",
     "charts",
+    "common",
     "crds",
     "docs/architecture.md",
     "docs/runbooks",
     "examples/demo.yaml",
     "examples/llama-3.1-8b.yaml",
+    "gateway",
     "requirements",
     "tools",
 )

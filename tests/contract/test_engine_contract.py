@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 from starlette.datastructures import Headers
 
+from quire_common.errors import FlagsError
 from quire_engine import flag_table, flags
 from quire_engine.config import EngineConfig
 from quire_engine.core import kv_layout
 from quire_engine.core.kv_layout import kv_bytes_per_token
-from quire_engine.errors import FlagsError, Unauthorized
+from quire_engine.errors import Unauthorized
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.server.auth.access import Access
 from quire_gateway.headers import to_replica
@@ -43,11 +44,13 @@ def engine_reads(args: list[str]) -> EngineConfig:
 
 
 def test_the_committed_flags_are_the_engines() -> None:
-    assert json.loads(json.dumps(flag_table.schema()))["properties"] == engine_flags.flag_schema(), "make engine-flags"
+    assert json.loads(json.dumps(flag_table.FLAGS.schema()))["properties"] == engine_flags.flag_schema(), (
+        "make engine-flags"
+    )
 
 
 def test_every_flag_that_quire_sets_exists() -> None:
-    known = {*flag_table.FLAGS, "help", "version", "flag-schema"}
+    known = {*flag_table.FLAGS.flags, "help", "version", "flag-schema"}
     assert {flag.removeprefix("no-") for flag in engine_flags.OWNED_FLAGS} <= known
     assert known >= engine_flags.RESERVED_FLAGS
 
@@ -307,7 +310,7 @@ def test_both_choose_the_same_arithmetic_on_a_gpu(asked: DType, stored: str | No
 
 def free_flags() -> list[str]:
     taken = {*engine_flags.OWNED_FLAGS, *engine_flags.RESERVED_FLAGS}
-    return [name for name in flag_table.FLAGS if name not in taken]
+    return [name for name in flag_table.FLAGS.flags if name not in taken]
 
 
 VALUES = [

@@ -76,7 +76,7 @@ def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes
 def demands(groups: Sequence[CacheGroup], limits: CacheLimits, *, use_all: bool) -> list[GroupDemand]:
     """Return what each group can use.
 
-    With ``use_all`` the whole budget is used, by the groups with full attention, or by all if there are none.
+    With ``use_all`` the groups with full attention use the whole budget; without such groups, all groups do.
     """
     has_full = any(group.window is None for group in groups)
     return [

@@ -53,7 +53,7 @@ class ReloadingTls:
 
     @property
     def asks_for_certificates(self) -> bool:
-        """Whether clients must show a certificate."""
+        """True if clients must show a certificate."""
         return self._files.ca_certs is not None
 
     def certificate_expiry(self) -> float:

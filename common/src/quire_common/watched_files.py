@@ -1,4 +1,4 @@
-"""Files that are read again when they change. Their state is polled at most once a second, when somebody uses them.
+"""Files that are read again when they change. Their state is checked when they are used, at most once a second.
 
 The check follows links, so it notices when Kubernetes swaps the links of a mounted Secret.
 """

@@ -126,7 +126,7 @@ def _errors(metrics: Metrics) -> Middleware:
         except web.HTTPException as error:
             return answer(request, BadRequest(error.reason), status=error.status)
         except ConnectionResetError:
-            # The client left, so there is no one to answer.
+            # The client disconnected: an answer would reach nothing.
             raise
         except Exception:
             _log.exception("request failed: %s %s: unhandled exception (bug)", request.method, request.path)

@@ -46,7 +46,7 @@ class Backend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether discovery lists it as ready and not terminating."""
+        """True if discovery lists it as ready and not terminating."""
         return self.endpoint.ready and not self.endpoint.terminating
 
     def is_suspect(self, now: float) -> bool:
@@ -161,7 +161,7 @@ class Fleet:
 
     @property
     def is_synced(self) -> bool:
-        """Whether discovery has published at least once."""
+        """True if discovery has published at least once."""
         return self._synced.is_set()
 
     async def wait_synced(self, *, timeout_seconds: float) -> bool:

@@ -16,7 +16,7 @@ class EventSplitter:
     def __init__(self) -> None:
         self._rest = b""
         self.has_error = False
-        """Whether an error event has ended the stream: nothing may follow it."""
+        """True if an error event has ended the stream: nothing may follow it."""
 
     def feed(self, chunk: bytes) -> bytes:
         """Return all events that are complete with this chunk."""

@@ -11,6 +11,7 @@ from quire_parity import cases
 from quire_parity.cases import Case
 from quire_parity.reference import generate, load_reference
 
+from quire_common.errors import FlagsError
 from quire_engine.config import (
     CacheOptions,
     DeviceOptions,
@@ -23,7 +24,6 @@ from quire_engine.config import (
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
-from quire_engine.errors import FlagsError
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate

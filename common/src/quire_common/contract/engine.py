@@ -1,4 +1,4 @@
-"""What the engine offers: its command, port, paths, exit code and metrics. Metric names are vLLM's where it has one."""
+"""The interface of the engine: its command, port, paths, exit code and metrics, with vLLM's names where it has one."""
 
 ENGINE_COMMAND = "quire-engine"
 ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"

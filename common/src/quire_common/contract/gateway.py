@@ -1,4 +1,4 @@
-"""What the gateway offers, and the file from which it reads endpoints in local mode.
+"""The interface of the gateway, and the file from which it reads endpoints in local mode.
 
 {"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": "http://127.0.0.1:40001",
                                             "ready": true, "serving": true, "terminating": false}]}]}
@@ -14,7 +14,7 @@ LIVE_PATH = "/livez"
 REQUESTS_PATH = "/requests"
 """The number of requests of each model that wait and that run; needs no key."""
 SCRAPE_SECONDS = 1.0
-"""How often the gateway scrapes the load of every replica."""
+"""The period in which the gateway scrapes the load of every replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Endpoint:
     """Scheme, host and port, without a path."""
     ready: bool = True
     serving: bool = True
-    """Whether it answers requests; it may be terminating."""
+    """True if it answers requests; it may be terminating."""
     terminating: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What the value of a flag may be: how its text is read, what a message says is expected, and its JSON Schema."""
+"""The kinds of values that flags take: reading the text, describing what is expected, the JSON Schema."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Kind(Protocol):
 
     @property
     def expected(self) -> str:
-        """What is expected, as a noun phrase."""
+        """The expected value, as a noun phrase for messages."""
         ...
 
     def parse(self, text: str) -> Any:
@@ -303,9 +303,9 @@ class Flag:
     default: str | None = None
     """Text, read as a person's would be."""
     shown_default: str | None = None
-    """What the help shows as the meaning of a flag that is not set and has no default."""
+    """The help's description of a flag that is not set and has no default."""
     many: bool = False
-    """Whether it takes several values."""
+    """True if it takes several values."""
     required: bool = False
 
     def schema(self) -> dict[str, Any]:

@@ -59,17 +59,17 @@ class FlagTable:
     """The start of the variables: ``QUIRE_ENGINE_`` gives ``QUIRE_ENGINE_PORT`` for ``--port``."""
     groups: Mapping[str, tuple[Flag, ...]]
     intro: str
-    """What the help says above the flags."""
+    """The help above the flags."""
     outro: str
-    """What the help says below them."""
+    """The help below the flags."""
     positional: str | None = None
     """The flag that a word without a flag sets."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """Flags of similar programs that this one does not have, and what to use instead."""
     separator: str | None = None
-    """What separates several values in one text. None: spaces in a variable, and nothing in an argument."""
+    """The separator of several values in one text. None: spaces in a variable, and no separator in an argument."""
     reject_unknown_variables: bool = False
-    """Whether a variable with the prefix that belongs to no flag is a problem."""
+    """True if a variable with the prefix but without a flag is a problem."""
     flags: Mapping[str, Flag] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class FlagTable:
                     parser.add_argument(f"--no-{name}", dest=name, action="store_const", const="false")
             elif flag.many:
                 parser.add_argument(f"--{name}", dest=name, nargs="*", action="extend")
-            else:  # a missing value is None, so that it is one problem among others and does not end the parsing
+            else:  # nargs="?" makes a missing value one problem among others, which does not end the parsing
                 parser.add_argument(f"--{name}", dest=name, nargs="?", const=None)
         return parser
 

@@ -58,7 +58,7 @@ class Load:
 
     @cached_property
     def is_full(self) -> bool:
-        """Whether a request has to end before another can start."""
+        """True if a request has to end before another can start."""
         return self.kv_usage >= _FULL_KV_USAGE or (self.max_running is not None and self.running >= self.max_running)
 
     @cached_property
@@ -92,9 +92,9 @@ class Candidate(NamedTuple):
     prefix_share: float = 0.0
     """The share of this prompt that the replica has probably cached."""
     ready: bool = True
-    """Whether discovery lists the replica as ready and not terminating."""
+    """True if discovery lists the replica as ready and not terminating."""
     suspect: bool = False
-    """Whether the replica recently failed to answer: it is asked only if no other replica can be."""
+    """True if the replica recently failed to answer: it is used only if no other replica can be."""
 
 
 @dataclass(frozen=True, slots=True)

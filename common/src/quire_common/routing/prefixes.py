@@ -12,7 +12,7 @@ _MAX_TOTAL_ENTRIES = 131_072
 """About 20 MB. One model's full index has 5 MB; the indexes of all models in a cluster could exceed a pod's memory."""
 _MAX_HOLDERS = 4
 _CHECK_EVERY_BLOCKS = 1024
-"""How many blocks may be recorded before the total size is checked again."""
+"""The number of recorded blocks after which the total size is checked again."""
 
 
 class PrefixIndex:

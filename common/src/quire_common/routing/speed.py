@@ -1,4 +1,4 @@
-"""How fast replicas work, learned from their counters: requests that finish per second, prompt tokens per second.
+"""The speed of replicas, learned from their counters: finished requests and prompt tokens per second.
 
 ``balance`` compares replicas by these figures. The caller passes the time and the counters.
 """

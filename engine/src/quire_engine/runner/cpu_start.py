@@ -2,8 +2,8 @@
 
 import time
 
+from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
-from quire_engine.errors import FlagsError
 from quire_engine.runner.cache_size import CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory

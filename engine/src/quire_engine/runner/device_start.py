@@ -6,9 +6,9 @@ Where Triton interprets its kernels on CPU tensors the same runner is made, over
 import logging
 import time
 
+from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.errors import FlagsError
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import default_graph_sizes

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from quire_common.errors import FlagsError
 from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.core.ports import LoadedModel
-from quire_engine.errors import FlagsError
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, find_candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend

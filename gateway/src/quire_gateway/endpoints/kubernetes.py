@@ -206,7 +206,7 @@ class _Store:
     is_synced: bool = False
     not_allowed_since: float | None = None
     is_given_up: bool = False
-    """Whether it was forbidden for so long that the other watches no longer wait for it."""
+    """True if it was forbidden for so long that the other watches no longer wait for it."""
 
     def note_not_allowed(self, now: float) -> bool:
         """Record that the watch is forbidden; return whether it is given up now."""
