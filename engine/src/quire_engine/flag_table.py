@@ -67,7 +67,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("load-format", Choice("safetensors", "dummy"),
               "dummy fills the weights with random values, to benchmark a shape", "safetensors"),
         _flag("model-impl", Choice("auto", "native", "transformers"),
-              "the implementation of the layers; auto uses quire's own model family where there is one, else transformers",
+              "the implementation of the layers; auto uses quire's own model family if there is one, else transformers",
               "auto"),
         _flag("trust-remote-code", Switch(), "run Python code from the model's folder, for models that neither quire "
               "nor transformers supports"),
@@ -81,7 +81,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Scheduling": (
         _flag("max-num-seqs", Integer(1, 65536), "the maximum number of sequences that run at once", "256"),
-        _flag("max-num-batched-tokens", Integer(1), "the maximum number of tokens in a step; longer prompts run in chunks",
+        _flag("max-num-batched-tokens", Integer(1), "the maximum number of tokens in a step; long prompts run in chunks",
               "2048"),
         _flag("scheduling-policy", Choice("fcfs", "priority", "fair"),
               "the order of requests: fcfs by arrival, priority by the smallest priority number, fair by the tenant "
@@ -89,7 +89,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "key, or all keys of one name in --api-key-file. Without keys there is one tenant, because the user "
               "field of a request is not trusted", "fcfs"),
         _flag("max-generation-stall", Duration(), "the maximum time that a step may spend on prompts while other "
-              "sequences generate. It bounds their inter-token latency; a lower value delays long prompts. 0 is no bound",
+              "sequences generate. It bounds their inter-token latency; lower values delay long prompts. 0 is no bound",
               "0.25s"),
         _flag("preemption-mode", Choice("auto", "recompute", "swap"),
               "the treatment of a preempted sequence's blocks: recompute drops them and computes them again, swap "
@@ -126,7 +126,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("deterministic", Switch(), "return the same tokens and logprobs for the same request, bit by bit, "
               "whatever other requests run: no sum depends on the batch, on prompt chunks or on cache hits. Slower; "
               "only for quire's own model families"),
-        _flag("tensor-parallel-size", Integer(1), "the number of devices that share each layer; this version supports 1",
+        _flag("tensor-parallel-size", Integer(1), "the number of devices that share each layer; only 1 is supported",
               "1"),
         _flag("pipeline-parallel-size", Integer(1), "the number of devices that share the layers; this version "
               "supports 1", "1"),
@@ -151,9 +151,9 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "20"),
     ),
     "Admission": (
-        _flag("max-queued-requests", Integer(1), "the maximum number of waiting sequences; above it new requests get 429",
+        _flag("max-queued-requests", Integer(1), "the maximum number of waiting sequences; above it requests get 429",
               "1024"),
-        _flag("max-queued-tokens", Integer(1), "the maximum number of waiting prompt tokens; above it new requests get "
+        _flag("max-queued-tokens", Integer(1), "the maximum number of waiting prompt tokens; above it requests get "
               "429", unset="8 times the tokens that the KV cache holds"),
         _flag("max-queue-time", Duration(), "answer a request with 503 if it has not started to run by then",
               unset="no limit"),
