@@ -26,8 +26,8 @@ AOT_TARGETS ?=
 # Additional pytest arguments for `make e2e`, such as -k drain.
 ARGS ?=
 OTHER_TRITON := $(if $(TRITON),$(CACHE)/triton-$(TRITON))
-DISTRIBUTIONS := common kernels engine gateway operator
-ENGINE_FLAGS := operator/src/quire_operator/domain/engine_flags.json
+DISTRIBUTIONS := common kernels engine gateway operator cli
+ENGINE_FLAGS := operator/src/quire_operator/domain/resource/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
 .DEFAULT_GOAL := help
@@ -74,12 +74,12 @@ kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels and the GPU runner 
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton tests/engine/triton
 
 kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the Triton kernels ahead of time, without a GPU (TRITON=3.6 selects the Triton version)
-	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python benchmarks/kernels/aot.py --json out/bench/kernels_aot$(TRITON).json $(if $(AOT_TARGETS),--target $(AOT_TARGETS))
+	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python -m benchmarks.kernels.aot --json out/bench/kernels_aot$(TRITON).json $(if $(AOT_TARGETS),--target $(AOT_TARGETS))
 
 kernels-aot-bounds: $(VENV)/.dev ## Update benchmarks/kernels/aot_bounds.json to the current resource use of the kernels with both Triton versions
-	$(BIN)/python benchmarks/kernels/aot.py --update
+	$(BIN)/python -m benchmarks.kernels.aot --update
 	$(MAKE) --no-print-directory $(CACHE)/triton-3.6/.done
-	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python benchmarks/kernels/aot.py --widen
+	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python -m benchmarks.kernels.aot --widen
 
 gpu-bundle: $(VENV)/.dev ## Pack tests and benchmarks for a GPU machine without a network; run benchmarks/on_gpu.sh there
 	BIN=$(BIN) benchmarks/gpu_bundle.sh
@@ -100,38 +100,29 @@ lint: $(VENV)/.dev ## Check formatting, lint, types, import contracts and wordin
 
 bench: $(VENV)/.runtime ## Run short versions of all benchmarks on the demo model (docs/benchmarks.md lists the long ones)
 	@mkdir -p out/bench
-	$(BIN)/python benchmarks/kv/waste.py --json out/bench/waste.json
-	$(BIN)/python benchmarks/kv/host_cost.py --steps 50 --json out/bench/host_cost.json
-	$(BIN)/python benchmarks/kv/continuous_vs_static.py --runs 1 --json out/bench/continuous_vs_static.json
-	$(BIN)/python benchmarks/kv/prefix_ttft.py --model demo --runs 1 --json out/bench/prefix_ttft.json
-	$(BIN)/python benchmarks/kv/prefix_cost.py --runs 1 --json out/bench/prefix_cost.json
-	$(BIN)/python benchmarks/kv/prefix_chat.py --conversations 8 --runs 1 --json out/bench/prefix_chat.json
-	$(BIN)/python benchmarks/kv/preemption.py --requests 8 --runs 1 --json out/bench/preemption.json
-	$(BIN)/python benchmarks/kv/fairness.py --json out/bench/fairness.json
-	$(BIN)/python benchmarks/serving/busy_neighbour.py --json out/bench/busy_neighbour.json
-	$(BIN)/python benchmarks/serving/gateway_overhead.py --requests 500 --json out/bench/gateway_overhead.json
-	$(BIN)/python benchmarks/serving/generation_stall.py --json out/bench/generation_stall.json
-	$(BIN)/python benchmarks/serving/compare.py --quick --json out/bench/compare.json
-	$(BIN)/python benchmarks/serving/fair_sharing.py --queued 100 --requests 3 --json out/bench/fair_sharing.json
-	$(BIN)/python benchmarks/kernels/run.py --quick --json out/bench/kernels.json
-	$(BIN)/python benchmarks/serving/on_device.py --concurrency 1 4 --prompt 64 --output 16 --rounds 1 --steps 16 --json out/bench/on_device.json
-	$(BIN)/python benchmarks/serving/step_breakdown.py --model demo --sequences 1 16 --rounds 2 --seconds 1 --json out/bench/step_breakdown.json
-	$(BIN)/python benchmarks/serving/growth.py --quick --json out/bench/growth.json
-	$(BIN)/python benchmarks/autoscaling/run.py --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
+	$(BIN)/python -m benchmarks.serving.host_cost --steps 50 --json out/bench/host_cost.json
+	$(BIN)/python -m benchmarks.serving.busy_neighbour --json out/bench/busy_neighbour.json
+	$(BIN)/python -m benchmarks.serving.gateway_overhead --requests 500 --json out/bench/gateway_overhead.json
+	$(BIN)/python -m benchmarks.serving.generation_stall --json out/bench/generation_stall.json
+	$(BIN)/python -m benchmarks.serving.compare --quick --json out/bench/compare.json
+	$(BIN)/python -m benchmarks.serving.step_breakdown --model demo --sequences 1 16 --rounds 2 --json out/bench/step_breakdown.json
+	$(BIN)/python -m benchmarks.serving.on_device --concurrency 1 4 --prompt 64 --output 16 --rounds 1 --steps 16 --json out/bench/on_device.json
+	$(BIN)/python -m benchmarks.kernels.run --quick --json out/bench/kernels.json
+	$(BIN)/python -m benchmarks.autoscaling.run --seeds 1 --delay 30 --fault none --json out/bench/autoscaling.json
 
 bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRACE and write JSON (a one-hour trace takes minutes)
-	$(BIN)/python benchmarks/autoscaling/run.py $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
+	$(BIN)/python -m benchmarks.autoscaling.run $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
 
 guard-update: $(VENV)/.dev ## Update tests/engine/guard/bounds.json to the current cost of a step and of a streamed token
-	PYTHONPATH=tests/engine/guard/support:benchmarks/serving $(BIN)/python -m quire_guard --update
+	PYTHONPATH=tests/engine/guard/support $(BIN)/python -m quire_guard --update
 
 peers: $(VENV)/.runtime ## Install the other servers for benchmarks/serving/compare.py (takes many minutes; compiles one of them)
-	$(BIN)/python benchmarks/peers/install_vllm.py
-	$(BIN)/python benchmarks/peers/install_transformers.py
-	$(BIN)/python benchmarks/peers/install_llama_cpp.py
+	$(BIN)/python -m benchmarks.peers.install_vllm
+	$(BIN)/python -m benchmarks.peers.install_transformers
+	$(BIN)/python -m benchmarks.peers.install_llama_cpp
 
 soak: $(VENV)/.dev ## Run long property tests (SOAK examples each) and outage tests with realistic durations
-	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaler
+	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaling
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 
 generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Generate the chart's copy of the CRD and docs/crd.md

@@ -38,15 +38,15 @@ part_tests() {
 }
 
 part_kernels() {
-  timeout "$PART_SECONDS" "$PYTHON" benchmarks/kernels/run.py --seconds "$BUDGET" --json "$OUT/kernels.json" --plot "$OUT/kernels.png"
+  timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.kernels.run --seconds "$BUDGET" --json "$OUT/kernels.json" --plot "$OUT/kernels.png"
 }
 
 part_serving() {
-  timeout "$PART_SECONDS" "$PYTHON" benchmarks/serving/on_device.py --seconds "$BUDGET" --json "$OUT/serving.json"
+  timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.serving.on_device --seconds "$BUDGET" --json "$OUT/serving.json"
 }
 
 part_tune() {
-  timeout "$PART_SECONDS" "$PYTHON" benchmarks/kernels/tune.py --seconds "$BUDGET" --state "$OUT/tune" --output "$OUT/configs"
+  timeout "$PART_SECONDS" "$PYTHON" -m benchmarks.kernels.tune --seconds "$BUDGET" --state "$OUT/tune" --output "$OUT/configs"
 }
 
 parts=("$@")

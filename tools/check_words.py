@@ -26,6 +26,7 @@ CLEAN = (
     "charts",
     "common",
     "crds",
+    "docs/adr",
     "docs/architecture.md",
     "docs/runbooks",
     "examples/demo.yaml",

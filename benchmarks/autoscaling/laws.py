@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loads import Load, busy_seconds
-from policies.hpa import HpaConfig, HpaScaler, Rules, Step, Unit
-from policies.keda import Fallback, KedaConfig, KedaScaler, Query
-from policies.kpa import KpaConfig, KpaScaler
-from policies.llmd import Analyzer, EngineLimits, LlmdConfig, LlmdScaler, chart_rules
-from policies.quire import QuireConfig, quire_scaler
-from quire_operator.domain.tuning import Tuning
-from quire_operator.simulation.scaler import Scaler
-from scenarios import MAX_REPLICAS, MIN_REPLICAS
+from benchmarks.autoscaling.loads import Load, busy_seconds
+from benchmarks.autoscaling.policies.hpa import HpaConfig, HpaScaler, Rules, Step, Unit
+from benchmarks.autoscaling.policies.keda import Fallback, KedaConfig, KedaScaler, Query
+from benchmarks.autoscaling.policies.kpa import KpaConfig, KpaScaler
+from benchmarks.autoscaling.policies.llmd import Analyzer, EngineLimits, LlmdConfig, LlmdScaler, chart_rules
+from benchmarks.autoscaling.policies.quire import QuireConfig, quire_scaler
+from benchmarks.autoscaling.scenarios import MAX_REPLICAS, MIN_REPLICAS
+from quire_cli.simulation.scaler import Scaler
+from quire_operator.domain.autoscaling.tuning import Tuning
 
 TUNED = Path(__file__).parent / "tuned"
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire_operator.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRow, read_trace
-from quire_operator.simulation.scenario import EngineModel, Request
+from quire_cli.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRow, read_trace
+from quire_cli.simulation.scenario import EngineModel, Request
 
 MEAN_BUSY = 2.0
 KV_SEQUENCES = 24

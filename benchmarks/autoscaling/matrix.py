@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from laws import LAWS, PEERS, Parameters
-from scenarios import TARGETS, Case
-from scoring import Oracle, Score, Statics, reactive_bound, score_law
-from workers import Workers
+from benchmarks.autoscaling.laws import LAWS, PEERS, Parameters
+from benchmarks.autoscaling.scenarios import TARGETS, Case
+from benchmarks.autoscaling.scoring import Oracle, Score, Statics, reactive_bound, score_law
+from benchmarks.autoscaling.workers import Workers
 
 HOURS = 0.9
 LATE = 0.5

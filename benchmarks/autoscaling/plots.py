@@ -2,31 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from laws import PEERS
-from matrix import ORACLE, Row
-from quire_operator.simulation.run import Run
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from benchmarks.autoscaling.laws import PEERS
+from benchmarks.autoscaling.matrix import ORACLE, Row
+from benchmarks.report import new_figure, save_figure
+from quire_cli.simulation.run import Run
 
 COLOURS = {"quire": "C3", "hpa": "C0", "kpa": "C1", "keda": "C2", "llmd": "C4", ORACLE: "0.5"}
 MARKERS = {0.95: "o", 0.99: "s"}
 _BIN_SECONDS = 30.0
 
 
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure  # slow to import, and only a plot needs it
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def plot_rows(path: Path, rows: Sequence[Row]) -> None:
     """Each law's late share against its hours as a multiple of hindsight static, a panel for each trace and target."""
     traces = list(dict.fromkeys(row.case.load.name for row in rows))
     targets = sorted({row.target for row in rows})
-    figure = _figure(5.5 * len(traces), 4.2 * len(targets))
+    figure = new_figure(width=5.5 * len(traces), height=4.2 * len(targets))
     axes = figure.subplots(len(targets), len(traces), squeeze=False)
     for line, target in enumerate(targets):
         for place, trace in enumerate(traces):
@@ -48,12 +39,12 @@ def plot_rows(path: Path, rows: Sequence[Row]) -> None:
             ax.set_ylabel("late answers, %")
     axes[0][0].legend(fontsize=8)
     figure.suptitle("A point is one start-up delay and fault, mean over seeds; below the dashed line the target is met")
-    figure.savefig(path, dpi=110)
+    save_figure(path, figure)
 
 
 def plot_timeline(path: Path, title: str, runs: Mapping[str, Run]) -> None:
     """Arrivals on top; then the replicas asked for and ready, and the late answers, law by law."""
-    figure = _figure(12, 2.0 * (len(runs) + 1))
+    figure = new_figure(width=12, height=2.0 * (len(runs) + 1))
     axes = figure.subplots(len(runs) + 1, 1, sharex=True)
     first = next(iter(runs.values()))
     bins = [0.0] * (int(first.scored_until // _BIN_SECONDS) + 1)
@@ -65,13 +56,13 @@ def plot_timeline(path: Path, title: str, runs: Mapping[str, Run]) -> None:
     for ax, (name, run) in zip(axes[1:], runs.items(), strict=True):
         _panel(ax, name, run)
     axes[-1].set_xlabel("seconds")
-    figure.savefig(path, dpi=110)
+    save_figure(path, figure)
 
 
 def _panel(ax: "object", name: str, run: Run) -> None:
     from matplotlib.axes import Axes
 
-    from quire_operator.simulation.run import is_late
+    from quire_cli.simulation.run import is_late
 
     assert isinstance(ax, Axes)
     times = [point.time for point in run.timeline]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every law on a trace: start-up delays of 30, 120 and 420 s, with and without faults, at 95 % and 99 % in time.
 
-    python benchmarks/autoscaling/run.py --trace azure_llm_2023_code.csv --json rows.json
+    python -m benchmarks.autoscaling.run --trace azure_llm_2023_code.csv --json rows.json
 
 A trace is a CSV of Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines of
 Mooncake's (timestamp in ms, input_length, output_length, hash_ids). ``--trace day`` is the day-shaped one, which is
@@ -10,7 +10,6 @@ compared; ``laws.py`` and ``tuned/`` what they are set to.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,18 +19,17 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from laws import LAWS, ConfigurationError, tuned
-from loads import DAY, Load, day_shaped, load_of
-from matrix import Configurations, Row, rows_of, simulations
-from plots import plot_rows, plot_timeline
-from quire_operator.bench.traces import TraceError
-from scenarios import SEEDS, STARTUP_DELAYS, TARGETS, Case, FaultKind, cases
-from scoring import run_law, score_law
-from tables import markdown, show
-from workers import usable_cores
+from benchmarks import report
+from benchmarks.autoscaling.laws import LAWS, ConfigurationError, tuned
+from benchmarks.autoscaling.loads import DAY, Load, day_shaped, load_of
+from benchmarks.autoscaling.matrix import Configurations, Row, rows_of, simulations
+from benchmarks.autoscaling.plots import plot_rows, plot_timeline
+from benchmarks.autoscaling.scenarios import SEEDS, STARTUP_DELAYS, TARGETS, Case, FaultKind, cases
+from benchmarks.autoscaling.scoring import run_law, score_law
+from benchmarks.autoscaling.tables import markdown, show
+from quire_cli.bench.traces import TraceError
 
-SLICE = Path(__file__).resolve().parents[1] / "kv" / "azure_llm_2023_code_slice.csv"
-PLOT_FORMATS = (".png", ".svg", ".pdf")
+SLICE = report.ROOT / "benchmarks" / "traces" / "azure_llm_2023_code_slice.csv"
 _MINUTES = 8
 
 
@@ -50,7 +48,7 @@ def main() -> None:
         sys.exit(130)
     show(Console(width=None if sys.stdout.isatty() else 230), rows)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": [row.as_json() for row in rows]}, indent=1) + "\n", "utf-8")
+        report.write_json(arguments.json, {"rows": [row.as_json() for row in rows]})
     if arguments.markdown:
         arguments.markdown.write_text(markdown(rows), encoding="utf-8")
     if arguments.plot:
@@ -107,46 +105,26 @@ def measured(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(__doc__)
     parser.add_argument("--trace", action="append", metavar="FILE", help=f"or {DAY}; may be given again (a slice)")
     parser.add_argument(
         "--seeds",
-        type=at_least_one,
+        type=report.at_least_one,
         help=f"means are over so many (up to {len(SEEDS)}: what {_MINUTES} minutes allow)",
     )
-    parser.add_argument("--jobs", type=at_least_one, default=usable_cores(), help="processes (%(default)s)")
+    parser.add_argument(
+        "--jobs", type=report.at_least_one, default=len(report.usable_cpus()), help="processes (%(default)s)"
+    )
     parser.add_argument("--delay", type=float, action="append", choices=STARTUP_DELAYS, help="only this start-up delay")
     parser.add_argument("--fault", type=FaultKind, action="append", choices=list(FaultKind), help="only this fault")
-    parser.add_argument("--json", type=_writable, metavar="FILE", help="write the rows there")
-    parser.add_argument("--markdown", type=_writable, metavar="FILE", help="write the table there")
-    parser.add_argument("--plot", type=_drawable, metavar="FILE", help="draw them there (.png, .svg or .pdf)")
+    parser.add_argument("--markdown", type=report.writable, metavar="FILE", help="write the table to this file")
     parser.add_argument(
-        "--timeline", type=_drawable, metavar="FILE", help="draw each trace's first case over time, to FILE-TRACE"
+        "--timeline",
+        type=report.plot_file,
+        metavar="FILE",
+        help="plot each trace's first case over time, to FILE-TRACE",
     )
     return parser
-
-
-def at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, 1 or more")
-    return int(text)
-
-
-def _writable(text: str) -> Path:
-    """Found out before anything is simulated."""
-    path = Path(text)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot write {path}: {error.strerror}") from None
-    return path
-
-
-def _drawable(text: str) -> Path:
-    if Path(text).suffix not in PLOT_FORMATS:
-        raise argparse.ArgumentTypeError(f"{text} should end in one of {', '.join(PLOT_FORMATS)}")
-    return _writable(text)
 
 
 if __name__ == "__main__":

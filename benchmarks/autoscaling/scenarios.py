@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from loads import Load, jittered
-from quire_operator.simulation.scenario import Crash, Fault, Request, Scenario, ScrapeOutage, SlowReplicas
+from benchmarks.autoscaling.loads import Load, jittered
+from quire_cli.simulation.scenario import Crash, Fault, Request, Scenario, ScrapeOutage, SlowReplicas
 
 STARTUP_DELAYS = (30.0, 120.0, 420.0)
 TARGETS = (0.95, 0.99)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from loads import costs
-from policies.static import ReactiveBound, StaticScaler
-from quire_operator.simulation.run import Run
-from quire_operator.simulation.scaler import Scaler
-from quire_operator.simulation.simulate import simulate
-from scenarios import MAX_REPLICAS, Case, FaultKind
+from benchmarks.autoscaling.loads import costs
+from benchmarks.autoscaling.policies.static import ReactiveBound, StaticScaler
+from benchmarks.autoscaling.scenarios import MAX_REPLICAS, Case, FaultKind
+from quire_cli.simulation.run import Run
+from quire_cli.simulation.scaler import Scaler
+from quire_cli.simulation.simulate import simulate
 
 _MOST_STATIC = 64
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from laws import PEERS
-from matrix import ORACLE, Row
+from benchmarks.autoscaling.laws import PEERS
+from benchmarks.autoscaling.matrix import ORACLE, Row
 
 COLUMNS = ("quire", *PEERS, ORACLE)
 

@@ -2,7 +2,7 @@
 """Chooses one configuration of one law for all rows, by random search over its space with a fixed seed: half of the
 trials are drawn anew, the other half from the best so far, each parameter redrawn with a probability of one in four.
 
-    python benchmarks/autoscaling/tune.py hpa --trace azure_llm_2023_code.csv --trace mooncake_synthetic.jsonl
+    python -m benchmarks.autoscaling.tune hpa --trace azure_llm_2023_code.csv --trace mooncake_synthetic.jsonl
 
 Every law gets the same number of trials, the first of them its published defaults, on the same cases: the traces
 given and the day-shaped one, nothing else. What is sought is the least mean over cases and targets of
@@ -27,11 +27,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from laws import LAWS, TUNED, Law, Parameters
-from loads import Load, day_shaped, load_of
-from quire_operator.bench.traces import TraceError
-from scenarios import TARGETS, Case, FaultKind
-from scoring import Score, Statics, score_law
+from benchmarks.autoscaling.laws import LAWS, TUNED, Law, Parameters
+from benchmarks.autoscaling.loads import Load, day_shaped, load_of
+from benchmarks.autoscaling.scenarios import TARGETS, Case, FaultKind
+from benchmarks.autoscaling.scoring import Score, Statics, score_law
+from benchmarks.report import write_json
+from quire_cli.bench.traces import TraceError
 
 TRIALS = 20
 SEED = 20
@@ -132,14 +133,13 @@ def main() -> None:
         best, costs = search(law, Judge(loads, progress), arguments.trials, progress.console.print)
     traces = " ".join(f"--trace {path.name}" for path in arguments.trace)
     chosen = {
-        "command": f"python benchmarks/autoscaling/tune.py {law.name} {traces} --trials {arguments.trials}",
+        "command": f"python -m benchmarks.autoscaling.tune {law.name} {traces} --trials {arguments.trials}",
         "cost": min(costs),
         "costs": costs,
         "parameters": best,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / f"{law.name}.json"
-    path.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+    write_json(path, chosen)
     console.print(f"wrote {path}")
 
 

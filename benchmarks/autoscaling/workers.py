@@ -1,6 +1,5 @@
 """The same function on many arguments, in as many processes as there are cores to use."""
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -8,13 +7,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-
-def usable_cores() -> int:
-    """Those that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Workers:

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import functools
 import io
-import json
 import multiprocessing
 import os
 import sys
@@ -20,9 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
-import aot_bounds
-from aot_bounds import Bounds, Measured
-from plain import show_table
+from benchmarks.kernels import aot_bounds
+from benchmarks.kernels.aot_bounds import Bounds, Measured
+from benchmarks.report import show_table, usable_cpus, write_json
 
 TARGETS = (80, 90, 100, 120)
 
@@ -33,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
         "--target", type=_capability, nargs="+", default=TARGETS, help="default: sm_80, sm_90, sm_100 and sm_120"
     )
     parser.add_argument("--op", nargs="+", help="only these (default: every op with a kernel)")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="default: all CPUs")
+    parser.add_argument("--jobs", type=int, default=len(usable_cpus()), help="default: all CPUs")
     parser.add_argument("--json", type=Path, help="write what was found there as well")
     parser.add_argument("--update", action="store_true", help="set the bounds to what is found now, rounded up")
     parser.add_argument("--widen", action="store_true", help="raise the bounds that what is found now exceeds")
@@ -152,9 +151,7 @@ def main() -> None:
     )
     show(measured, arguments.target, [note])
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        content = {"triton": triton.__version__, "cases": [asdict(one) for one in measured]}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(arguments.json, {"triton": triton.__version__, "cases": [asdict(one) for one in measured]})
     bounds: Bounds = aot_bounds.read()
     if arguments.update or arguments.widen:
         bounds = aot_bounds.updated(bounds, measured, widen=not arguments.update)

@@ -106,7 +106,7 @@ def updated(bounds: Bounds, measured: list[Measured], *, widen: bool) -> Bounds:
 
 def read(path: Path = FILE) -> Bounds:
     content: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def write(bounds: Bounds, path: Path = FILE) -> None:

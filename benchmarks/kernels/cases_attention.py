@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernel_cases import Case, Prepared
-from peers import Uniform, attention_peers
+from benchmarks.kernels.kernel_cases import Case, Prepared
+from benchmarks.kernels.peers import Uniform, attention_peers
 from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache
 from quire_kernels.paged_attention import paged_attention, plan_attention, reference
 from quire_kernels.paged_attention.plan import Workspace, allocate_workspace, workspace_segments

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernel_cases import Case, Prepared, Result
+from benchmarks.kernels.kernel_cases import Case, Prepared, Result
 from quire_kernels.activation import reference as activation_reference
 from quire_kernels.activation import silu_and_mul
 from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache, allocate_swap_space

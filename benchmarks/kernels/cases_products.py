@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernel_cases import Case, Prepared, Result
+from benchmarks.kernels.kernel_cases import Case, Prepared, Result
 from quire_kernels.linear import linear
 from quire_kernels.moe import Routes, fused_experts, route_tokens
 from quire_kernels.moe import reference as moe_reference

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_cases import Case, Prepared, Result
+from benchmarks.kernels.kernel_cases import Case, Prepared, Result
 from quire_kernels.logprobs import Logprobs, token_logprobs
 from quire_kernels.logprobs import reference as logprobs_reference
 from quire_kernels.sampling import greedy, sample

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What it costs to run code of a CPU level rather than code for this very CPU: the same kernels, by turns, on one core.
 
-    python benchmarks/kernels/cpu_levels.py [--level x86-64-v4-bf16] [--dtype bfloat16] [--rounds 20]
+    python -m benchmarks.kernels.cpu_levels [--level x86-64-v4-bf16] [--dtype bfloat16] [--rounds 20]
 
 Each side is a process of its own, which compiles for its CPU; they take turns of a few milliseconds, and the least CPU
 time of each counts, as the machine may do something else at any moment. A ratio above 1: the level is slower. For a
@@ -14,12 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import geometric_mean
 from typing import IO
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kv"))
-from report import at_least_one, show
+from benchmarks.report import ROOT, at_least_one, machine, show_table
 
 _TURN_SECONDS = 0.01
 
@@ -28,7 +26,7 @@ def cases(dtype_name: str) -> dict[str, Callable[[], object]]:
     """At the heads of SmolLM2-135M and of Llama-3.1-8B."""
     import torch
 
-    from cases_attention import Attention, decode, filled_cache, prompts
+    from benchmarks.kernels.cases_attention import Attention, decode, filled_cache, prompts
     from quire_kernels.activation import silu_and_mul
     from quire_kernels.logprobs import token_logprobs
     from quire_kernels.packed_linear import bfloat16_linear, int8_linear, pack_bfloat16, pack_int8, supports_bfloat16
@@ -117,9 +115,9 @@ def serve(dtype_name: str) -> None:
 class Side:
     def __init__(self, cpu: str, features: str, dtype: str) -> None:
         environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
-        command = [sys.executable, __file__, "--side", "--dtype", dtype]
+        command = [sys.executable, "-m", "benchmarks.kernels.cpu_levels", "--side", "--dtype", dtype]
         self._child = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._child.stdin is not None and self._child.stdout is not None
         self._in: IO[str] = self._child.stdin
@@ -175,7 +173,7 @@ def main() -> None:
         for name, very, mine, ratio in zip(found, *least, ratios, strict=True)
     ]
     rows.append(("geometric mean", "", "", f"{geometric_mean(ratios):.3f}"))
-    show(f"{args.level}, {args.dtype}: CPU ms", ("", "this very CPU", "the level", "ratio"), rows)
+    show_table(f"{args.level}, {args.dtype}: CPU ms", ("", "this CPU", "the level", "ratio"), rows, (machine(),))
 
 
 if __name__ == "__main__":

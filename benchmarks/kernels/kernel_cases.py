@@ -13,7 +13,7 @@ BOUNDS = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
 def _as_it_is(returned: Any) -> Result:
-    return returned  # type: ignore[no-any-return]
+    return returned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from gpu_timing import Card, Timer, Timing
-from kernel_cases import Case, Prepared, Verdict, compare
+from benchmarks.kernels.gpu_timing import Card, Timer, Timing
+from benchmarks.kernels.kernel_cases import Case, Prepared, Verdict, compare
 from quire_kernels.errors import KernelError
 
 
@@ -101,9 +101,9 @@ def _measure_peer(call: Callable[[], object], prepared: Prepared, expected: Any,
                 return Peer(failed=_wrong(verdict), error=verdict.error)
             error = verdict.error
         seconds = timer.time(call).median
-    # Others' kernels refuse shapes in their own ways.
-    except Exception as error:
-        return Peer(failed=_gist(error))
+    # Other libraries' kernels refuse shapes in their own ways.
+    except Exception as problem:
+        return Peer(failed=_gist(problem))
     return Peer(seconds=seconds, ratio=seconds / ours.median, error=error)
 
 

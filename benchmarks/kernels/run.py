@@ -7,10 +7,8 @@ their references in Triton's interpreter, every kernel is compiled ahead of time
 """
 
 import argparse
-import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,14 +17,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from plain import show_table
+from benchmarks.report import ROOT, interrupt_on_terminate, show_table, write_json
 
 if TYPE_CHECKING:
-    from gpu_timing import Card
-    from kernel_cases import Case
-    from measuring import Row
+    from benchmarks.kernels.gpu_timing import Card
+    from benchmarks.kernels.kernel_cases import Case
+    from benchmarks.kernels.measuring import Row
 
-HERE = Path(__file__).resolve().parent
 DEFAULT_JSON = Path("out/bench/kernels.json")
 
 
@@ -46,10 +43,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def all_cases(*, tiny: bool) -> list["Case"]:
-    import cases_attention
-    import cases_layers
-    import cases_products
-    import cases_sampling
+    from benchmarks.kernels import cases_attention, cases_layers, cases_products, cases_sampling
 
     modules = (cases_attention, cases_layers, cases_products, cases_sampling)
     return [case for module in modules for case in (module.tiny_cases() if tiny else module.cases())]
@@ -74,7 +68,7 @@ def machine() -> dict[str, Any]:
     import torch
     import triton
 
-    import peers
+    from benchmarks.kernels import peers
 
     properties = torch.cuda.get_device_properties(0)
     return {
@@ -93,8 +87,8 @@ def machine() -> dict[str, Any]:
 def run_on_gpu(arguments: argparse.Namespace) -> int:
     import torch
 
-    from gpu_timing import Timer, measure_card
-    from measuring import measure
+    from benchmarks.kernels.gpu_timing import Timer, measure_card
+    from benchmarks.kernels.measuring import measure
 
     began = perf_counter()
     device = torch.device("cuda", torch.cuda.current_device())
@@ -104,7 +98,7 @@ def run_on_gpu(arguments: argparse.Namespace) -> int:
     card = measure_card(timer, device)
     found = {"machine": machine(), "card": asdict(card), "dtype": arguments.dtype, "rows": [], "not_measured": []}
     rows: list[Row] = []
-    signal.signal(signal.SIGTERM, _stop)
+    interrupt_on_terminate()
     waiting = list(cases)
     try:
         while waiting and perf_counter() - began < arguments.seconds:
@@ -113,7 +107,7 @@ def run_on_gpu(arguments: argparse.Namespace) -> int:
             rows.append(row)
             found["rows"].append(asdict(row))
             found["not_measured"] = [str(case) for case in waiting]
-            write(arguments.json, found)
+            write_json(arguments.json, found)
             print(f"[{perf_counter() - began:5.0f} s] {row.op}: {row.case}: {brief(row)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("stopped early", file=sys.stderr)
@@ -121,18 +115,6 @@ def run_on_gpu(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         draw(arguments.plot, rows, found["machine"]["device"])
     return 1 if any(row.wrong for row in rows) else 0
-
-
-def _stop(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-def write(path: Path, found: dict[str, Any]) -> None:
-    """All of it anew, in one move: a run that is killed leaves a whole file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
 
 
 # --- what a person sees ---
@@ -215,7 +197,7 @@ def run_interpreted(arguments: argparse.Namespace) -> int:
     """In a process with TRITON_INTERPRET=1."""
     import torch
 
-    from measuring import measure
+    from benchmarks.kernels.measuring import measure
 
     rows = []
     for case in chosen_cases(arguments, tiny=True):
@@ -225,19 +207,26 @@ def run_interpreted(arguments: argparse.Namespace) -> int:
         if row.failed is not None:
             print(f"{case}: {row.failed}", file=sys.stderr)
     show_table("Small cases in Triton's interpreter, float16, against their references", ["case", "", "error"], rows)
-    write(arguments.json, {"interpreted": [dict(zip(("case", "outcome", "error"), row, strict=True)) for row in rows]})
+    write_json(
+        arguments.json, {"interpreted": [dict(zip(("case", "outcome", "error"), row, strict=True)) for row in rows]}
+    )
     return 0 if all(row[1] == "right" for row in rows) else 1
 
 
 def run_without_gpu(arguments: argparse.Namespace) -> int:
     print("No GPU here: nothing is timed. Small cases run in Triton's interpreter.", flush=True)
-    command = [sys.executable, __file__, "--interpreted", "--json", str(arguments.json)]
+    command = [sys.executable, "-m", "benchmarks.kernels.run", "--interpreted", "--json", str(arguments.json)]
     if arguments.op:
         command += ["--op", *arguments.op]
-    failed = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=False).returncode
+    failed = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, check=False).returncode
     if not arguments.quick:
-        compile_command = [sys.executable, str(HERE / "aot.py"), *(["--op", *arguments.op] if arguments.op else [])]
-        failed |= subprocess.run(compile_command, check=False).returncode
+        compile_command = [
+            sys.executable,
+            "-m",
+            "benchmarks.kernels.aot",
+            *(["--op", *arguments.op] if arguments.op else []),
+        ]
+        failed |= subprocess.run(compile_command, cwd=ROOT, check=False).returncode
     skipped = "times, shares of bandwidth and GEMM rate, ratios to other kernels, bfloat16"
     if arguments.quick:
         skipped += "; compiling ahead of time (leave --quick out, or `make kernels-aot`)"

@@ -17,11 +17,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from plain import show_table
-from tuning import Found, Parameters, Trials, merged, search
+from benchmarks.kernels.tuning import Found, Parameters, Trials, merged, search
+from benchmarks.report import show_table, write_json
 
 if TYPE_CHECKING:
-    from kernel_cases import Case, Prepared, Result
+    from benchmarks.kernels.kernel_cases import Case, Prepared, Result
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -45,7 +45,7 @@ class Subject:
 
     def seconds(self, time: Callable[[Callable[[], object]], float]) -> float | None:
         """None where it is wrong or cannot be launched."""
-        from kernel_cases import compare
+        from benchmarks.kernels.kernel_cases import compare
 
         prepared = self.prepared
         if self._expected is None:
@@ -89,7 +89,7 @@ class Tuner:
         import torch
         import triton
 
-        from gpu_timing import Timer
+        from benchmarks.kernels.gpu_timing import Timer
         from quire_kernels.triton_runtime.config import FOLDER, device_file_name
         from quire_kernels.triton_runtime.device import target_of
 
@@ -136,11 +136,7 @@ class Tuner:
 
     def _write(self, kernel: str, key: str, parameters: Parameters) -> None:
         table = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(self.path.name + ".new")
-        content = {**self._header, **merged(table, kernel, key, parameters)} | self._header
-        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(self.path)
+        write_json(self.path, {**self._header, **merged(table, kernel, key, parameters)} | self._header)
 
     def _say(self, kernel: str, key: str, default: Mapping[str, int], found: Found) -> None:
         changed = {name: value for name, value in found.best.items() if value != default[name]}
@@ -166,7 +162,7 @@ def main() -> None:
         raise SystemExit("torch is not installed here") from None
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here: configurations are found by measuring; run this on the GPU that they are for")
-    from run import chosen_cases
+    from benchmarks.kernels.run import chosen_cases
 
     cases = chosen_cases(arguments, tiny=False)
     tuner = Tuner(arguments)

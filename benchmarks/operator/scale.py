@@ -4,12 +4,11 @@ The bare loop applies the same children with the same client, as many at once as
 Each run has a control plane of its own; they take turns. Of the operator it says besides: what a quiet minute costs,
 and how a restart among all that is there goes.
 
-    python benchmarks/operator/scale.py --count 1000 --runs 1 --json out/scale.json
+    PYTHONPATH=tests/cluster python -m benchmarks.operator.scale --count 1000 --runs 1 --json out/scale.json
 """
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import subprocess
@@ -19,17 +18,17 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from scale_cluster import NAMESPACE, REPLICAS, Cluster, cpu_seconds, wait
-from scale_report import Row, summary
-
+from benchmarks.operator.scale_cluster import NAMESPACE, REPLICAS, Cluster, wait
+from benchmarks.operator.scale_report import Row, summary
+from benchmarks.report import ROOT, cpu_seconds, write_json
 from quire_cluster.audit import Position
 from quire_cluster.ports import free_ports
-from quire_operator.adapters.kube import KubeCluster
-from quire_operator.adapters.kube_connection import Connection, load_configuration
-from quire_operator.domain.desired import Manifests, desired
-from quire_operator.domain.observed import Key
-from quire_operator.domain.pod_template import Images
-from quire_operator.domain.spec import Spec
+from quire_operator.adapters.kubernetes.cluster import KubeCluster
+from quire_operator.adapters.kubernetes.connection import Connection, load_configuration
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
 from quire_operator.ports import Throttled, Unavailable
 
 IMAGES = Images(engine="quire-engine:scale", operator="quire-operator:scale")
@@ -48,7 +47,9 @@ def bare_run(count: int) -> Row:
     try:
         started, burnt = time.monotonic(), cluster.cpu_seconds()
         loop = subprocess.Popen(
-            [sys.executable, __file__, "--bare", str(cluster.plane.admin_kubeconfig)], stdout=subprocess.PIPE
+            [sys.executable, "-m", "benchmarks.operator.scale", "--bare", str(cluster.plane.admin_kubeconfig)],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
         )
         applied = wait(lambda: loop.poll() is not None, "bare loop: applied", started, every=0.2)
         assert loop.returncode == 0 and cluster.applied()
@@ -257,8 +258,7 @@ def main() -> None:
     for name, value in summary(bare, operator):
         print(f"{name:28} {value}")
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"count": options.count, "bare": bare, "operator": operator}, indent=2))
+        write_json(options.json, {"count": options.count, "bare": bare, "operator": operator})
 
 
 if __name__ == "__main__":

@@ -1,24 +1,20 @@
 """The cluster ``scale.py`` measures on: a control plane with kwok nodes, and LLMDeployments nobody has looked at.
 
-Whoever imports it finds ``quire_cluster`` too.
+``quire_cluster`` is the tests' support package, so ``PYTHONPATH`` must name its folder.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-
-from quire_cluster.binaries import ensure  # noqa: E402
-from quire_cluster.client import ApiClient  # noqa: E402
-from quire_cluster.control_plane import PROGRAMS, ControlPlane  # noqa: E402
-from quire_cluster.fake_nodes import PROGRAMS as NODE_PROGRAMS  # noqa: E402
-from quire_cluster.fake_nodes import FakeNodes  # noqa: E402
-from quire_cluster.progress import Progress  # noqa: E402
+from benchmarks.report import ROOT, cpu_seconds
+from quire_cluster.binaries import ensure
+from quire_cluster.client import ApiClient
+from quire_cluster.control_plane import PROGRAMS, ControlPlane
+from quire_cluster.fake_nodes import PROGRAMS as NODE_PROGRAMS
+from quire_cluster.fake_nodes import FakeNodes
+from quire_cluster.progress import Progress
 
 CRD = ROOT / "crds" / "llmdeployments.yaml"
 NAMESPACE = "scale"
@@ -90,12 +86,6 @@ def body(number: int) -> dict[str, Any]:
         "metadata": {"name": f"model-{number:04}", "namespace": NAMESPACE},
         "spec": {"model": {"source": "file:///models/demo"}, "replicas": REPLICAS},
     }
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process, its own and the system's for it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait(look: Callable[[], bool], what: str, started: float, *, every: float = 1.0) -> float:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build llama.cpp's server for this very processor, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
 
-  python benchmarks/peers/install_llama_cpp.py
+  python -m benchmarks.peers.install_llama_cpp
 
 The source is the one that llama-cpp-python's source distribution on PyPI carries (77 MB). Needs a C++ compiler (Debian:
 `apt-get install g++`); cmake and ninja come from PyPI. Its converter of models gets an environment beside it, with
@@ -14,8 +14,8 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from peer_catalogue import LLAMA_CPP, TORCH
-from peer_environments import PeerError, Step, Workshop, command_line
+from benchmarks.peers.peer_catalogue import LLAMA_CPP, TORCH
+from benchmarks.peers.peer_environments import PeerError, Step, Workshop, command_line
 
 SOURCE = "source"
 SERVER = f"{SOURCE}/build/bin/llama-server"

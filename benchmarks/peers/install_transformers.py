@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Install transformers into an environment of its own, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
 
-  python benchmarks/peers/install_transformers.py
+  python -m benchmarks.peers.install_transformers
 
 About 5 GB, nearly all of it torch, which is linked from uv's cache where quire's own environment lies on the same disk;
 half a minute then. TORCH_SPEC names another torch, as for `make setup`. `transformers_generate.py` is what runs there.
@@ -9,8 +9,8 @@ half a minute then. TORCH_SPEC names another torch, as for `make setup`. `transf
 
 import os
 
-from peer_catalogue import TORCH, TRANSFORMERS
-from peer_environments import Step, Workshop, command_line
+from benchmarks.peers.peer_catalogue import TORCH, TRANSFORMERS
+from benchmarks.peers.peer_environments import Step, Workshop, command_line
 
 
 def _install(shop: Workshop) -> None:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Install vLLM for CPUs into an environment of its own, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
 
-  python benchmarks/peers/install_vllm.py             vLLM
-  python benchmarks/peers/install_vllm.py vllm zen    and once more with zentorch, for AMD processors with AVX-512
+  python -m benchmarks.peers.install_vllm             vLLM
+  python -m benchmarks.peers.install_vllm vllm zen    and once more with zentorch, for AMD processors with AVX-512
 
 About 5.5 GB, nearly all of it torch, which is linked from uv's cache where quire's own environment lies on the same
 disk; a minute, and more where torch must be downloaded. TORCH_SPEC names another torch, as for `make setup`.
@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from email import message_from_string
 from pathlib import Path
 
-from peer_catalogue import TORCH, VLLM, VLLM_ZEN, ZENTORCH
-from peer_environments import PeerError, Step, Workshop, command_line
+from benchmarks.peers.peer_catalogue import TORCH, VLLM, VLLM_ZEN, ZENTORCH
+from benchmarks.peers.peer_environments import PeerError, Step, Workshop, command_line
 
 _LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 TCMALLOC_FOLDER = "tcmalloc"

@@ -1,6 +1,6 @@
 """The peers of a comparison, their versions, what they are made of. benchmarks/serving/comparison starts them."""
 
-from peer_environments import Peer, cpu_features
+from benchmarks.peers.peer_environments import Peer, cpu_features
 
 TORCH = "2.13.0"
 

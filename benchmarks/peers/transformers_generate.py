@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
@@ -20,19 +21,19 @@ _WARM_UP_TOKENS = 4
 _CACHE_SHARE = 0.2
 
 
-def generate_static(model: torch.nn.Module, prompts: list[list[int]], output_tokens: int) -> int:
-    """How many tokens came."""
+def generate_static(model: Any, prompts: list[list[int]], output_tokens: int) -> int:
+    """Return the number of generated tokens."""
     inputs = torch.tensor(prompts)
     greedy = {"do_sample": False, "max_new_tokens": output_tokens, "min_new_tokens": output_tokens}
     with torch.inference_mode():
         answers = model.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=0, **greedy)
-    return answers[:, inputs.shape[1] :].numel()
+    return int(answers[:, inputs.shape[1] :].numel())
 
 
-def generate_continuous(model: torch.nn.Module, prompts: list[list[int]], output_tokens: int) -> int:
-    # -1 is the library's own word for "no token ends an answer".
+def generate_continuous(model: Any, prompts: list[list[int]], output_tokens: int) -> int:
+    # The library uses -1 for "no token ends an answer".
     config = GenerationConfig(do_sample=False, max_new_tokens=output_tokens, eos_token_id=-1, pad_token_id=0)
-    # By default its cache fills nine tenths of the memory.
+    # Its default cache takes nine tenths of the memory.
     cache = ContinuousBatchingConfig(max_memory_percent=_CACHE_SHARE)
     answers = model.generate_batch(
         inputs=prompts, generation_config=config, continuous_batching_config=cache, progress_bar=False

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What one busy process beside the engine does to its decode step, by how threads wait for one another.
+"""Measure how much a decode step slows down while another process is busy, for several ways in which threads wait.
 
-Each policy runs in a process of its own, since thread pools read their environment once. In it, stretches of steps
-alone and beside a process that spins on one core alternate (A B A B); figures are medians over all stretches.
+Each way of waiting runs in a process of its own, because thread pools read their environment once. Stretches of steps
+alone and stretches next to a process that spins on one core alternate (A B A B). Figures are medians over all
+stretches.
 """
 
 import argparse
@@ -15,10 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
-from rich.console import Console
-from rich.table import Table
-from steps import DEMO_MODEL, Bench, time_steps, usable_threads
-
+from benchmarks.report import DEMO_MODEL, ROOT, machine, parser, save, show_table, usable_cpus
+from benchmarks.serving.steps import Bench, time_steps
 from quire_engine.ipc.process import compute_environment
 
 Environment = dict[str, str]
@@ -31,7 +30,7 @@ _SPIN = "while True: pass"
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """In a fresh process: median step alone and beside a neighbour, in seconds."""
+    """Return the median step alone and next to a busy process, in seconds. Runs in a process of its own."""
     bench = Bench(arguments.model, threads=arguments.threads, dummy=arguments.load_format == "dummy")
     total = 2 * arguments.rounds * arguments.steps
     engine = bench.decoding(arguments.batch, arguments.context, total + arguments.steps)
@@ -56,8 +55,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
 def run_policy(arguments: argparse.Namespace, policy: Callable[[int, Environment], Environment]) -> dict[str, float]:
     unset = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
     environment = policy(arguments.threads, unset)
-    command = [sys.executable, __file__, *sys.argv[1:], "--inner"]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "benchmarks.serving.busy_neighbour", *sys.argv[1:], "--inner"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"the measuring process ended with code {done.returncode}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -65,17 +64,16 @@ def run_policy(arguments: argparse.Namespace, policy: Callable[[int, Environment
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="model folder (default: the demo model)")
-    parser.add_argument("--load-format", choices=("safetensors", "dummy"), default="safetensors")
-    parser.add_argument("--batch", type=int, default=8, help="sequences that decode (default 8)")
-    parser.add_argument("--context", type=int, default=128, help="their tokens at the start (default 128)")
-    parser.add_argument("--rounds", type=int, default=5, help="stretches of each kind (default 5)")
-    parser.add_argument("--steps", type=int, default=60, help="per stretch (default 60)")
-    parser.add_argument("--threads", type=int, default=usable_threads())
-    parser.add_argument("--json", type=Path, help="write the rows there as well")
-    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser(__doc__, plot=False)
+    options.add_argument("--model", type=Path, default=DEMO_MODEL, help="model folder (default: the demo model)")
+    options.add_argument("--load-format", choices=("safetensors", "dummy"), default="safetensors")
+    options.add_argument("--batch", type=int, default=8, help="sequences that decode (default 8)")
+    options.add_argument("--context", type=int, default=128, help="their tokens at the start (default 128)")
+    options.add_argument("--rounds", type=int, default=5, help="stretches of each kind (default 5)")
+    options.add_argument("--steps", type=int, default=60, help="steps per stretch (default 60)")
+    options.add_argument("--threads", type=int, default=len(usable_cpus()))
+    options.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    return options.parse_args()
 
 
 def main() -> None:
@@ -83,26 +81,19 @@ def main() -> None:
     if arguments.inner:
         print(json.dumps(measure(arguments)))
         return
-    table = Table(title="A decode step beside one busy process", title_justify="left", show_edge=False)
-    for column in ("threads wait by", "alone ms", "beside it ms", "ratio"):
-        table.add_column(column, justify="left" if column == "threads wait by" else "right")
-    rows = []
+    lines, rows = [], []
     for name, policy in POLICIES.items():
         result = run_policy(arguments, policy)
         ratio = result["beside"] / result["alone"]
-        table.add_row(name, f"{result['alone'] * 1e3:.2f}", f"{result['beside'] * 1e3:.2f}", f"{ratio:.2f}")
+        lines.append([name, f"{result['alone'] * 1e3:.2f}", f"{result['beside'] * 1e3:.2f}", f"{ratio:.2f}"])
         rows.append({"waits": name, **result, "ratio": ratio})
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
-    console.print(
+    note = (
         f"{arguments.model.name}, {arguments.batch} sequences of {arguments.context} tokens,"
-        f" {arguments.threads} threads on {usable_threads()} CPUs,"
-        f" medians of {arguments.rounds} stretches of {arguments.steps} steps",
-        style="dim",
-        highlight=False,
+        f" {arguments.threads} threads, medians of {arguments.rounds} stretches of {arguments.steps} steps"
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    columns = ["threads wait by", "alone ms", "next to a busy process ms", "ratio"]
+    show_table("A decode step next to a busy process", columns, lines, (note, machine()))
+    save(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""What the gateway adds to a request: time to first token direct and through it, interleaved, against a fake replica.
+"""Measure what the gateway adds to the time to first token: direct and through it, interleaved, with a fake replica.
 
-    python benchmarks/serving/gateway_overhead.py [--requests 2000] [--concurrency 1 16] [--json FILE]
+    python -m benchmarks.serving.gateway_overhead [--requests 2000] [--concurrency 1 16] [--json FILE]
 
-The replica is a bare asyncio protocol in a process of its own that answers at once with a stream of tokens, so what is
-left is the gateway's own work and that of the client. Requests alternate between the two ways (A B A B).
+The replica is a bare asyncio protocol in a process of its own that answers at once with a stream of tokens, so that the
+rest is the work of the gateway and the client. Requests alternate between the two ways (A B A B).
 """
 
 import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from typing import cast
 
 import aiohttp
 import uvloop
+
+from benchmarks.report import ROOT, cpu_seconds, machine, parser, save, show_table
 
 TOKENS = 32
 BODY = json.dumps({"model": "fake", "stream": True, "messages": [{"role": "user", "content": "word " * 400}]}).encode()
@@ -52,7 +53,7 @@ class FakeReplica(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's classes.
+        # A uvloop transport is not an instance of asyncio's classes.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -123,17 +124,8 @@ async def measure(direct: str, gateway: str, pid: int, *, requests: int, concurr
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """In milliseconds."""
+    """Return a percentile of ``values`` in milliseconds."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process; 0 where the system does not tell."""
-    stat = Path(f"/proc/{pid}/stat")
-    if not stat.exists():
-        return 0.0
-    fields = stat.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def start_gateway(folder: Path, replica: str) -> tuple[subprocess.Popen[str], str]:
@@ -165,16 +157,20 @@ def start_gateway(folder: Path, replica: str) -> tuple[subprocess.Popen[str], st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000, help="per way and concurrency (default 2000)")
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16], help="(default 1 16)")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
-    parser.add_argument("--serve-fake", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    options = parser(__doc__, plot=False)
+    options.add_argument("--requests", type=int, default=2000, help="requests per way and concurrency (default 2000)")
+    options.add_argument("--concurrency", type=int, nargs="+", default=[1, 16], help="(default 1 16)")
+    options.add_argument("--serve-fake", action="store_true", help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.serve_fake:
         uvloop.run(serve_fake())
         return
-    replica = subprocess.Popen([sys.executable, __file__, "--serve-fake"], stdout=subprocess.PIPE, text=True)
+    replica = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.serving.gateway_overhead", "--serve-fake"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
     with tempfile.TemporaryDirectory() as folder:
         assert replica.stdout is not None
         direct = f"http://127.0.0.1:{int(replica.stdout.readline())}"
@@ -188,17 +184,19 @@ def main() -> None:
             for process in (gateway, replica):
                 process.terminate()
                 process.wait()
-    python = f"Python {platform.python_version()}, aiohttp {aiohttp.__version__}"
-    print(f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {python}")
-    print(" conc.  direct p50      p99  gateway p50      p99   added p50     tok/s   CPU/req")
-    for row in rows:
-        print(
-            f"{row.concurrency:5} {row.direct_p50_ms:8.2f} ms {row.direct_p99_ms:5.2f} ms {row.gateway_p50_ms:9.2f} ms "
-            f"{row.gateway_p99_ms:5.2f} ms {row.added_p50_ms:8.2f} ms {row.gateway_tokens_per_second:9,.0f} "
-            f"{row.gateway_cpu_ms_per_request:6.2f} ms"
-        )
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+    lines = [
+        [
+            str(row.concurrency),
+            *(f"{row.direct_p50_ms:.2f}", f"{row.direct_p99_ms:.2f}"),
+            *(f"{row.gateway_p50_ms:.2f}", f"{row.gateway_p99_ms:.2f}", f"{row.added_p50_ms:.2f}"),
+            *(f"{row.gateway_tokens_per_second:,.0f}", f"{row.gateway_cpu_ms_per_request:.2f}"),
+        ]
+        for row in rows
+    ]
+    columns = ["concurrency", "direct p50 ms", "p99 ms", "gateway p50 ms", "p99 ms", "added p50 ms", "tokens/s"]
+    notes = (f"aiohttp {aiohttp.__version__}, load average {os.getloadavg()[0]:.1f}", machine())
+    show_table("Time to first token", [*columns, "CPU ms per request"], lines, notes)
+    save(args.json, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,24 +1,21 @@
 #!/usr/bin/env python3
-"""What long prompts cost those who generate, with and without --max-generation-stall: no HTTP, no IPC.
+"""Measure what long prompts cost running streams, with and without --max-generation-stall, without HTTP or IPC.
 
-Some streams decode all the time; a long prompt arrives, and the next one when that has its first token. Inter-token
-latency is that of the streams, time to first token that of the long prompts. Throughput counts both, prompts too.
+Some streams decode all the time. A long prompt arrives, and the next one when the first has its first token.
+Inter-token latency is that of the streams, time to first token that of the long prompts. Throughput counts both,
+prompts too.
 """
 
 import argparse
-import json
 import os
 import statistics
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from time import perf_counter
 
-from rich.console import Console
-from rich.table import Table
-from steps import DEMO_MODEL, Bench, usable_threads
-
+from benchmarks.report import DEMO_MODEL, machine, parser, save, show_table, usable_cpus
+from benchmarks.serving.steps import Bench
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
@@ -28,7 +25,7 @@ from quire_engine.ipc.process import compute_environment
 @dataclass(frozen=True, kw_only=True)
 class Result:
     max_generation_stall_seconds: float
-    """0 is no bound."""
+    """The bound; 0 means none."""
     itl_p50_seconds: float
     itl_p99_seconds: float
     itl_max_seconds: float
@@ -38,28 +35,27 @@ class Result:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL, help="model folder (default: the demo model)")
-    parser.add_argument("--load-format", choices=("safetensors", "dummy"), default="safetensors")
-    parser.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto")
-    parser.add_argument("--streams", type=int, default=8, help="sequences that decode (default 8)")
-    parser.add_argument("--prompt", type=int, default=4000, help="tokens of a long prompt, if the model takes as many")
-    parser.add_argument("--prompts", type=int, default=3, help="long prompts, one after another (default 3)")
-    parser.add_argument("--stall", type=float, nargs="+", default=[0.0, 0.25], help="bounds in seconds; 0 is none")
-    parser.add_argument("--threads", type=int, default=usable_threads())
-    parser.add_argument("--json", type=Path, help="write the rows there as well")
-    return parser.parse_args()
+    options = parser(__doc__, plot=False)
+    options.add_argument("--model", type=Path, default=DEMO_MODEL, help="model folder (default: the demo model)")
+    options.add_argument("--load-format", choices=("safetensors", "dummy"), default="safetensors")
+    options.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"), default="auto")
+    options.add_argument("--streams", type=int, default=8, help="sequences that decode (default 8)")
+    options.add_argument("--prompt", type=int, default=4000, help="tokens of a long prompt, limited by the model")
+    options.add_argument("--prompts", type=int, default=3, help="long prompts, one after another (default 3)")
+    options.add_argument("--stall", type=float, nargs="+", default=[0.0, 0.25], help="bounds in seconds; 0 means none")
+    options.add_argument("--threads", type=int, default=len(usable_cpus()))
+    return options.parse_args()
 
 
 class Streams:
-    """Sequences that decode until the run ends, and long prompts that come between."""
+    """Sequences that decode until the run ends, and long prompts that arrive meanwhile."""
 
     def __init__(self, engine: Engine, *, vocab_size: int, streams: int) -> None:
         self.engine = engine
         self.chance = Random(1)
         self.vocab_size = vocab_size
         self.gaps: list[float] = []
-        """Between tokens of one stream."""
+        """Seconds between tokens of one stream."""
         self._last: dict[int, float] = {}
         self._keys = 0
         self.tokens = 0
@@ -90,7 +86,7 @@ class Streams:
         return step.output.keys
 
     def take_prompt(self, length: int) -> float:
-        """Seconds until its first token."""
+        """Add a prompt and return the seconds until its first token."""
         began = perf_counter()
         key = self._add(length, 1)
         while key not in self._step():
@@ -106,7 +102,7 @@ def measure(bench: Bench, stall: float, *, streams: int, prompt: int, prompts: i
     scheduler = replace(bench.config.scheduler, max_generation_stall_seconds=stall)
     engine = make_engine(bench.model, scheduler=scheduler, cache=bench.config.cache)
     load = Streams(engine, vocab_size=bench.model.vocab_size, streams=streams)
-    load.take_prompt(prompt)  # its pages of the cache are touched for the first time
+    load.take_prompt(prompt)  # touches the pages of the cache for the first time
     load.decode(20)
     load.gaps.clear()
     load.tokens, began, waits = 0, perf_counter(), []
@@ -133,36 +129,20 @@ def main() -> None:
         arguments.model, threads=arguments.threads, dtype=arguments.dtype, dummy=arguments.load_format == "dummy"
     )
     prompt = min(arguments.prompt, bench.model.max_model_len - 1)
-    table = Table(title="Long prompts beside streams", title_justify="left", show_edge=False)
-    for column in ("bound", "ITL p50", "ITL p99", "ITL max", "TTFT of a prompt", "tokens/s"):
-        table.add_column(column, justify="right")
-    rows = []
+    lines, rows = [], []
     for stall in arguments.stall:
         result = measure(bench, stall, streams=arguments.streams, prompt=prompt, prompts=arguments.prompts)
+        latencies = (result.itl_p50_seconds, result.itl_p99_seconds, result.itl_max_seconds, result.ttft_median_seconds)
+        milliseconds = [f"{seconds * 1e3:,.1f} ms" for seconds in latencies]
+        lines.append([f"{stall:g} s" if stall else "none", *milliseconds, f"{result.tokens_per_second:,.0f}"])
         rows.append(asdict(result))
-        table.add_row(
-            f"{stall:g} s" if stall else "none",
-            *(
-                f"{seconds * 1e3:,.1f} ms"
-                for seconds in (
-                    result.itl_p50_seconds,
-                    result.itl_p99_seconds,
-                    result.itl_max_seconds,
-                    result.ttft_median_seconds,
-                )
-            ),
-            f"{result.tokens_per_second:,.0f}",
-        )
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
-    console.print(
+    note = (
         f"{arguments.model.name}, {bench.model.dtype}, {arguments.streams} streams, {arguments.prompts} prompts of"
-        f" {prompt} tokens, {arguments.threads} threads on {usable_threads()} CPUs",
-        style="dim",
-        highlight=False,
+        f" {prompt} tokens, {arguments.threads} threads"
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    columns = ["bound", "ITL p50", "ITL p99", "ITL max", "TTFT of a prompt", "tokens/s"]
+    show_table("Streams while long prompts arrive", columns, lines, (note, machine()))
+    save(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What this machine allows, measured here and now: bytes it reads a second, and products it makes.
+"""Measure what this machine allows: the bytes that it reads per second, and the arithmetic of a matrix product.
 
-Both are the best of several runs: other work on the machine only takes away. Reading is measured over as many bytes as
-the work in question reads, since what fits into a cache is read faster than memory. torch is loaded when something is
-measured, after the environment that its threads read is set.
+Both are the best of several rounds, because other work on the machine only slows them down. Reading is measured over as
+many bytes as the workload reads, because a cache is faster than memory. torch is imported when something is measured,
+after the environment that its threads read is set.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,29 +17,8 @@ _ROUNDS = 7
 _MIN_ROUND_SECONDS = 0.01
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Of one step."""
-
-    weight_bytes: int
-    kv_bytes: int
-    flops: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineLimits:
-    threads: int
-    dtype: "torch.dtype"
-    flops: float
-    """Of a large product in this dtype, its weights packed as the engine packs them."""
-
-    def least_seconds(self, work: Work) -> float:
-        """What the work takes where nothing is wasted: its bytes are read while its products are made."""
-        total = work.weight_bytes + work.kv_bytes
-        return max(total / read_bytes_per_second(total), work.flops / self.flops)
-
-
-def measure_limits(dtype: "torch.dtype", threads: int) -> MachineLimits:
+def gemm_flops(dtype: "torch.dtype", threads: int) -> float:
+    """Return the FLOP/s of a large product in this dtype, with weights packed as the engine packs them."""
     import torch
 
     from quire_engine.model.linear import choose_linear_backend
@@ -49,11 +27,11 @@ def measure_limits(dtype: "torch.dtype", threads: int) -> MachineLimits:
     linear = choose_linear_backend(dtype).pack(torch.randn(_GEMM, _GEMM).to(dtype), None)
     x = torch.randn(512, _GEMM).to(dtype)
     seconds = _best_seconds(lambda: linear(x))
-    return MachineLimits(threads=threads, dtype=dtype, flops=2.0 * x.numel() * _GEMM / seconds)
+    return 2.0 * x.numel() * _GEMM / seconds
 
 
 def read_bytes_per_second(total: int) -> float:
-    """Of reading ``total`` bytes again and again, by all of torch's threads."""
+    """Return the rate of reading ``total`` bytes repeatedly with all of torch's threads."""
     import torch
 
     columns = 4096
@@ -61,7 +39,7 @@ def read_bytes_per_second(total: int) -> float:
     matrix = torch.ones(rows, columns)
     vector = torch.ones(columns)
     result = torch.empty(rows)
-    # Two ways to read; the machine can do what the better of them does.
+    # There are two ways to read; the faster one is what the machine allows.
     seconds = min(_best_seconds(lambda: torch.mv(matrix, vector, out=result)), _best_seconds(matrix.sum))
     return matrix.numel() * 4 / seconds
 

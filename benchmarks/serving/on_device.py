@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""The engine on this GPU, in this process: tokens/s, time to first token, inter-token latency, and what a decode step
-takes against the least it must read.
+"""Measure the engine on this GPU, in this process: tokens/s, time to first token, inter-token latency, and a decode
+step compared with the time to read its weights and KV cache.
 
-Llama-3.1-8B's shape with random weights, closed loop at each concurrency; no HTTP, no IPC, no tokenizer. A decode
-step's floor is the weights and the KV cache it reads over the read bandwidth measured in the same run. "Outside the
-GPU" is the share of wall time in which no step ran there, by CUDA events. JSON is written after each case. Without a
-GPU the demo model runs on the CPU, to show that the command works.
+The model is Llama-3.1-8B's shape with random weights, in a closed loop at each concurrency; there is no HTTP, IPC or
+tokenizer. A decode step's floor is the weights and the KV cache that it reads, divided by the read bandwidth measured
+in the same run. "Outside the GPU" is the share of wall time in which no step ran on the GPU, by CUDA events. JSON is
+written after each case. Without a GPU the demo model runs on the CPU, which shows that the command works.
 """
 
 import argparse
 import json
 import os
 import platform
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,13 +19,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks" / "kernels"))
-
-from in_process import Clients, Decoded, Load, Served  # noqa: E402
-
-from plain import show_table  # noqa: E402
-from quire_engine.config import (  # noqa: E402
+from benchmarks.report import DEMO_MODEL, ROOT, interrupt_on_terminate, show_table, usable_cpus, write_json
+from benchmarks.serving.in_process import Clients, Decoded, Load, Served
+from quire_engine.config import (
     CacheOptions,
     DeviceOptions,
     EngineConfig,
@@ -35,14 +30,13 @@ from quire_engine.config import (  # noqa: E402
     SchedulerOptions,
     ServerOptions,
 )
-from quire_engine.engine import make_engine  # noqa: E402
-from quire_engine.errors import EngineError  # noqa: E402
+from quire_engine.engine import make_engine
+from quire_engine.errors import EngineError
 
 if TYPE_CHECKING:
     from quire_engine.core.ports import LoadedModel
 
-DEMO_MODEL = ROOT / "examples" / "models" / "quire-demo"
-LLAMA_8B = ROOT / "benchmarks" / "kv" / "shapes" / "llama-3.1-8b"
+LLAMA_8B = ROOT / "benchmarks" / "models" / "llama-3.1-8b"
 DEFAULT_JSON = Path("out/bench/on_device.json")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -106,7 +100,7 @@ def configure(arguments: argparse.Namespace, *, gpu: bool) -> EngineConfig:
         parallel=ParallelOptions(),
         server=ServerOptions(),
         device=DeviceOptions(enforce_eager=arguments.enforce_eager, deterministic=arguments.deterministic),
-        threads=len(os.sched_getaffinity(0)),
+        threads=len(usable_cpus()),
     )
 
 
@@ -161,17 +155,10 @@ def read_bandwidth() -> dict[str, Any]:
     """Measured before the model takes the memory."""
     import torch
 
-    from gpu_timing import Timer, measure_card
+    from benchmarks.kernels.gpu_timing import Timer, measure_card
 
     device = torch.device("cuda", torch.cuda.current_device())
     return asdict(measure_card(Timer(device), device))
-
-
-def write(path: Path, found: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
 
 
 def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
@@ -225,7 +212,7 @@ class Run:
             self.rows.append(row)
             self.found["rows"].append(asdict(row) | {"over_floor": row.over_floor})
             self.found["not_measured"] = list(self.waiting)
-            write(arguments.json, self.found)
+            write_json(arguments.json, self.found)
             at, rate = perf_counter() - self.began, row.served.output_tokens_per_second
             print(f"[{at:5.0f} s] concurrency {row.concurrency}: {rate:,.0f} output tokens/s", file=sys.stderr)
 
@@ -265,7 +252,7 @@ def main() -> None:
         model = load_model(config)
     except EngineError as error:
         raise SystemExit(str(error)) from None
-    signal.signal(signal.SIGTERM, _stop)
+    interrupt_on_terminate()
     try:
         run.measure_all(model, config)
     except KeyboardInterrupt:
@@ -273,10 +260,6 @@ def main() -> None:
     finally:
         model.runner.close()
     show(run.rows, run.notes(model))
-
-
-def _stop(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

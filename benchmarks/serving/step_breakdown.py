@@ -1,154 +1,245 @@
 #!/usr/bin/env python3
-"""Where a decode step's time goes, at several numbers of sequences, and how near it is to what its floor allows.
+"""Measure where a decode step's time goes, at several numbers of sequences, and how close it comes to its floor.
 
-    python benchmarks/serving/step_breakdown.py [--shape 135M | --model DIR] [--sequences 1 16 64] [--json FILE]
+    python -m benchmarks.serving.step_breakdown [--shape 135M | --model DIR] [--sequences 1 16 64] [--json FILE]
         [--plot FILE.png]
 
-Inside the engine process every op is timed from outside, in this process: medians, steps with and without the taps by
-turns. The floor is the linear layers' and the attention kernel's calls of one step made again and nothing else, in the
-same process between those steps, with the weights packed as the model packs them. Then a server streams to as many
-clients: its own metrics tell the time between steps, /proc the CPU time of its API process. The client runs here, and
-on a machine with few CPUs competes with the server for them.
+Every op is timed by probes in this process. Steps with probes and steps without alternate; figures are medians. The
+floor is the calls of the linear layers and the attention kernel of one step, repeated alone between those steps with
+the model's own packed weights.
 """
 
 import os
-import sys
+import statistics
+import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 
-import uvloop
-from processes import serving
-from served_steps import ServedSteps, watch
-from shapes import SHAPES, model_folder
-from step_anatomy import DISPATCH, PREPARING, SAMPLING, SCHEDULING, SENDING, Anatomy, dissect
-from steps import DEMO_MODEL, Bench, usable_threads
+import msgspec
+import zmq
 
+from benchmarks.models.shapes import SHAPES, model_folder
+from benchmarks.report import (
+    DEMO_MODEL,
+    at_least_one,
+    machine,
+    new_figure,
+    parser,
+    progress,
+    save,
+    save_figure,
+    show_table,
+    usable_cpus,
+)
+from benchmarks.serving.probes import Call, Probes
+from benchmarks.serving.steps import Bench
+from quire_engine.engine import Engine, Step
+from quire_engine.ipc.loop import Channel, outputs_message
+from quire_engine.ipc.messages import FromEngine
 from quire_engine.ipc.process import compute_environment
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kv"))
-from report import at_least_one, new_figure, parser, progress, save, save_figure, show
-
-ORDER = ("linear", "attention", "store keys, values", "norms", "activation")
+OPS = ("linear", "attention", "store keys, values", "norms", "activation")
+SAMPLING, SCHEDULING, PREPARING = "sampling", "scheduling, commit", "preparing inputs"
+DISPATCH, SENDING = "Python, dispatch", "IPC: encode, send"
 HOST = (SAMPLING, SCHEDULING, PREPARING, DISPATCH, SENDING)
-_KV_CACHE = "1GiB"
+_WARM_UP_STEPS = 5
 _KV_CACHE_BYTES = 2**30
-_MAX_STREAM_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """The time of a decode step and of its parts."""
+
+    sequences: int
+    step_seconds: float
+    """Time of a step without probes, including sending its outputs."""
+    parts: dict[str, float]
+    """Seconds of each part of a step with probes."""
+    linear_floor: float
+    attention_floor: float
+    """Time of one step's calls repeated alone."""
+    receive_seconds: float
+    """Time that the API process takes to receive and decode a step's message."""
+    bytes_per_token: float
+    """Size of that message per token."""
+
+    @property
+    def floor(self) -> float:
+        return self.linear_floor + self.attention_floor
+
+    @property
+    def share_of_floor(self) -> float:
+        """Return the speed of a step as a share of the floor's speed."""
+        return self.floor / self.step_seconds
+
+    def share(self, part: str) -> float:
+        """Return a part's share of the sum of all parts, since the probes take time themselves."""
+        return self.parts.get(part, 0.0) / sum(self.parts.values())
+
+
+class _Wire:
+    """The engine's own channel, connected to a socket that this process reads as the API process would."""
+
+    def __init__(self, folder: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.bind(f"ipc://{folder}/engine")
+        self._channel = Channel(f"ipc://{folder}/engine")
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self.receive_seconds: list[float] = []
+        self.bytes = 0
+
+    def send(self, step: Step) -> float:
+        """Send a step's outputs, receive them, and return the seconds of sending."""
+        began = perf_counter()
+        self._channel.send(outputs_message(step))
+        sent = perf_counter() - began
+        self._socket.poll()
+        began = perf_counter()
+        frame = self._socket.recv()
+        self._decoder.decode(frame)
+        self.receive_seconds.append(perf_counter() - began)
+        self.bytes += len(frame)
+        return sent
+
+    def close(self) -> None:
+        self._channel.close()
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+def break_down(bench: Bench, *, sequences: int, context: int, rounds: int, steps: int) -> Breakdown:
+    """Run ``rounds`` of ``steps`` steps of each kind over ``sequences`` of at least ``context`` tokens."""
+    engine = bench.decoding(sequences, context, _WARM_UP_STEPS + 2 * rounds * steps + 1)
+    probes = Probes(bench.model)
+    plain: list[float] = []
+    probed: list[dict[str, float]] = []
+    floors: dict[str, list[float]] = {"linear": [], "attention": []}
+    with tempfile.TemporaryDirectory(prefix="quire-") as folder:
+        wire = _Wire(folder)
+        try:
+            for _ in range(_WARM_UP_STEPS):
+                _step(engine)
+            with probes.attached(), probes.recording() as calls:
+                _step(engine)
+            for _ in range(rounds):
+                for _ in range(steps):
+                    began = perf_counter()
+                    step = _step(engine)
+                    plain.append(perf_counter() - began + wire.send(step))
+                with probes.attached():
+                    probed += [_probed_step(engine, probes, wire) for _ in range(steps)]
+                for _ in range(steps):
+                    for part, times in floors.items():
+                        times.append(_seconds(calls[part]))
+        finally:
+            wire.close()
+    names = dict.fromkeys(name for step in probed for name in step)
+    return Breakdown(
+        sequences=sequences,
+        step_seconds=statistics.median(plain),
+        parts={name: statistics.median(step.get(name, 0.0) for step in probed) for name in names},
+        linear_floor=statistics.median(floors["linear"]),
+        attention_floor=statistics.median(floors["attention"]),
+        receive_seconds=statistics.median(wire.receive_seconds),
+        bytes_per_token=wire.bytes / (2 * rounds * steps * sequences),
+    )
+
+
+def _step(engine: Engine) -> Step:
+    step = engine.step()
+    assert step is not None, "a step on a CPU is complete when it returns"
+    return step
+
+
+def _probed_step(engine: Engine, probes: Probes, wire: _Wire) -> dict[str, float]:
+    probes.clear()
+    before = asdict(engine.seconds)
+    step = _step(engine)
+    spent = {part: seconds - before[part] for part, seconds in asdict(engine.seconds).items()}
+    ops = probes.seconds
+    return {
+        **ops,
+        SAMPLING: spent["sample"],
+        SCHEDULING: spent["schedule"] + spent["output"],
+        PREPARING: spent["prepare"] + spent["swap"],
+        DISPATCH: max(0.0, spent["run"] - sum(ops.values())),
+        SENDING: wire.send(step),
+    }
+
+
+def _seconds(calls: Sequence[Call]) -> float:
+    import torch
+
+    with torch.inference_mode():
+        began = perf_counter()
+        for call in calls:
+            call()
+        return perf_counter() - began
+
+
+def part_names(breakdowns: Sequence[Breakdown]) -> list[str]:
+    """Return the parts that were found: the known ops, other ops, then the host's work."""
+    found = {name for breakdown in breakdowns for name in breakdown.parts}
+    return [name for name in (*OPS, *sorted(found - {*OPS, *HOST}), *HOST) if name in found]
+
+
+def table(breakdowns: Sequence[Breakdown]) -> list[list[str]]:
+    """Return the rows of the table, with a column for each number of sequences."""
+
+    def milliseconds(seconds: float) -> str:
+        return f"{seconds * 1e3:.2f} ms"
+
+    rows = [
+        [name, *(f"{milliseconds(one.parts.get(name, 0.0))} {one.share(name):4.0%}" for one in breakdowns)]
+        for name in part_names(breakdowns)
+    ]
+    rows.append(["step without probes", *(milliseconds(one.step_seconds) for one in breakdowns)])
+    rows.append(["floor: linear layers alone", *(milliseconds(one.linear_floor) for one in breakdowns)])
+    rows.append(["floor: attention alone", *(milliseconds(one.attention_floor) for one in breakdowns)])
+    rows.append(["share of the floor's speed", *(f"{one.share_of_floor:.0%}" for one in breakdowns)])
+    rows.append(["IPC: bytes per token", *(f"{one.bytes_per_token:.1f}" for one in breakdowns)])
+    rows.append(["API process: receive, decode", *(milliseconds(one.receive_seconds) for one in breakdowns)])
+    return rows
+
+
+def plot(file: Path, title: str, breakdowns: Sequence[Breakdown]) -> None:
+    """Plot the shares of a step, with the floor as a line."""
+    figure = new_figure(title, width=9)
+    axes = figure.subplots()
+    labels = [f"{one.sequences}: {one.step_seconds * 1e3:.1f} ms" for one in breakdowns]
+    base = [0.0] * len(breakdowns)
+    colours = [f"C{number}" for number in range(10)] + ["0.4", "0.7", "k"]
+    for name, colour in zip(part_names(breakdowns), colours, strict=False):
+        shares = [100 * one.share(name) for one in breakdowns]
+        axes.bar(labels, shares, 0.5, bottom=base, label=name, color=colour)
+        base = [low + share for low, share in zip(base, shares, strict=True)]
+    for place, one in enumerate(breakdowns):
+        level = 100 * one.floor / sum(one.parts.values())
+        axes.plot([place - 0.3, place + 0.3], [level, level], "k--", label="" if place else "floor")
+    axes.set(xlabel="sequences that decode: time of a step", ylabel="% of the step")
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles[::-1], names[::-1], loc="outside right upper", fontsize=8)
+    save_figure(file, figure)
 
 
 def parse_arguments() -> Namespace:
     options = parser(__doc__)
     model = options.add_mutually_exclusive_group()
-    model.add_argument("--shape", choices=SHAPES, default="135M", help="a Llama of random weights (default 135M)")
+    model.add_argument("--shape", choices=SHAPES, default="135M", help="a Llama with random weights (default 135M)")
     model.add_argument("--model", type=Path, help="a model folder instead, or demo")
     options.add_argument("--load-format", choices=("safetensors", "dummy"), default="safetensors", help="of --model")
     options.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     options.add_argument("--sequences", type=at_least_one, nargs="+", default=[1, 16, 64], help="(default 1 16 64)")
-    options.add_argument("--context", type=at_least_one, default=128, help="tokens as decoding begins (default 128)")
-    options.add_argument("--rounds", type=at_least_one, default=4, help="of steps of each kind (default 4)")
-    options.add_argument("--steps", type=at_least_one, default=8, help="of each kind in a round (default 8)")
-    options.add_argument("--seconds", type=float, default=3.0, help="to watch a server's steps (default 3)")
-    options.add_argument("--no-server", action="store_true", help="leave the server out")
-    options.add_argument("--threads", type=at_least_one, default=usable_threads())
+    options.add_argument("--context", type=at_least_one, default=128, help="tokens at the first step (default 128)")
+    options.add_argument("--rounds", type=at_least_one, default=4, help="rounds of steps of each kind (default 4)")
+    options.add_argument("--steps", type=at_least_one, default=8, help="steps of each kind in a round (default 8)")
+    options.add_argument("--threads", type=at_least_one, default=len(usable_cpus()))
     return options.parse_args()
-
-
-def dissect_all(arguments: Namespace, folder: Path, dummy: bool) -> list[Anatomy]:
-    bench = Bench(folder, threads=arguments.threads, dtype=arguments.dtype, dummy=dummy, kv_cache_bytes=_KV_CACHE_BYTES)
-    with progress() as bar:
-        return [
-            dissect(
-                bench,
-                sequences=sequences,
-                context=arguments.context,
-                rounds=arguments.rounds,
-                steps=arguments.steps,
-            )
-            for sequences in bar.track(arguments.sequences, description="in process")
-        ]
-
-
-def watch_all(arguments: Namespace, folder: Path, dummy: bool) -> list[ServedSteps]:
-    flags = ("--dtype", arguments.dtype, "--kv-cache-memory-bytes", _KV_CACHE, "--no-enable-prefix-caching")
-    load = ("--load-format", "dummy") if dummy else ()
-    with serving(*flags, *load, model=folder, threads=arguments.threads) as server, progress() as bar:
-        return [
-            uvloop.run(
-                watch(
-                    server,
-                    streams=streams,
-                    context=arguments.context,
-                    max_tokens=_MAX_STREAM_TOKENS - arguments.context,
-                    seconds=arguments.seconds,
-                )
-            )
-            for streams in bar.track(arguments.sequences, description="over HTTP")
-        ]
-
-
-def table(anatomies: Sequence[Anatomy], served: Sequence[ServedSteps]) -> list[list[str]]:
-    """A column for each number of sequences."""
-    found = {name for anatomy in anatomies for name in anatomy.parts}
-    others = sorted(found - {*ORDER, *HOST})
-    rows = [
-        [name, *(_part(anatomy, name) for anatomy in anatomies)]
-        for name in (*(name for name in ORDER if name in found), *others, *HOST)
-    ]
-    rows.append(["step, without taps", *(_ms(anatomy.step_seconds) for anatomy in anatomies)])
-    rows.append(["floor: linear alone", *(_ms(anatomy.linear_floor) for anatomy in anatomies)])
-    rows.append(["floor: attention alone", *(_ms(anatomy.attention_floor) for anatomy in anatomies)])
-    rows.append(["speed, of the floor's", *(f"{anatomy.share_of_floor:.0%}" for anatomy in anatomies)])
-    rows.append(["IPC: bytes per token", *(f"{anatomy.bytes_per_token:.1f}" for anatomy in anatomies)])
-    rows.append(["API: receive, decode", *(_ms(anatomy.receive_seconds) for anatomy in anatomies)])
-    if served:
-        rows.append(["served: from step to step", *(_ms(one.period_seconds) for one in served)])
-        rows.append(["served: between steps", *(_ms(one.between_seconds) for one in served)])
-        rows.append(["served: API process, CPU a step", *(_ms(one.api_cpu_seconds) for one in served)])
-        rows.append(["served: API process, CPU a token", *(f"{one.api_cpu_per_token * 1e6:.0f} us" for one in served)])
-        rows.append(["served: tokens/s", *(f"{one.tokens_per_second:,.0f}" for one in served)])
-    return rows
-
-
-def _part(anatomy: Anatomy, name: str) -> str:
-    seconds = anatomy.parts.get(name, 0.0)
-    return f"{seconds * 1e3:.2f} ms {seconds / sum(anatomy.parts.values()):4.0%}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f} ms"
-
-
-def plot(file: Path, title: str, anatomies: Sequence[Anatomy], served: Sequence[ServedSteps]) -> None:
-    """Shares of a step in the engine process; beside it what its token costs the API process, on the same scale."""
-    figure = new_figure(title, width=9)
-    axes = figure.subplots()
-    found = {name for anatomy in anatomies for name in anatomy.parts}
-    names = [name for name in (*ORDER, *sorted(found - {*ORDER, *HOST}), *HOST) if name in found]
-    base = [0.0] * len(anatomies)
-    places = range(len(anatomies))
-    colours = [f"C{number}" for number in range(10)] + ["0.4", "0.7", "k"]
-    for name, colour in zip(names, colours, strict=False):
-        shares = [100 * anatomy.parts.get(name, 0.0) / sum(anatomy.parts.values()) for anatomy in anatomies]
-        axes.bar([place - 0.17 for place in places], shares, 0.5, bottom=base, label=name, color=colour)
-        base = [low + share for low, share in zip(base, shares, strict=True)]
-    for place, anatomy in zip(places, anatomies, strict=True):
-        level = 100 * anatomy.floor / sum(anatomy.parts.values())
-        axes.plot([place - 0.45, place + 0.11], [level, level], "k--", label="" if place else "floor")
-    if served:
-        pairs = list(zip(anatomies, served, strict=True))
-        for attribute, label, colour, shift in (
-            ("between_seconds", "served: between steps", "0.75", 0.2),
-            ("api_cpu_seconds", "served: API process, CPU", "0.25", 0.34),
-        ):
-            shares = [100 * getattr(one, attribute) / sum(anatomy.parts.values()) for anatomy, one in pairs]
-            axes.bar([place + shift for place in places], shares, 0.12, label=label, color=colour)
-    axes.set_xticks(list(places), [f"{one.sequences}: {one.step_seconds * 1e3:.1f} ms" for one in anatomies])
-    axes.set(xlabel="sequences that decode: a step's time", ylabel="% of the step")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8)
-    save_figure(file, figure)
 
 
 def main() -> None:
@@ -156,22 +247,20 @@ def main() -> None:
     os.environ.update(compute_environment(arguments.threads, os.environ))
     given = DEMO_MODEL if arguments.model == Path("demo") else arguments.model
     dummy = given is None or arguments.load_format == "dummy"
-    with model_folder(SHAPES[arguments.shape]) if given is None else nullcontext(given) as folder:
-        served = [] if arguments.no_server else watch_all(arguments, folder, dummy)
-        anatomies = dissect_all(arguments, folder, dummy)
+    with model_folder(SHAPES[arguments.shape]) if given is None else nullcontext(given) as folder, progress() as bar:
+        bench = Bench(
+            folder, threads=arguments.threads, dtype=arguments.dtype, dummy=dummy, kv_cache_bytes=_KV_CACHE_BYTES
+        )
+        sizes = {name: getattr(arguments, name) for name in ("context", "rounds", "steps")}
+        breakdowns = [break_down(bench, sequences=count, **sizes) for count in bar.track(arguments.sequences)]
     name = arguments.shape if given is None else given.name
     title = f"A decode step of {name}, {arguments.context} tokens of context, {arguments.threads} threads"
     columns = ("", *(f"{number} sequences" if number > 1 else "1 sequence" for number in arguments.sequences))
-    show(title, columns, table(anatomies, served), ("a share is of the parts' sum: taps take time themselves",))
-    rows = [asdict(one) | {"share_of_floor": one.share_of_floor} for one in anatomies]
-    for row, one in zip(rows, served, strict=False):
-        row["served"] = asdict(one) | {
-            "between_seconds": one.between_seconds,
-            "api_cpu_per_token": one.api_cpu_per_token,
-        }
-    save(arguments.json, rows)
+    notes = ("A share is of the sum of the parts, because the probes take time themselves.", machine())
+    show_table(title, columns, table(breakdowns), notes)
+    save(arguments.json, [asdict(one) | {"share_of_floor": one.share_of_floor} for one in breakdowns])
     if arguments.plot:
-        plot(arguments.plot, title, anatomies, served)
+        plot(arguments.plot, title, breakdowns)
 
 
 if __name__ == "__main__":

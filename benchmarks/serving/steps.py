@@ -1,6 +1,5 @@
-"""Shared by the step benchmarks: an engine in this process, kept busy with decoding, and the time of its steps."""
+"""An engine in this process that is kept busy with decoding, and the time of its steps."""
 
-import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +19,19 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "quire-demo"
 MAX_BATCHED_TOKENS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
+    """The wall and CPU time of one step."""
+
     wall_seconds: float
     cpu_seconds: float
 
 
 class Bench:
-    """One loaded model; each measurement has a fresh scheduler over it. Load it after the environment is set."""
+    """A loaded model. Each measurement has a new scheduler. Load it after the environment is set."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class Bench:
         self.model: LoadedModel = load_model(self.config)
 
     def decoding(self, batch: int, context: int, steps: int) -> Engine:
-        """An engine whose ``batch`` sequences, of about ``context`` tokens, have ``steps`` decode steps before them."""
+        """Return an engine whose ``batch`` sequences, of about ``context`` tokens, have ``steps`` decode steps to
+        go."""
         engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
         self._submit(engine, batch, context, steps + 1)
         while (now := engine.gauges()).num_running < batch or now.queued_tokens or now.prefilling_tokens:
@@ -66,7 +67,7 @@ class Bench:
         return engine
 
     def prefill(self, prompts: int, length: int) -> StepTime:
-        """The time until each of ``prompts`` of ``length`` tokens has its first token."""
+        """Measure the time until each of ``prompts`` prompts of ``length`` tokens has its first token."""
         engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
         self._submit(engine, prompts, length, 1)
         began, began_cpu = perf_counter(), process_time()
@@ -85,13 +86,10 @@ class Bench:
 
 
 def time_steps(engine: Engine, steps: int) -> list[StepTime]:
+    """Run ``steps`` steps and return the time of each."""
     times = []
     for _ in range(steps):
         began, began_cpu = perf_counter(), process_time()
         engine.step()
         times.append(StepTime(wall_seconds=perf_counter() - began, cpu_seconds=process_time() - began_cpu))
     return times
-
-
-def usable_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.hpa import (
+from benchmarks.autoscaling.policies.hpa import (
     SCALE_DOWN,
     SCALE_UP,
     Controller,
@@ -16,12 +16,7 @@ from policies.hpa import (
     replicas_for_average_value,
     replicas_for_pods_metric,
 )
-from quire_operator.domain.observation import (
-    Observation,
-    ReplicaObservation,
-    ReplicaPhase,
-    ReplicaSample,
-)
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 
 def pods(*values: float) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """KEDA: what https://keda.sh/docs/2.17/reference/scaledobject-spec/ and …/scalers/prometheus/ say."""
 
-from policies.keda import Fallback, KedaConfig, KedaScaler, Query, Trigger
-from quire_operator.domain.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
+from benchmarks.autoscaling.policies.keda import Fallback, KedaConfig, KedaScaler, Query, Trigger
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 
 def observed(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.kpa import Concurrency, Kpa, KpaConfig, KpaScaler
-from quire_operator.domain.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
+from benchmarks.autoscaling.policies.kpa import Concurrency, Kpa, KpaConfig, KpaScaler
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 
 def steady(value: float) -> Concurrency:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.llmd import (
+from benchmarks.autoscaling.policies.llmd import (
     Analyzer,
     ComputeBound,
     EngineLimits,
@@ -14,7 +14,7 @@ from policies.llmd import (
     spare_capacity,
     token_balance,
 )
-from quire_operator.domain.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 LIMITS = EngineLimits(max_batched_tokens=8192, max_sequences=256)
 

@@ -5,10 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from loads import BASE, MEAN_BUSY, Load, busy_seconds, costs, day_shaped, fitted, jittered, load_of
-from quire_operator.bench.traces import TraceError
-from quire_operator.simulation.scenario import Crash, Request, ScrapeOutage, SlowReplicas
-from scenarios import OUTAGE_SECONDS, FaultKind, busiest, cases, faults_of, steepest_ramp
+from benchmarks.autoscaling.loads import (
+    BASE,
+    MEAN_BUSY,
+    Load,
+    busy_seconds,
+    costs,
+    day_shaped,
+    fitted,
+    jittered,
+    load_of,
+)
+from benchmarks.autoscaling.scenarios import OUTAGE_SECONDS, FaultKind, busiest, cases, faults_of, steepest_ramp
+from quire_cli.bench.traces import TraceError
+from quire_cli.simulation.scenario import Crash, Request, ScrapeOutage, SlowReplicas
 
 
 def flat(seconds: int, *, prompt: int = 1000, output: int = 20) -> tuple[Request, ...]:

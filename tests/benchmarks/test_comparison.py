@@ -8,17 +8,32 @@ import sys
 from pathlib import Path
 
 import pytest
-from comparison.contestants import int8_flags
-from comparison.cross_check import ClientFigures, compared, figures_of_vllm
-from comparison.floor import Measurements, floor_of, prompt_steps, sizes_of
-from comparison.plot import write_plot
-from comparison.process_tree import ServerError, running, session_rss_bytes
-from comparison.results import Family, Measured, Turn, Verdict, as_document, rows, run_ratios, verdicts
-from comparison.table import limit_lines
-from comparison.turns import batch_measured, check
-from comparison.workloads import MAX_ROUNDS, MIN_ROUNDS, Workload, conversations, parse_workload, rounds_for
 
-from quire_operator.bench.summary import Objective, Outcome, summarise
+from benchmarks.serving.comparison.floor import Measurements, floor_of, prompt_steps, sizes_of
+from benchmarks.serving.comparison.plot import write_plot
+from benchmarks.serving.comparison.process_tree import ServerError, running, session_rss_bytes
+from benchmarks.serving.comparison.results import (
+    Family,
+    Measured,
+    Turn,
+    Verdict,
+    as_document,
+    rows,
+    run_ratios,
+    verdicts,
+)
+from benchmarks.serving.comparison.servers import int8_flags
+from benchmarks.serving.comparison.table import limit_lines
+from benchmarks.serving.comparison.turns import batch_measured, check
+from benchmarks.serving.comparison.workloads import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    Workload,
+    conversations,
+    parse_workload,
+    rounds_for,
+)
+from quire_cli.bench.summary import Objective, Outcome, summarise
 
 SIXTEEN = parse_workload("256/64@16")
 EIGHT = parse_workload("1024/128@8")
@@ -38,9 +53,7 @@ def measured(workload: Workload, rate: float, *, ttft: float | None = 0.2, itl: 
 
 
 def turn(name: str, family: Family, run: int, *found: Measured, start: float | None = 10.0) -> Turn:
-    return Turn(
-        contestant=name, family=family, run=run, start_seconds=start, peak_rss_bytes=1 << 30, measured=tuple(found)
-    )
+    return Turn(server=name, family=family, run=run, start_seconds=start, peak_rss_bytes=1 << 30, measured=tuple(found))
 
 
 def test_a_workload_is_read_as_it_is_written() -> None:
@@ -78,7 +91,7 @@ def test_rows_are_medians_in_the_order_of_the_first_run() -> None:
         for name, family, rate in (("quire", "quire", 300.0), ("vllm", "vllm", 100.0))
     ]
     found = rows(turns)
-    assert [(row.contestant, row.total_tokens_per_second, row.spread, row.runs) for row in found] == [
+    assert [(row.server, row.total_tokens_per_second, row.spread, row.runs) for row in found] == [
         ("quire", 302.0, (301.0, 303.0), 3),
         ("vllm", 102.0, (101.0, 103.0), 3),
     ]
@@ -166,7 +179,7 @@ def test_a_floor_is_prompts_at_the_fastest_step_and_then_decode_steps() -> None:
 
 
 def test_sizes_follow_from_a_llamas_config() -> None:
-    config = json.loads((Path(__file__).parents[2] / "benchmarks/kv/shapes/smollm2-135m/config.json").read_text())
+    config = json.loads((Path(__file__).parents[2] / "benchmarks/models/smollm2-135m/config.json").read_text())
     sizes = sizes_of(config)
     assert sizes.linear_shapes() == [(960, 576), (576, 576), (3072, 576), (576, 1536)]
     assert sizes.kv_bytes_per_token(2) == 23_040
@@ -220,15 +233,6 @@ def test_answers_that_are_not_what_was_asked_for_do_not_count(changes: dict[str,
 def test_a_batch_counts_prompts_and_answers() -> None:
     found = batch_measured(SIXTEEN, 4.0)
     assert found.total_tokens_per_second == 16 * 320 / 4 and found.output_tokens_per_second == 16 * 64 / 4
-
-
-def test_clients_are_compared_round_by_round() -> None:
-    theirs = figures_of_vllm({"output_throughput": 99.0, "median_ttft_ms": 210.0, "median_itl_ms": 40.0})
-    ours = ClientFigures(output_tokens_per_second=100.0, ttft_p50=0.2, itl_p50=0.04)
-    slow = ClientFigures(output_tokens_per_second=50.0, ttft_p50=0.4, itl_p50=0.08)
-    found = compared("256/64@16", [(ours, theirs), (slow, slow), (slow, slow)])
-    assert (found.output_tokens_per_second, found.ttft_p50, found.itl_p50) == (1.0, 1.0, 1.0)
-    assert compared("256/64@16", [(ours, theirs)]).ttft_p50 == pytest.approx(1.05)
 
 
 def test_a_server_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
@@ -286,7 +290,7 @@ def test_the_picture_is_drawn_of_servers_and_batches(tmp_path: Path) -> None:
 def test_results_survive_json() -> None:
     turns = [turn("quire", "quire", 1, measured(SIXTEEN, 450))]
     (read,) = json.loads(json.dumps(as_document(turns)))
-    assert read["contestant"] == "quire" and read["measured"][0]["workload"] == "256/64@16"
+    assert read["server"] == "quire" and read["measured"][0]["workload"] == "256/64@16"
 
 
 def test_the_machines_limits_are_told_for_every_run() -> None:

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import comparison  # noqa: F401 -- puts benchmarks/peers on the path
 import pytest
-from install_llama_cpp import vendored_name
-from install_vllm import renamed, requirements_without_torch
-from peer_environments import MARK, Peer, PeerError, Step, Workshop, make, peers_folder
+
+from benchmarks.peers.install_llama_cpp import vendored_name
+from benchmarks.peers.install_vllm import renamed, requirements_without_torch
+from benchmarks.peers.peer_environments import MARK, Peer, PeerError, Step, Workshop, make, peers_folder
 
 PEER = Peer(name="thing", version="1.2")
 

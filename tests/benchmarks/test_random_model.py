@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from random_model import MARK, SMOLLM2_135M, LlamaShape, ensure_model, tensor_shapes, tokenizer
 from safetensors import safe_open
 from tokenizers import Tokenizer
+
+from benchmarks.models.random_model import MARK, SMOLLM2_135M, LlamaShape, ensure_model, tensor_shapes, tokenizer
 
 TINY = LlamaShape(hidden=64, layers=2, heads=4, kv_heads=2, intermediate=96, vocabulary=1_000, max_positions=128)
 

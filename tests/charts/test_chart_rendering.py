@@ -14,8 +14,8 @@ from chart_support.values import DIGEST, EVERYTHING, VARIANTS
 
 from quire_cluster.helm import Helm
 from quire_gateway.config import KubernetesSource, parse_config
-from quire_operator.domain.prometheus_series import ReplicaLabels
-from quire_operator.settings import parse_settings
+from quire_operator.app.settings import parse_settings
+from quire_operator.domain.autoscaling.prometheus_series import ReplicaLabels
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "quire"

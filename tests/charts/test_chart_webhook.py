@@ -11,7 +11,7 @@ import pytest
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import HelmFailed
 from quire_cluster.helm import Helm
-from quire_operator.settings import parse_settings
+from quire_operator.app.settings import parse_settings
 
 OWN: dict[str, Any] = {"webhook": {"create": True}}
 GIVEN = {

@@ -11,10 +11,11 @@ import yaml
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
 from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
-from quire_operator.domain import engine_metrics, monitoring
-from quire_operator.domain.names import LABEL_DEPLOYMENT
-from quire_operator.domain.spec import Spec
-from quire_operator.domain.surroundings import Monitoring
+from quire_operator.domain.autoscaling import engine_metrics
+from quire_operator.domain.manifests import monitoring
+from quire_operator.domain.manifests.surroundings import Monitoring
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 MINUTES = 60

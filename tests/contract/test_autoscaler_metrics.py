@@ -4,16 +4,16 @@ from dataclasses import fields
 
 import pytest
 
+from quire_cli.inspection import load
 from quire_engine.config import CacheOptions
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics, RequestTimes
 from quire_gateway import scrape
 from quire_gateway.scrape import parse_page
-from quire_operator.adapters.scrape import points
-from quire_operator.domain import load
-from quire_operator.domain.engine_metrics import NAMES, sample_of
-from quire_operator.domain.observation import is_sane
+from quire_operator.adapters.metrics.scrape import points
+from quire_operator.domain.autoscaling.engine_metrics import NAMES, sample_of
+from quire_operator.domain.autoscaling.observation import is_sane
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
 from quire_cluster.waiting import eventually
-from quire_operator.domain.spec import Invalid, Spec
+from quire_operator.domain.resource import Invalid, Spec
 
 GROUP = "/apis/quire.dev/v1alpha1"
 OWNED = "the autoscaler owns the number of replicas while spec.autoscaling is set"

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from quire_operator.domain import names
-from quire_operator.domain.history import Change, ScalingRecord
-from quire_operator.domain.rates import Rates
-from quire_operator.domain.scaling_status import scaling_sections
-from quire_operator.domain.spec import (
+from quire_operator.domain.autoscaling.history import Change, ScalingRecord
+from quire_operator.domain.autoscaling.rates import Rates
+from quire_operator.domain.resource import (
     AccessMode,
     AutoscalingMode,
     DType,
@@ -28,7 +26,9 @@ from quire_operator.domain.spec import (
     RolloutStrategy,
     SchedulingPolicy,
     Spec,
+    names,
 )
+from quire_operator.domain.status.scaling_status import scaling_sections
 
 CRD = yaml.safe_load((Path(__file__).parents[2] / "crds" / "llmdeployments.yaml").read_text())
 VERSION = CRD["spec"]["versions"][0]

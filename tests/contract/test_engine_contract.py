@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 from starlette.datastructures import Headers
 
+from quire_cli.local.machine import this_machine
 from quire_common.errors import FlagsError
 from quire_engine import flag_table, flags
 from quire_engine.config import EngineConfig
@@ -20,11 +21,12 @@ from quire_engine.errors import Unauthorized
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.server.auth.access import Access
 from quire_gateway.headers import to_replica
-from quire_operator.adapters.local_machine import this_machine
-from quire_operator.domain import capacity, engine_contract, engine_flags, kv_groups
-from quire_operator.domain.model_config import ModelConfig, parse_model_config
-from quire_operator.domain.spec import DType, Spec
-from quire_operator.domain.spec.engine import BLOCK_SIZES
+from quire_operator.domain.capacity import fit as capacity
+from quire_operator.domain.capacity import kv_groups
+from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
+from quire_operator.domain.manifests import engine_contract
+from quire_operator.domain.resource import DType, Spec, engine_flags, names
+from quire_operator.domain.resource.engine import BLOCK_SIZES
 
 
 def spec_of(engine: dict[str, object], **spec: object) -> Spec:
@@ -56,7 +58,7 @@ def test_every_flag_that_quire_sets_exists() -> None:
 
 
 def test_variables_of_the_engine_begin_as_the_operator_thinks() -> None:
-    variable = f"{engine_contract.ENVIRONMENT_PREFIX}PORT"
+    variable = f"{names.ENGINE_ENVIRONMENT_PREFIX}PORT"
     assert flags.parse(["--model", "m"], {variable: "9", "PORT": "8"}).server.port == 9
 
 

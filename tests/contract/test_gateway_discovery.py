@@ -15,12 +15,13 @@ from quire_gateway.config import FileSource, parse_config
 from quire_gateway.endpoints.kubernetes import KubeObject, ObjectKey, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
-from quire_operator.domain import desired, names, observed, served_names
-from quire_operator.domain.gateway_contract import REQUESTS_PATH, local_gateway_args, read_requests
-from quire_operator.domain.pod_template import Images
-from quire_operator.domain.spec import Invalid, Spec
-from quire_operator.rivals import Rivals
-from quire_operator.store import Store
+from quire_operator.domain.autoscaling.gateway_contract import REQUESTS_PATH, local_gateway_args, read_requests
+from quire_operator.domain.cluster_state import observed
+from quire_operator.domain.manifests import desired, served_names
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Invalid, Spec, names
+from quire_operator.reconcile.rivals import Rivals
+from quire_operator.reconcile.store import Store
 
 IMAGES = Images(engine="engine", operator="operator")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"

@@ -6,6 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_cli.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS
+from quire_cli.simulation.engine import Engine
+from quire_cli.simulation.scenario import EngineModel, Request
+from quire_cli.simulation.sequence import Sequence
 from quire_engine.config import AdmissionOptions, SchedulerOptions
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
@@ -14,10 +18,6 @@ from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request as EngineRequest
 from quire_engine.server import serve
 from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
-from quire_operator.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS
-from quire_operator.simulation.engine import Engine
-from quire_operator.simulation.scenario import EngineModel, Request
-from quire_operator.simulation.sequence import Sequence
 
 RATE, STEP, BLOCK = 1000.0, 0.1, 16
 

@@ -1,14 +1,8 @@
 """The clients that benchmarks/serving/on_device.py drives an engine with, over a runner without tensors."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "serving"))
-
-from in_process import Clients, Load, percentiles
-
+from benchmarks.serving.in_process import Clients, Load, percentiles
 from quire_engine.core.fake_runner import FakeRunner
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig

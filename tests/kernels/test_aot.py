@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import aot_bounds
-from aot_bounds import Bounds, Measured
+from benchmarks.kernels import aot_bounds
+from benchmarks.kernels.aot_bounds import Bounds, Measured
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.target import Target
@@ -153,7 +153,7 @@ def test_the_file_reads_as_it_was_written(tmp_path: Path) -> None:
 def test_a_target_is_read_from_its_name_and_an_unknown_one_refused() -> None:
     import argparse
 
-    from aot import _capability
+    from benchmarks.kernels.aot import _capability
 
     assert _capability("sm_90") == 90
     with pytest.raises(argparse.ArgumentTypeError, match="should be one of sm_80"):

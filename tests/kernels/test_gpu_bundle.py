@@ -10,7 +10,7 @@ import pytest
 from quire_kernels.dispatch import INTERPRETED
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("benchmarks/kernels/run.py", "benchmarks/kernels/tune.py", "benchmarks/serving/on_device.py")
+COMMANDS = ("benchmarks.kernels.run", "benchmarks.kernels.tune", "benchmarks.serving.on_device")
 
 
 @pytest.fixture(scope="module")
@@ -58,5 +58,5 @@ def test_every_test_of_the_bundle_is_found_and_can_be_imported(bundle: Path, fol
 @pytest.mark.skipif(INTERPRETED, reason="starts such a process itself")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_bundle_says_how_it_is_used(bundle: Path, command: str) -> None:
-    result = run(bundle, command, "--help")
-    assert result.returncode == 0 and result.stdout.startswith(f"usage: {Path(command).name}"), result.stderr
+    result = run(bundle, "-m", command, "--help")
+    assert result.returncode == 0 and result.stdout.startswith(f"usage: {command.rpartition('.')[2]}.py"), result.stderr

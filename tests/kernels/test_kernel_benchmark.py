@@ -1,10 +1,8 @@
 """What benchmarks/kernels holds to be right or wrong, and what becomes of a case that fails. No GPU, no times."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -12,12 +10,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 
-import cases_attention
-import plain
-from cases_attention import Attention, decode, prompts
-from gpu_timing import Card, Timing
-from kernel_cases import BOUNDS, Case, Prepared, compare
-from measuring import Row, measure
+from benchmarks import report
+from benchmarks.kernels import cases_attention, run
+from benchmarks.kernels.cases_attention import Attention, decode, prompts
+from benchmarks.kernels.gpu_timing import Card, Timing
+from benchmarks.kernels.kernel_cases import BOUNDS, Case, Prepared, compare
+from benchmarks.kernels.measuring import Row, measure
 from quire_kernels.errors import ArgumentError
 
 CPU = torch.device("cpu")
@@ -167,23 +165,10 @@ def test_peers_are_compared_then_timed_and_one_that_fails_costs_nothing_else() -
     assert row.failed is None and row.seconds is not None
 
 
-@pytest.fixture
-def command() -> ModuleType:
-    """benchmarks/kernels/run.py; another folder on the path has a module of that name."""
-    path = Path(cases_attention.__file__).with_name("run.py")
-    spec = importlib.util.spec_from_file_location("kernel_benchmark_run", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_table_names_what_was_reached_who_refused_and_what_is_missing(
-    command: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_names_what_was_reached_who_refused_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "a GPU", "torch": "2", "triton": "3", "python": "3.12", "peers": {}}
     failed = Row(op="op", case="other", failed="ArgumentError: op: x is wrong")
-    command.show([timed_row(refusing=refuses, slower=lambda: torch.ones(2, 2)), failed], machine, CARD, ["op: third"])
+    run.show([timed_row(refusing=refuses, slower=lambda: torch.ones(2, 2)), failed], machine, CARD, ["op: third"])
     said = " ".join(capsys.readouterr().out.split())
     for words in (
         "2,000 GB/s",
@@ -197,16 +182,16 @@ def test_the_table_names_what_was_reached_who_refused_and_what_is_missing(
         assert words in said, said
 
 
-def test_results_are_written_whole_and_drawn(command: ModuleType, tmp_path: Path) -> None:
-    command.write(tmp_path / "deep" / "rows.json", {"rows": [1]})
-    command.write(tmp_path / "deep" / "rows.json", {"rows": [1, 2]})
+def test_results_are_written_whole_and_drawn(tmp_path: Path) -> None:
+    report.write_json(tmp_path / "deep" / "rows.json", {"rows": [1]})
+    report.write_json(tmp_path / "deep" / "rows.json", {"rows": [1, 2]})
     assert json.loads((tmp_path / "deep" / "rows.json").read_text()) == {"rows": [1, 2]}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["rows.json"]
-    command.draw(tmp_path / "rows.svg", [timed_row()], "a GPU")
+    run.draw(tmp_path / "rows.svg", [timed_row()], "a GPU")
     assert "<svg" in (tmp_path / "rows.svg").read_text()
 
 
 def test_tables_are_readable_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(plain, "Console", None)
-    plain.show_table("Title", ["case", "µs"], [["a long name", "1.0"], ["b", "10.0"]], ["a note"])
+    monkeypatch.setattr(report, "Console", None)
+    report.show_table("Title", ["case", "µs"], [["a long name", "1.0"], ["b", "10.0"]], ["a note"])
     assert capsys.readouterr().out == "\nTitle\ncase           µs\na long name   1.0\nb            10.0\na note\n"

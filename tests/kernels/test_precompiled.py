@@ -13,7 +13,16 @@ import torch
 import quire_kernels.precompiled as precompiled
 from quire_kernels import precompile
 from quire_kernels.cpu_runtime import Worker, features
-from quire_kernels.precompiled import NotUsable, Precompiled, build, find, link_all, take
+from quire_kernels.precompiled import (
+    NotUsable,
+    Precompiled,
+    build,
+    find,
+    limit_numba,
+    link_all,
+    named_level,
+    take,
+)
 from quire_kernels.precompiled.levels import KNOWN, LEVELS, CpuLevel, cpu_flags, highest_level
 
 _BY_NAME = {level.name: level for level in LEVELS}
@@ -273,3 +282,34 @@ def test_an_unknown_level_is_refused_by_name(capsys: pytest.CaptureFixture[str],
     with pytest.raises(SystemExit):
         precompile.main(["--out", str(tmp_path), "--levels", "x86-64-v9"])
     assert "x86-64-v9" in capsys.readouterr().err
+
+
+def test_a_named_level_limits_what_numba_compiles_for() -> None:
+    level = _BY_NAME["x86-64-v4"]
+    environment: dict[str, str] = {}
+    for _ in range(2):
+        limit_numba(level, environment)
+        assert environment == {"NUMBA_CPU_NAME": level.cpu, "NUMBA_CPU_FEATURES": level.feature_string}
+
+
+def test_a_named_level_never_raises_another_choice_of_cpu() -> None:
+    chosen = {"NUMBA_CPU_NAME": "znver4", "NUMBA_CPU_FEATURES": "+avx512f,+avx512bf16,-avx512vnni"}
+    limit_numba(_BY_NAME["x86-64-v4"], chosen)
+    after = chosen["NUMBA_CPU_FEATURES"]
+    assert after.startswith("+avx512f,-avx512vnni,")
+    assert "-avx512bf16" in after.split(",") and "-avx512f" not in after.split(",")
+    limit_numba(_BY_NAME["x86-64-v4"], chosen)
+    assert chosen["NUMBA_CPU_FEATURES"] == after
+
+
+def test_a_level_is_named_by_the_environment() -> None:
+    assert named_level({}) is None
+    assert named_level({"QUIRE_KERNELS_LEVEL": "x86-64-v3"}) == _BY_NAME["x86-64-v3"]
+    with pytest.raises(ValueError, match="x86-64-v9"):
+        named_level({"QUIRE_KERNELS_LEVEL": "x86-64-v9"})
+
+
+@needs_a_level
+def test_a_start_at_a_named_level_uses_its_compiled_kernels(tmp_path: Path, start: Callable[..., str]) -> None:
+    said = start(None, QUIRE_KERNELS_LEVEL="x86-64-v3")
+    assert said.splitlines()[-1] != start(None, cache="other").splitlines()[-1] or _level_here() == LEVELS[-1]

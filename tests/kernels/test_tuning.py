@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuning import Parameters, Trials, merged, search
+from benchmarks.kernels.tuning import Parameters, Trials, merged, search
 
 SPACE = {"BLOCK": (16, 32, 64), "num_warps": (1, 2, 4)}
 START = {"BLOCK": 16, "num_warps": 4}

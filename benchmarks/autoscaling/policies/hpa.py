@@ -14,9 +14,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.signals import in_flight, kv_usage, pods_of
-from quire_operator.domain.observation import Observation, ReplicaSample
-from quire_operator.simulation.scaler import Scaling
+from benchmarks.autoscaling.policies.signals import in_flight, kv_usage, pods_of
+from quire_cli.simulation.scaler import Scaling
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 
 SYNC_SECONDS = 15.0
 SCRAPE_SECONDS = 15.0

@@ -12,10 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from policies.hpa import SCALE_DOWN, SCALE_UP, SYNC_SECONDS, Controller, Rules, replicas_for_average_value
-from policies.signals import Pods, Series, in_flight, pods_of
-from quire_operator.domain.observation import Observation, ReplicaSample
-from quire_operator.simulation.scaler import Scaling
+from benchmarks.autoscaling.policies.hpa import (
+    SCALE_DOWN,
+    SCALE_UP,
+    SYNC_SECONDS,
+    Controller,
+    Rules,
+    replicas_for_average_value,
+)
+from benchmarks.autoscaling.policies.signals import Pods, Series, in_flight, pods_of
+from quire_cli.simulation.scaler import Scaling
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 
 SCRAPE_SECONDS = 15.0
 POLLING_SECONDS = 30.0

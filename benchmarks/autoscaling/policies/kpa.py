@@ -14,9 +14,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from policies.signals import in_flight, pods_of
-from quire_operator.domain.observation import Observation
-from quire_operator.simulation.scaler import Scaling
+from benchmarks.autoscaling.policies.signals import in_flight, pods_of
+from quire_cli.simulation.scaler import Scaling
+from quire_operator.domain.autoscaling.observation import Observation
 
 TICK_SECONDS = 2.0
 SCRAPE_SECONDS = 1.0

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from policies.hpa import SYNC_SECONDS, Controller, Rules, Step, Unit, replicas_for_average_value
-from policies.signals import Pods, Series, kv_usage, pods_of
-from quire_operator.domain.observation import Observation, ReplicaSample
-from quire_operator.simulation.scaler import Scaling
+from benchmarks.autoscaling.policies.hpa import SYNC_SECONDS, Controller, Rules, Step, Unit, replicas_for_average_value
+from benchmarks.autoscaling.policies.signals import Pods, Series, kv_usage, pods_of
+from quire_cli.simulation.scaler import Scaling
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample
 
 SCRAPE_SECONDS = 15.0
 _PEAK_SECONDS = 60.0

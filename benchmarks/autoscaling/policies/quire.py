@@ -5,8 +5,10 @@ That is ``metricsSource: Pods``, the default. With ``scrape_seconds`` 15 it is w
 
 from dataclasses import dataclass
 
-from quire_operator.domain.autoscaler import Policy
-from quire_operator.domain.spec.scaling import (
+from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
+from quire_operator.domain.autoscaling.autoscaler import Policy
+from quire_operator.domain.autoscaling.tuning import Tuning
+from quire_operator.domain.resource.scaling import (
     Autoscaling,
     AutoscalingMode,
     LatencyTarget,
@@ -14,8 +16,6 @@ from quire_operator.domain.spec.scaling import (
     ScaleUp,
     ScalingTargets,
 )
-from quire_operator.domain.tuning import Tuning
-from quire_operator.simulation.scaler import TICK_SECONDS, QuireScaler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from quire_operator.domain.observation import Observation, ReplicaPhase, ReplicaSample
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaPhase, ReplicaSample
 
 _SLACK_SECONDS = 1.0
 

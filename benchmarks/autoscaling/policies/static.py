@@ -12,10 +12,10 @@ ramp, and the row is named infeasible, unless some law shows that it is not.
 import math
 from collections.abc import Sequence
 
-from quire_operator.domain.observation import Observation
-from quire_operator.simulation.run import LATE_SECONDS
-from quire_operator.simulation.scaler import Scaling
-from quire_operator.simulation.scenario import Request
+from quire_cli.simulation.run import LATE_SECONDS
+from quire_cli.simulation.scaler import Scaling
+from quire_cli.simulation.scenario import Request
+from quire_operator.domain.autoscaling.observation import Observation
 
 _HEADROOM = 1.25
 _SPARE = 1

@@ -1,13 +1,6 @@
-"""quire beside its peers, by turns, on one machine: the parts of ``compare.py``.
+"""The parts of ``compare.py``: quire and other servers, measured in interleaved runs on one machine.
 
-``workloads`` says what is asked, ``contestants`` how each server is started, ``process_tree`` starts and stops it,
-``turns`` measures it, ``machine`` and ``floor`` say what the machine allows, ``results`` compares, ``table`` and
-``plot`` show it, ``cross_check`` puts another client beside ours.
+``workloads`` defines the requests, ``servers`` how each server under test is started, ``process_tree`` starts and stops
+it, ``turns`` measures it, ``machine`` and ``floor`` describe what the machine allows, ``results`` compares, ``table``
+and ``plot`` show the results.
 """
-
-import sys
-from pathlib import Path
-
-PEERS = Path(__file__).resolve().parents[2] / "peers"
-# The scripts that install peers say also where each lies.
-sys.path.append(str(PEERS))

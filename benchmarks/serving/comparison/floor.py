@@ -9,7 +9,7 @@ fastest, then O - 1 steps of C rows. ``floor_of`` adds up, of that schedule,
 - attention in decode steps, as the bytes of keys and values it reads over the bandwidth of reading so many bytes.
 
 Norms, sampling, scheduling, Python and HTTP are what a server has on top. Runs as a process of its own (``python -m
-comparison.floor``): the comparison holds neither torch nor its threads while servers are measured.
+benchmarks.serving.comparison.floor``): the comparison holds neither torch nor its threads while servers are measured.
 
 Legend: C requests at a time, I and O tokens in and out, T rows, K inputs, N outputs, D head dim.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from comparison.workloads import Workload, parse_workload
+from benchmarks.serving.comparison.workloads import Workload, parse_workload
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ def sizes_of(config: dict[str, Any]) -> ModelSizes:
 
 
 def measure(sizes: ModelSizes, workloads: Sequence[Workload], dtype: "torch.dtype") -> Measurements:
-    from machine_limits import read_bytes_per_second
+    from benchmarks.serving.machine_limits import read_bytes_per_second
 
     small = {workload.concurrency for workload in workloads}
     rows = sorted(small.union(*(prompt_steps(workload) for workload in workloads)))
@@ -214,13 +214,14 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), required=True)
     arguments = parser.parse_args()
     import torch
-    from machine_limits import measure_limits, read_bytes_per_second
+
+    from benchmarks.serving.machine_limits import gemm_flops, read_bytes_per_second
 
     torch.set_num_threads(arguments.threads)
     dtype = getattr(torch, arguments.dtype)
     sizes = sizes_of(json.loads((arguments.model / "config.json").read_text(encoding="utf-8")))
     gemm = {
-        str(kind).removeprefix("torch."): measure_limits(kind, arguments.threads).flops
+        str(kind).removeprefix("torch."): gemm_flops(kind, arguments.threads)
         for kind in ((torch.bfloat16, torch.float32) if dtype is torch.bfloat16 else (torch.float32,))
     }
     with torch.inference_mode():

@@ -1,9 +1,10 @@
-"""The comparison as a picture: throughput and latencies, a group of bars for each workload."""
+"""Plot the throughput and latencies of a comparison, with a group of bars for each workload."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from comparison.results import Row, Turn, rows
+from benchmarks.report import new_figure, save_figure
+from benchmarks.serving.comparison.results import Row, Turn, rows
 
 _COLOURS = {
     "quire": "tab:blue",
@@ -16,12 +17,9 @@ _BAR = 0.8
 
 
 def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], title: str) -> None:
-    """``floors``: total tokens per second by workload, drawn as lines over their groups."""
-    from matplotlib.figure import Figure  # slow to import, and only this needs it
-
+    """Plot the turns. ``floors`` is total tokens per second by workload, shown as lines over the groups."""
     table = rows(turns)
-    figure = Figure(figsize=(11, 9), layout="constrained")
-    figure.suptitle(title)
+    figure = new_figure(title, height=9)
     top, *bottom = figure.subplot_mosaic("AAA;BCD", height_ratios=(3, 2)).values()
     _bars(top, table, lambda row: row.total_tokens_per_second, "total tokens/s", spread=True)
     for place, workload in enumerate(dict.fromkeys(str(row.workload) for row in table)):
@@ -41,15 +39,15 @@ def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], t
     _bars(bottom[0], table, lambda row: row.ttft_seconds and row.ttft_seconds * 1e3, "median TTFT (ms)", spread=False)
     _bars(bottom[1], table, lambda row: row.itl_seconds and row.itl_seconds * 1e3, "median ITL (ms)", spread=False)
     _starts(bottom[2], table)
-    figure.savefig(path, dpi=110)
+    save_figure(path, figure)
 
 
 def _starts(axes, table: Sequence[Row]) -> None:  # type: ignore[no-untyped-def]
-    """One bar a server: it starts once for all workloads."""
-    starts = {row.contestant: row.start_seconds for row in table if row.start_seconds is not None}
+    """Plot one bar per server, because a server starts once for all workloads."""
+    starts = {row.server: row.start_seconds for row in table if row.start_seconds is not None}
     shades = _shades(table)
-    for place, (contestant, seconds) in enumerate(starts.items()):
-        colour, alpha = shades[contestant]
+    for place, (server, seconds) in enumerate(starts.items()):
+        colour, alpha = shades[server]
         axes.bar(place, seconds, _BAR, color=colour, alpha=alpha)
         axes.annotate(f"{seconds:,.1f}", (place, seconds), ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(len(starts)), list(starts), fontsize=7, rotation=20)
@@ -58,11 +56,11 @@ def _starts(axes, table: Sequence[Row]) -> None:  # type: ignore[no-untyped-def]
 
 def _bars(axes, table: Sequence[Row], value: Callable[[Row], float | None], name: str, *, spread: bool) -> None:  # type: ignore[no-untyped-def]
     workloads = list(dict.fromkeys(row.workload for row in table))
-    names = list(dict.fromkeys(row.contestant for row in table))
+    names = list(dict.fromkeys(row.server for row in table))
     width = _BAR / len(names)
     shades = _shades(table)
-    for number, contestant in enumerate(names):
-        mine = [row for row in table if row.contestant == contestant and value(row) is not None]
+    for number, server in enumerate(names):
+        mine = [row for row in table if row.server == server and value(row) is not None]
         if not mine:
             continue
         places = [workloads.index(row.workload) - _BAR / 2 + (number + 0.5) * width for row in mine]
@@ -71,12 +69,12 @@ def _bars(axes, table: Sequence[Row], value: Callable[[Row], float | None], name
             [h - row.spread[0] for h, row in zip(heights, mine, strict=True)],
             [row.spread[1] - h for h, row in zip(heights, mine, strict=True)],
         ]
-        colour, alpha = shades[contestant]
+        colour, alpha = shades[server]
         axes.bar(
             places,
             heights,
             width * 0.92,
-            label=contestant if spread else None,
+            label=server if spread else None,
             color=colour,
             alpha=alpha,
             yerr=ends if spread and any(map(any, ends)) else None,
@@ -94,8 +92,8 @@ def _shades(table: Sequence[Row]) -> dict[str, tuple[str, float]]:
     shades: dict[str, tuple[str, float]] = {}
     members: dict[str, int] = {}
     for row in table:
-        if row.contestant not in shades:
+        if row.server not in shades:
             earlier = members.get(row.family, 0)
-            shades[row.contestant] = (_COLOURS[row.family], max(0.35, 1.0 - 0.3 * earlier))
+            shades[row.server] = (_COLOURS[row.family], max(0.35, 1.0 - 0.3 * earlier))
             members[row.family] = earlier + 1
     return shades

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from comparison.workloads import Workload
+from benchmarks.serving.comparison.workloads import Workload
 
 Family = Literal["quire", "quire-int8", "vllm", "llama.cpp", "transformers"]
 
@@ -26,9 +26,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One contestant in one run: started, measured, stopped. ``problem`` says why it was not."""
+    """One server in one run: started, measured, stopped. ``problem`` says why it was not."""
 
-    contestant: str
+    server: str
     family: Family
     run: int
     start_seconds: float | None
@@ -39,9 +39,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Medians of one contestant on one workload over the runs."""
+    """Medians of one server on one workload over the runs."""
 
-    contestant: str
+    server: str
     family: Family
     workload: Workload
     runs: int
@@ -71,11 +71,11 @@ class Verdict:
 
 
 def rows(turns: Sequence[Turn]) -> list[Row]:
-    """In the order in which contestants and workloads first came."""
+    """In the order in which servers and workloads first came."""
     found: dict[tuple[str, Workload], list[tuple[Turn, Measured]]] = {}
     for turn in turns:
         for measured in turn.measured:
-            found.setdefault((turn.contestant, measured.workload), []).append((turn, measured))
+            found.setdefault((turn.server, measured.workload), []).append((turn, measured))
     return [_row(together) for together in found.values()]
 
 
@@ -88,7 +88,7 @@ def _row(together: Sequence[tuple[Turn, Measured]]) -> Row:
 
     totals = [measured.total_tokens_per_second for _, measured in together]
     return Row(
-        contestant=turn.contestant,
+        server=turn.server,
         family=turn.family,
         workload=first.workload,
         runs=len(together),
@@ -110,7 +110,7 @@ def run_ratios(turns: Sequence[Turn], ours: str, theirs: str, workload: Workload
     for turn in turns:
         for measured in turn.measured:
             if measured.workload == workload:
-                by_run.setdefault(turn.run, {})[turn.contestant] = measured.total_tokens_per_second
+                by_run.setdefault(turn.run, {})[turn.server] = measured.total_tokens_per_second
     return [both[ours] / both[theirs] for both in by_run.values() if ours in both and theirs in both and both[theirs]]
 
 
@@ -130,7 +130,7 @@ def verdicts(
     """Every goal that these turns say something of. ``floors``: total tokens per second by workload."""
     table = rows(turns)
     found: list[Verdict] = []
-    for row in (each for each in table if each.contestant == ours):
+    for row in (each for each in table if each.server == ours):
         for peer in (each for each in table if each.workload == row.workload and each.family in ("vllm", "llama.cpp")):
             found += _against(turns, row, peer, has_avx512_bf16=has_avx512_bf16)
         if floor := floors.get(str(row.workload)):
@@ -143,8 +143,8 @@ def verdicts(
 
 def _against(turns: Sequence[Turn], row: Row, peer: Row, *, has_avx512_bf16: bool) -> list[Verdict]:
     goal = LLAMA_CPP_GOAL if peer.family == "llama.cpp" else vllm_goal(row.workload, has_avx512_bf16=has_avx512_bf16)
-    name = f"{row.workload}: {{}} over {peer.contestant}"
-    ratios = run_ratios(turns, row.contestant, peer.contestant, row.workload)
+    name = f"{row.workload}: {{}} over {peer.server}"
+    ratios = run_ratios(turns, row.server, peer.server, row.workload)
     found = [Verdict(what=name.format("total tokens/s"), found=statistics.median(ratios), goal=goal)] if ratios else []
     for what, own, other in (
         ("TTFT", row.ttft_seconds, peer.ttft_seconds),
@@ -163,15 +163,15 @@ def _int8(turns: Sequence[Turn], table: Sequence[Row]) -> list[Verdict]:
         if not rivals:
             continue
         best = max(rivals, key=lambda each: each.total_tokens_per_second)
-        if ratios := run_ratios(turns, row.contestant, best.contestant, row.workload):
-            what = f"{row.workload}: total tokens/s with int8 over {best.contestant}"
+        if ratios := run_ratios(turns, row.server, best.server, row.workload):
+            what = f"{row.workload}: total tokens/s with int8 over {best.server}"
             found.append(Verdict(what=what, found=statistics.median(ratios), goal=INT8_GOAL))
     return found
 
 
 def _starts(table: Sequence[Row], ours: str) -> list[Verdict]:
-    starts = {row.contestant: row.start_seconds for row in table if row.start_seconds}
-    peers = {row.contestant for row in table if row.family == "vllm" and row.contestant in starts}
+    starts = {row.server: row.start_seconds for row in table if row.start_seconds}
+    peers = {row.server for row in table if row.family == "vllm" and row.server in starts}
     if ours not in starts:
         return []
     return [

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from comparison.results import Row, Turn, Verdict, rows, run_ratios
+from benchmarks.serving.comparison.results import Row, Turn, Verdict, rows, run_ratios
 
 
 def show(
@@ -25,9 +25,7 @@ def show(
         console.print(line, highlight=False)
     for turn in turns:
         if turn.problem is not None:
-            console.print(
-                f"{turn.contestant}, run {turn.run}: {turn.problem}", style="red", markup=False, highlight=False
-            )
+            console.print(f"{turn.server}, run {turn.run}: {turn.problem}", style="red", markup=False, highlight=False)
 
 
 def _medians(turns: Sequence[Turn], table: Sequence[Row], title: str) -> Table:
@@ -50,11 +48,11 @@ def _medians(turns: Sequence[Turn], table: Sequence[Row], title: str) -> Table:
     for workload in dict.fromkeys(row.workload for row in table):
         together = [row for row in table if row.workload == workload]
         for row in together:
-            ratios = run_ratios(turns, "quire", row.contestant, workload) if row.contestant != "quire" else []
+            ratios = run_ratios(turns, "quire", row.server, workload) if row.server != "quire" else []
             ratio = f"{sorted(ratios)[len(ratios) // 2]:.2f}×" if ratios else ""
             shown.add_row(
                 str(workload) if row is together[0] else "",
-                row.contestant,
+                row.server,
                 f"{row.total_tokens_per_second:,.0f}",
                 f"{row.spread[0]:,.0f}–{row.spread[1]:,.0f}" if row.runs > 1 else "",
                 f"{row.output_tokens_per_second:,.0f}",

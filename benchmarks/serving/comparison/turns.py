@@ -1,4 +1,4 @@
-"""One contestant's turn: its server started alone, warmed up, measured with quire's client, stopped."""
+"""One server's turn: its server started alone, warmed up, measured with quire's client, stopped."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ from subprocess import CalledProcessError
 
 import aiohttp
 
-from comparison.contestants import Contestant, Launch, Setting, batch_command
-from comparison.process_tree import ProcessTree, ServerError, free_port, running
-from comparison.results import Measured, Turn
-from comparison.workloads import Workload, conversations, rounds_for
-from quire_operator.bench import client
-from quire_operator.bench.summary import Objective, Summary, summarise
+from benchmarks.serving.comparison.process_tree import ProcessTree, ServerError, free_port, running
+from benchmarks.serving.comparison.results import Measured, Turn
+from benchmarks.serving.comparison.servers import Launch, ServerUnderTest, Setting, batch_command
+from benchmarks.serving.comparison.workloads import Workload, conversations, rounds_for
+from quire_cli.bench import client
+from quire_cli.bench.summary import Objective, Summary, summarise
 
 _START_SECONDS, _POLL_SECONDS, _BATCH_SECONDS = 900.0, 0.1, 1800.0
 _WARM_UP_SEED = 1_000_000
@@ -35,20 +35,20 @@ class Bench:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         self.vocabulary = int(config["vocab_size"])
 
-    def turn(self, contestant: Contestant, run: int) -> Turn:
+    def turn(self, server: ServerUnderTest, run: int) -> Turn:
         """Never raises for what a peer does: its problem is part of the result."""
         starts: list[float] = []
         peaks: list[int] = []
         measured: list[Measured] = []
         problem = None
         try:
-            if contestant.batches is not None:
-                self._batches(contestant, contestant.batches, run, peaks, measured)
+            if server.batches is not None:
+                self._batches(server, server.batches, run, peaks, measured)
             else:
-                assert contestant.launches is not None
+                assert server.launches is not None
                 setting = Setting(model=self.model, port=free_port(), workloads=self.workloads, say=self.say)
-                for launch in contestant.launches(setting):
-                    self._served(contestant, launch, setting, run, starts, peaks, measured)
+                for launch in server.launches(setting):
+                    self._served(server, launch, setting, run, starts, peaks, measured)
         except ServerError as error:
             problem = str(error)
         except CalledProcessError as error:
@@ -56,8 +56,8 @@ class Bench:
         except OSError as error:
             problem = str(error)
         return Turn(
-            contestant=contestant.name,
-            family=contestant.family,
+            server=server.name,
+            family=server.family,
             run=run,
             start_seconds=min(starts) if starts else None,
             peak_rss_bytes=max(peaks) if peaks else None,
@@ -67,7 +67,7 @@ class Bench:
 
     def _served(
         self,
-        contestant: Contestant,
+        server: ServerUnderTest,
         launch: Launch,
         setting: Setting,
         run: int,
@@ -75,14 +75,14 @@ class Bench:
         peaks: list[int],
         measured: list[Measured],
     ) -> None:
-        log = self.logs / f"{contestant.name}-run{run}.log"
+        log = self.logs / f"{server.name}-run{run}.log"
         with running(launch.command, launch.environment, log) as tree:
             base_url = f"http://127.0.0.1:{setting.port}/v1"
             starts.append(asyncio.run(seconds_to_first_token(tree, base_url)))
-            self.say(f"{contestant.name}: first token {starts[-1]:.1f} s after its start")
+            self.say(f"{server.name}: first token {starts[-1]:.1f} s after its start")
             for workload in launch.workloads:
                 measured.append(asyncio.run(self.measure(base_url, workload, run)))
-                self.say(f"{contestant.name}: {workload}  {in_words(measured[-1])}")
+                self.say(f"{server.name}: {workload}  {in_words(measured[-1])}")
             peaks.append(tree.peak_rss_bytes)
 
     async def measure(self, base_url: str, workload: Workload, run: int) -> Measured:
@@ -108,21 +108,23 @@ class Bench:
         check(summary, workload, len(questions))
         return summary
 
-    def _batches(self, contestant: Contestant, mode: str, run: int, peaks: list[int], measured: list[Measured]) -> None:
+    def _batches(
+        self, server: ServerUnderTest, mode: str, run: int, peaks: list[int], measured: list[Measured]
+    ) -> None:
         """Without a server there is no latency to see: tokens over the time of one round."""
-        prompts, results = (self.logs / f"{contestant.name}-{what}.json" for what in ("prompts", "results"))
+        prompts, results = (self.logs / f"{server.name}-{what}.json" for what in ("prompts", "results"))
         asked = {str(workload): self._round(workload, run) for workload in self.workloads}
         prompts.write_text(json.dumps(asked), encoding="utf-8")
         results.unlink(missing_ok=True)
         command = batch_command(mode, self.model, prompts, results)
-        with running(command, {"HF_HUB_OFFLINE": "1"}, self.logs / f"{contestant.name}-run{run}.log") as tree:
+        with running(command, {"HF_HUB_OFFLINE": "1"}, self.logs / f"{server.name}-run{run}.log") as tree:
             if tree.wait(_BATCH_SECONDS) != 0 or not results.exists():
                 tree.check()
             peaks.append(tree.peak_rss_bytes)
         seconds = json.loads(results.read_text(encoding="utf-8"))
         for workload in self.workloads:
             measured.append(batch_measured(workload, seconds[str(workload)]))
-            self.say(f"{contestant.name}: {workload}  {in_words(measured[-1])}")
+            self.say(f"{server.name}: {workload}  {in_words(measured[-1])}")
 
     def _round(self, workload: Workload, run: int) -> dict[str, object]:
         asked = conversations(workload, rounds=1, vocabulary=self.vocabulary, seed=run)

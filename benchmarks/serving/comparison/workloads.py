@@ -1,10 +1,10 @@
-"""What every contestant is asked: prompts of random token ids, of one length, so many at a time. Pure."""
+"""What every server is asked: prompts of random token ids, of one length, so many at a time. Pure."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire_operator.bench.workload import Alphabet, Conversation, Shape, synthetic
+from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from time import monotonic
 
 from quire_common.errors import ConfigurationError
 from quire_engine import __version__, flags
 from quire_engine.config import EngineConfig
+from quire_engine.cpu.choice import CpuChoice, find_out
 from quire_engine.errors import EngineStartError, StartError
 from quire_engine.flag_table import FLAGS
 from quire_engine.ipc.process import Spawned, spawn
@@ -44,12 +45,19 @@ def main(argv: list[str] | None = None) -> int:
         listener = listener_of(config.server)
         # One request's text is encoded on one core: threads for it would fight the engine's.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        # torch takes longest: the engine process loads it while this one loads the tokenizer and the server.
-        with _ended_by_sigterm(), _spawned(config) as engine:
+        # torch takes longest: the engine process loads it while this one loads the tokenizer and the server. At the
+        # first start on a machine the CPU is tried meanwhile, and the engine process is started then.
+        finding = find_out(config.device)
+        with _ended_by_sigterm(), ExitStack() as stack:
+            cpu = finding.choice() if finding.is_known else None
+            engine = stack.enter_context(_spawned(config, cpu)) if finding.is_known else None
             text = load_model_text(config.model.path, config.text)
             from quire_engine.server.serve import serve
 
-            return serve(config, folder, text, listener, spawned=engine, began=began)
+            if engine is None:
+                cpu = finding.choice()
+                engine = stack.enter_context(_spawned(config, cpu))
+            return serve(config, folder, text, listener, spawned=engine, cpu=cpu, began=began)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except ConfigurationError as error:
@@ -62,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
 
 
-def _spawned(config: EngineConfig) -> Spawned:
+def _spawned(config: EngineConfig, cpu: CpuChoice | None) -> Spawned:
     try:
-        return spawn(config, RunnerFactory())
+        return spawn(replace(config, cpu=None if cpu is None else cpu.limits), RunnerFactory())
     except OSError as error:
         raise StartError(f"the engine process cannot be started: {error}") from error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from quire_common.tls import TlsFiles
+from quire_engine.cpu.limits import CpuLevel, CpuLimits
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "fp8"]
@@ -78,6 +79,8 @@ class DeviceOptions:
     """No CUDA graphs."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     """Numbers of decoding sequences, in any order; None takes ``runner.graph_sizes``' own."""
+    cpu_level: CpuLevel | Literal["auto"] = "auto"
+    """The highest level of instructions that may be used; ``auto`` is the highest that works."""
     deterministic: bool = False
     """A row's result depends on nothing but the row: not on its batch, nor on how its prompt was cut."""
 
@@ -167,3 +170,5 @@ class EngineConfig:
     text: TextOptions = field(default_factory=TextOptions)
     log: LogOptions = field(default_factory=LogOptions)
     engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)
+    cpu: CpuLimits | None = None
+    """What the engine process may use of the CPU, as it was found by trials; None where there are none."""

@@ -81,7 +81,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Scheduling": (
         _flag("max-num-seqs", Integer(1, 65536), "the maximum number of sequences that run at once", "256"),
-        _flag("max-num-batched-tokens", Integer(1), "the maximum number of tokens in a step; long prompts run in chunks",
+        _flag("max-num-batched-tokens", Integer(1), "the maximum number of tokens in a step; long prompts are chunked",
               "2048"),
         _flag("scheduling-policy", Choice("fcfs", "priority", "fair"),
               "the order of requests: fcfs by arrival, priority by the smallest priority number, fair by the tenant "
@@ -126,6 +126,9 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("deterministic", Switch(), "return the same tokens and logprobs for the same request, bit by bit, "
               "whatever other requests run: no sum depends on the batch, on prompt chunks or on cache hits. Slower; "
               "only for quire's own model families"),
+        _flag("cpu-level", Choice("auto", "avx2", "avx512", "avx512-bf16", "amx"), "the highest level of CPU "
+              "instructions to use. auto tests what the CPU reports, at the first start on a machine, and uses the best "
+              "level that works; a level that the CPU does not have is replaced by the next lower one", "auto"),
         _flag("tensor-parallel-size", Integer(1), "the number of devices that share each layer; only 1 is supported",
               "1"),
         _flag("pipeline-parallel-size", Integer(1), "the number of devices that share the layers; this version "

@@ -113,6 +113,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
             device=values["device"],
             enforce_eager=values["enforce-eager"] or False,
             cudagraph_capture_sizes=values["cudagraph-capture-sizes"],
+            cpu_level=values["cpu-level"],
             deterministic=values["deterministic"] or False,
         ),
         text=TextOptions(chat_template=values["chat-template"], generation_config=values["generation-config"]),

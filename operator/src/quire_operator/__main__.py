@@ -7,8 +7,8 @@ import os
 import sys
 import time
 
+from quire_operator.app.settings import parse_settings
 from quire_operator.errors import SettingsProblem, UserError
-from quire_operator.settings import parse_settings
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
         set_up_logging(settings.log_level)
-        from quire_operator.app import run  # seconds of imports that --help and a wrong flag need not wait for
+        from quire_operator.app.run import run  # seconds of imports that --help and a wrong flag need not wait for
 
         asyncio.run(run(settings))
     except UserError as error:

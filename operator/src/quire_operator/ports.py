@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from quire_operator.domain.desired import Manifest
-from quire_operator.domain.gateway_contract import GatewayRequests
-from quire_operator.domain.history import ScalingRecord
-from quire_operator.domain.model_config import ModelFacts
-from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
-from quire_operator.domain.observed import Child, Key, Pod, Ref, Resource
-from quire_operator.domain.plan import RemoveFields
-from quire_operator.domain.spec import HubSource
-from quire_operator.domain.status import Event
+from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
+from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.observation import ReplicaPhase, ReplicaSample
+from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource
+from quire_operator.domain.convergence.plan import RemoveFields
+from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.resource import HubSource
+from quire_operator.domain.status.status import Event
 
 
 class Clock(Protocol):

@@ -15,6 +15,7 @@ from quire_engine.config import (
     SchedulerOptions,
     ServerOptions,
 )
+from quire_engine.cpu.choice import CpuChoice
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.ipc.start_up import RunnerFactory
@@ -91,6 +92,7 @@ async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClie
         observer: Reports | None = None,
         supervision: SupervisionOptions | None = None,
         scheduler: dict[str, Any] | None = None,
+        cpu: CpuChoice | None = None,
         **options: Any,
     ) -> EngineClient:
         if function == FAKE:
@@ -101,6 +103,7 @@ async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClie
                 factory=RunnerFactory(function=function, options=options),
                 observer=observer,
                 supervision=supervision,
+                cpu=cpu,
             )
         )
         return clients[-1]

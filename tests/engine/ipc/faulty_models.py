@@ -1,6 +1,7 @@
 """Models that go wrong, for the engine process to load by ``RunnerFactory``."""
 
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,13 @@ def load_vanishing(config: EngineConfig) -> LoadedModel:
 def load_forever(config: EngineConfig) -> LoadedModel:
     while True:
         time.sleep(60)
+
+
+def load_refused(config: EngineConfig, *, works_at: str) -> LoadedModel:
+    """The CPU refuses an instruction at every level but one."""
+    if config.cpu is None or config.cpu.level != works_at:
+        os.kill(os.getpid(), signal.SIGILL)
+    return load_fake_model(config)
 
 
 def load_once(config: EngineConfig, *, once: str) -> LoadedModel:

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from quire_engine.core.fake_runner import draw, next_digest
+from quire_engine.cpu.choice import CpuChoice
+from quire_engine.cpu.findings import KeptFindings, read_kept
+from quire_engine.cpu.limits import CLAIMS, Findings
 from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Sampling
@@ -200,6 +203,45 @@ async def test_replacement_that_does_not_get_ready_in_time_is_the_end(
         while client.state != "failed":
             await asyncio.sleep(0.02)
     assert client.failure == "the engine process did not get ready within 8 s"
+
+
+@pytest.fixture
+def at_amx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuChoice:
+    """A CPU of which every trial was right."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = KeptFindings(facts=("a machine",), findings=Findings(claimed=tuple(CLAIMS)))
+    return CpuChoice(found, option="auto", environment={})
+
+
+async def test_engine_killed_by_sigill_starts_at_lower_levels(
+    make_client: MakeClient, at_amx: CpuChoice, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(function="faulty_models:load_refused", works_at="avx512", cpu=at_amx)
+    await client.start()
+    assert await read_all(client.submit([1], sampling(5))) == expected([1], 5)
+    assert client.restarts == 0
+    assert client.cpu is not None and client.cpu.level == "avx512"
+    kept_findings = read_kept(("a machine",))
+    assert kept_findings is not None and kept_findings.died_at == ("amx", "avx512-bf16")
+    lowered = [record.args for record in caplog.records if record.levelname == "WARNING"]
+    assert [args[1] for args in lowered if isinstance(args, tuple)] == ["avx512-bf16", "avx512"]
+
+
+async def test_engine_killed_by_sigill_at_every_level_fails(make_client: MakeClient, at_amx: CpuChoice) -> None:
+    client = make_client(function="faulty_models:load_refused", works_at="none", cpu=at_amx)
+    with pytest.raises(EngineStartError, match="SIGILL"):
+        await client.start()
+    assert client.cpu is not None and client.cpu.level == "avx2"
+
+
+async def test_engine_killed_by_sigill_while_it_serves_is_replaced_lower(
+    make_client: MakeClient, at_amx: CpuChoice, reports: Reports
+) -> None:
+    client = make_client(cpu=at_amx, observer=reports)
+    os.kill((await client.start()).pid, signal.SIGILL)
+    await reports.until(lambda reports: len(reports.ready) == 2)
+    assert client.restarts == 1
+    assert client.cpu is not None and client.cpu.level == "avx512-bf16"
 
 
 async def test_failed_step_is_told_in_one_line(started: Started, capfd: pytest.CaptureFixture[str]) -> None:

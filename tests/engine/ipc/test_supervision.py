@@ -1,9 +1,12 @@
 """When an engine counts as hung, and how often another is started."""
 
+import signal
+
 import pytest
 
-from quire_engine.ipc.process import compute_environment
-from quire_engine.ipc.supervision import RestartBudget, SilenceWatch
+from quire_engine.cpu.limits import CpuLevel, CpuLimits
+from quire_engine.ipc.process import Ended, compute_environment
+from quire_engine.ipc.supervision import Loss, RestartBudget, SilenceWatch, level_after
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,33 @@ def test_restart_budget(times: list[float], delays: list[float | None]) -> None:
 def test_silence(looks: str, hung: bool) -> None:
     watch = SilenceWatch()
     assert [watch.look(heard=look == "h") for look in looks][-1] == hung
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "expected"),
+    [
+        (-signal.SIGILL, "amx", "avx512-bf16"),
+        (-signal.SIGILL, "avx512-bf16", "avx512"),
+        (-signal.SIGILL, "avx512", "avx2"),
+        pytest.param(-signal.SIGILL, "avx2", None, id="no level is lower"),
+        pytest.param(-signal.SIGILL, None, None, id="a CPU below every level"),
+        pytest.param(-signal.SIGSEGV, "amx", None, id="another signal"),
+        pytest.param(1, "amx", None, id="an exit status"),
+        pytest.param(None, "amx", None, id="it hangs"),
+    ],
+)
+def test_level_after_a_loss(status: int | None, level: CpuLevel | None, expected: CpuLevel | None) -> None:
+    loss = Loss(reason="", ended=None if status is None else Ended(status))
+    limits = CpuLimits(level=level, kernels=None, environment={})
+    assert level_after(loss, limits) == expected
+    assert level_after(loss, None) is None
+
+
+def test_limits_of_the_cpu_reach_the_engine_process() -> None:
+    limits = CpuLimits(level="avx2", kernels="x86-64-v3", environment={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    users = {"ONEDNN_MAX_CPU_ISA": "ALL"}
+    assert compute_environment(1, users, limits)["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert compute_environment(1, users)["ONEDNN_MAX_CPU_ISA"] == "ALL"
 
 
 def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idle() -> None:

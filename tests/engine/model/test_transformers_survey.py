@@ -1,6 +1,6 @@
 """Every causal type that transformers has, judged without weights: how many run over our cache, and why others do not.
 
-docs/adr/0026 has this table. A new release of transformers changes it; what then changes is to be looked at.
+ADR 0026 contains this table. A new release of transformers changes it; what then changes is to be looked at.
 """
 
 from collections import Counter

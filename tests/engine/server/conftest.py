@@ -18,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire_common.tls import ReloadingTls
 from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
+from quire_engine.cpu.limits import CpuLimits
 from quire_engine.ipc.messages import Finished, Logprobs, Ready, Sampling
 from quire_engine.ipc.stream import Update
 from quire_engine.server.app import make_app
@@ -121,6 +122,7 @@ class FakeEngine:
     ready: Ready | None = None
     state: str = "ready"
     failure: str | None = None
+    cpu: CpuLimits | None = None
     streams: list[FakeStream] = field(default_factory=list)
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     resets: int = 0

@@ -30,6 +30,7 @@ def test_a_model_is_enough() -> None:
 EVERY_FLAG = """\
 --model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
     --model-impl native --trust-remote-code --device cuda --cudagraph-capture-sizes 1 8 --deterministic
+    --cpu-level avx2
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
@@ -49,8 +50,9 @@ def test_every_flag_reaches_the_configuration() -> None:
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
-    # 1 is the only value of two of these, and m is the model in both.
+    # 1 is the only value of two of these, m is the model in both, and no flag says what the CPU can do.
     assert sorted(untouched) == [
+        "cpu",
         "device.enforce_eager",
         "model.path",
         "model.quantization",

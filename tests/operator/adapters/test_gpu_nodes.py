@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire_operator.adapters.gpu_nodes import GpuNodes
+from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
 
 
 class Connection:

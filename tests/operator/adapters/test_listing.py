@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire_operator.adapters.kube import KubeCluster
+from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.ports import Forbidden, PartlyForbidden
 
 

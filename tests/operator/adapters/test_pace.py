@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire_operator.adapters.pace import FEWEST, FIRST, MOST, QUICK_SECONDS, SLOW_SECONDS, Pace, Turnstile
+from quire_operator.adapters.kubernetes.pace import FEWEST, FIRST, MOST, QUICK_SECONDS, SLOW_SECONDS, Pace, Turnstile
 
 
 def test_quick_answers_let_more_in_up_to_a_limit() -> None:

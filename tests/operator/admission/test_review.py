@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from quire_operator import admission
-from quire_operator.admission import Reviewer
-from quire_operator.domain.conditions import Blocker
-from quire_operator.domain.desired import Manifest
-from quire_operator.domain.observed import Key, Ref
-from quire_operator.domain.pod_template import Images
-from quire_operator.domain.review import ALLOWED, Review
-from quire_operator.domain.spec import Spec
+from quire_operator.domain.cluster_state.observed import Key, Ref
+from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.status.conditions import Blocker
+from quire_operator.domain.status.review import ALLOWED, Review
 from quire_operator.ports import Forbidden, Refused, Throttled, Unavailable
+from quire_operator.reconcile import admission
+from quire_operator.reconcile.admission import Reviewer
 
 UID = "6f3c"
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain import capacity, kv_groups
-from quire_operator.domain.capacity import Fits, Footprint, TooSmall
-from quire_operator.domain.gpus import GPUS, find_gpu
-from quire_operator.domain.kv_groups import KVGroup, Limits
-from quire_operator.domain.model_config import ModelConfig, parse_model_config
-from quire_operator.domain.spec import DType, Spec
+from quire_operator.domain.capacity import fit as capacity
+from quire_operator.domain.capacity import kv_groups
+from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
+from quire_operator.domain.capacity.gpus import GPUS, find_gpu
+from quire_operator.domain.capacity.kv_groups import KVGroup, Limits
+from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
+from quire_operator.domain.resource import DType, Spec
 
 GIB = 2**30
 LLAMA_3_8B = {

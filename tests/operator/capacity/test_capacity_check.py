@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from quire_operator.adapters.local_machine import Machine
-from quire_operator.domain.capacity_check import hub_source, is_let_in, judge, replica_memory
-from quire_operator.domain.model_config import ModelConfig, ModelFacts, parse_model_config
-from quire_operator.domain.observed import Key, Resource
-from quire_operator.domain.quantities import format_bytes
-from quire_operator.domain.spec import Spec
-from quire_operator.local import plan
-from quire_operator.local.plan import Place
+from quire_cli.local import plan
+from quire_cli.local.machine import Machine
+from quire_cli.local.plan import Place
+from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_operator.domain.cluster_state.observed import Key, Resource
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.quantities import format_bytes
+from quire_operator.domain.status.capacity_check import hub_source, is_let_in, judge, replica_memory
 
 MIB = 2**20
 LLAMA_3_8B = {

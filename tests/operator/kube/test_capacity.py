@@ -13,7 +13,7 @@ from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from kube_support.rights import grant
 from quire_local.hub_stub import HubStub, safetensors, serving
 
-from quire_operator.cli import main
+from quire_cli.app import main
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

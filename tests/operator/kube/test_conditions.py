@@ -16,8 +16,8 @@ from kube_support.operators import Namespace, Operators, until
 
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.fake_nodes import FakeNodes
-from quire_operator.domain import engine_contract
-from quire_operator.domain.pod_failures import FailureReason
+from quire_operator.domain.manifests import engine_contract
+from quire_operator.domain.status.pod_failures import FailureReason
 
 NO_SUCH_SCHEDULER = {"spec": {"schedulerName": "nobody"}}
 SILENT = "127.0.77.9"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 
-from quire_operator import cli
-from quire_operator.domain import engine_contract
+from quire_cli import app as cli
+from quire_operator.domain.manifests import engine_contract
 
 Quire = Callable[..., tuple[int, str, str]]
 

@@ -20,14 +20,14 @@ from kube_support.operators import Namespace, OperatorProcess
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
 from quire_cluster.ports import free_ports
-from quire_operator.adapters.prometheus import Prometheus
+from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain import engine_contract, monitoring
-from quire_operator.domain.desired import selector
-from quire_operator.domain.observation import ReplicaPhase
-from quire_operator.domain.prometheus_series import PrometheusOptions
-from quire_operator.domain.spec import Spec
-from quire_operator.domain.surroundings import Monitoring
+from quire_operator.domain.autoscaling.observation import ReplicaPhase
+from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
+from quire_operator.domain.manifests import engine_contract, monitoring
+from quire_operator.domain.manifests.desired import selector
+from quire_operator.domain.manifests.surroundings import Monitoring
+from quire_operator.domain.resource import Spec
 from quire_operator.ports import ReplicaAddress
 
 POD_IP = "127.9.8.7"

@@ -11,8 +11,8 @@ import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 from kube_support.replicas import IDLE, engines_at
 
-from quire_operator.domain import engine_contract
-from quire_operator.domain.gateway_contract import REQUESTS_PATH
+from quire_operator.domain.autoscaling.gateway_contract import REQUESTS_PATH
+from quire_operator.domain.manifests import engine_contract
 
 GATEWAY_IP, ENGINE_IP = "127.0.78.1", "127.0.78.2"
 PORT = engine_contract.HTTP_PORT

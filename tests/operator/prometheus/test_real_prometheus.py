@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 import httpx
 import pytest
 
-from quire_operator.adapters.prometheus import Prometheus
+from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.observation import ReplicaPhase, ReplicaSample
-from quire_operator.domain.prometheus_series import PrometheusOptions
-from quire_operator.domain.supply import SAMPLE_SECONDS
+from quire_operator.domain.autoscaling.observation import ReplicaPhase, ReplicaSample
+from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
+from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
 from quire_operator.ports import ReplicaAddress
 
 

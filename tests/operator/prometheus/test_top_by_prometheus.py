@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from quire_operator.adapters.replica_pages import Asked, PrometheusPages
-from quire_operator.domain import engine_metrics as m
-from quire_operator.domain.load import Reading, figures, growth
+from quire_cli.inspection.load import Reading, figures, growth
+from quire_cli.inspection.replica_pages import Asked, PrometheusPages
+from quire_operator.domain.autoscaling import engine_metrics as m
 
 Start = Callable[[], Awaitable[Any]]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.desired import Manifest
-from quire_operator.domain.observed import Child, DeploymentState, Key, Owner, Pod, Ref, Resource
-from quire_operator.domain.plan import RemoveFields
-from quire_operator.domain.pod_template import Images
-from quire_operator.domain.status import Event
-from quire_operator.domain.surroundings import Surroundings
+from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Key, Owner, Pod, Ref, Resource
+from quire_operator.domain.convergence.plan import RemoveFields
+from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.manifests.surroundings import Surroundings
+from quire_operator.domain.status.status import Event
 from quire_operator.ports import ClusterError, Conflict
-from quire_operator.reconcile import Reconciler
-from quire_operator.store import Store
+from quire_operator.reconcile.reconciler import Reconciler
+from quire_operator.reconcile.store import Store
 
 KEY = Key("prod", "chat")
 DEPLOYMENT = Ref("Deployment", "chat")

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 import pytest
 
-from quire_operator.adapters.kube_errors import error_of
+from quire_operator.adapters.kubernetes.errors import error_of
+from quire_operator.app.telemetry import Canary, Server, Telemetry
 from quire_operator.ports import (
     ClusterError,
     Conflict,
@@ -17,7 +18,6 @@ from quire_operator.ports import (
     Throttled,
     Unavailable,
 )
-from quire_operator.telemetry import Canary, Server, Telemetry
 
 
 @pytest.mark.parametrize(

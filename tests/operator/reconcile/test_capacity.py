@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from quire_operator import capacity_check
-from quire_operator.capacity_check import CapacityCheck
-from quire_operator.domain.model_config import ModelConfig, ModelFacts, parse_model_config
-from quire_operator.domain.spec import HubSource
+from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_operator.domain.resource import HubSource
 from quire_operator.ports import Forbidden, ModelUnknown, Unavailable
-from quire_operator.reconcile import Reconciler
+from quire_operator.reconcile import capacity_check
+from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.reconciler import Reconciler
 
 MODEL = {"source": "hf://org/big"}
 CONFIG = {

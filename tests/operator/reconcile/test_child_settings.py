@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from quire_operator.app.settings import parse_settings
 from quire_operator.errors import SettingsProblem
-from quire_operator.settings import parse_settings
 
 PEERS = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.adapters.image_volumes import ImageVolumes
-from quire_operator.domain.observed import Ref
+from quire_operator.adapters.kubernetes.image_volumes import ImageVolumes
+from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.ports import ClusterError, Forbidden, QuotaExceeded, Refused, Unavailable
 
 IMAGE = {"source": "oci://registry.example/llama:1"}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.observed import Ref
-from quire_operator.domain.surroundings import OPTIONAL_KINDS, Monitoring, Surroundings
-from quire_operator.optional_kinds import OptionalKinds
+from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, Monitoring, Surroundings
 from quire_operator.ports import Forbidden, NotFound, Refused, Unavailable
+from quire_operator.reconcile.optional_kinds import OptionalKinds
 
 MONITOR, RULE = Ref("PodMonitor", "chat"), Ref("PrometheusRule", "chat")
 AUTOSCALED = {"autoscaling": {"maxReplicas": 3}}

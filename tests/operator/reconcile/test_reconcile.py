@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.conditions import MetricsProblem
-from quire_operator.domain.history import Change, ScalingRecord
-from quire_operator.domain.observed import Key, Owner, Pod, Ref
-from quire_operator.domain.ownership import ForeignField
+from quire_operator.domain.autoscaling.history import Change, ScalingRecord
+from quire_operator.domain.cluster_state.observed import Key, Owner, Pod, Ref
+from quire_operator.domain.cluster_state.ownership import ForeignField
+from quire_operator.domain.status.conditions import MetricsProblem
 from quire_operator.ports import (
     ClusterError,
     Conflict,
@@ -23,7 +23,7 @@ from quire_operator.ports import (
     Throttled,
     Unavailable,
 )
-from quire_operator.reconcile import retry_after
+from quire_operator.reconcile.reconciler import retry_after
 
 KEY = Key("prod", "chat")
 DEPLOYMENT, SERVICE = Ref("Deployment", "chat"), Ref("Service", "chat")

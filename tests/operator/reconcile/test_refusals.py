@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.observed import Key, Ref
-from quire_operator.domain.ownership import ForeignField
+from quire_operator.domain.cluster_state.observed import Key, Ref
+from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.ports import ClusterError, Forbidden, Refused
 
 KEY = Key("prod", "chat")

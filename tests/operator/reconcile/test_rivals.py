@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.observed import Child, Key, Owner, Ref
-from quire_operator.domain.served_names import Claim, conflict, seniority
-from quire_operator.scaling import ClusterScaling
+from quire_operator.domain.cluster_state.observed import Child, Key, Owner, Ref
+from quire_operator.domain.manifests.served_names import Claim, conflict, seniority
+from quire_operator.scaling.cluster_scaling import ClusterScaling
 
 KEY, OTHER = Key("prod", "chat"), Key("team", "talk")
 OLDER, YOUNGER = "2026-01-01T00:00:00Z/u", "2026-01-03T00:00:00Z/u"

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from quire_operator.autoscale import observe
-from quire_operator.domain.autoscaler import decide
-from quire_operator.domain.gateway_contract import GatewayRequests
-from quire_operator.domain.history import History
-from quire_operator.domain.observation import ReplicaPhase
-from quire_operator.domain.observed import Key, Ref
-from quire_operator.scaling import ClusterScaling
+from quire_operator.domain.autoscaling.autoscaler import decide
+from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
+from quire_operator.domain.autoscaling.history import History
+from quire_operator.domain.autoscaling.observation import ReplicaPhase
+from quire_operator.domain.cluster_state.observed import Key, Ref
+from quire_operator.scaling.autoscale import observe
+from quire_operator.scaling.cluster_scaling import ClusterScaling
 
 KEY = Key("prod", "chat")
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
@@ -177,7 +177,7 @@ async def test_what_is_read_of_a_resource_is_read_again_when_it_changes(world: A
     looked = scaling(world)
     (before,) = looked.subjects()
     parsed: list[object] = []
-    monkeypatch.setattr("quire_operator.scaling.Spec.parse", lambda body: parsed.append(body))
+    monkeypatch.setattr("quire_operator.scaling.cluster_scaling.Spec.parse", lambda body: parsed.append(body))
     assert looked.subjects() == [before]
     assert parsed == []
     monkeypatch.undo()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from quire_operator import __version__
-from quire_operator.domain.prometheus_series import PrometheusOptions, ReplicaLabels
+from quire_operator.app.settings import parse_settings
+from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, ReplicaLabels
 from quire_operator.errors import SettingsProblem
-from quire_operator.settings import parse_settings
 
 
 def test_defaults_act_everywhere_as_the_pod_that_it_is() -> None:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from quire_operator.domain.observed import Key, Ref
+from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.ports import PartlyForbidden
-from quire_operator.store import Store
-from quire_operator.sweep import sweep
+from quire_operator.reconcile.store import Store
+from quire_operator.reconcile.sweep import sweep
 
 KEY = Key("prod", "chat")
 DEPLOYMENT, SERVICE = Ref("Deployment", "chat"), Ref("Service", "chat")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.observed import (
+from quire_operator.domain.cluster_state.observed import (
     Condition,
     DeploymentState,
     Key,
@@ -16,7 +16,7 @@ from quire_operator.domain.observed import (
     trim_pod,
     trim_resource,
 )
-from quire_operator.domain.pod_failures import worst_failure
+from quire_operator.domain.status.pod_failures import worst_failure
 
 
 def pod_body(**status: Any) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.conditions import View, conditions
-from quire_operator.domain.observed import Condition, DeploymentState, Pod
-from quire_operator.domain.rollout import standing
-from quire_operator.domain.spec import Spec
-from quire_operator.domain.status import events
+from quire_operator.domain.cluster_state.observed import Condition, DeploymentState, Pod
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.status.conditions import View, conditions
+from quire_operator.domain.status.rollout import standing
+from quire_operator.domain.status.status import events
 
 NO_GPU = (
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/2 nodes are "

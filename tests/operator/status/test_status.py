@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.conditions import (
+from quire_operator.domain.autoscaling.history import Change, ScalingRecord
+from quire_operator.domain.autoscaling.rates import Rates
+from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Key, Pod, Resource
+from quire_operator.domain.cluster_state.ownership import ForeignField
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.status.conditions import (
     Blocker,
     ConditionState,
     MetricsProblem,
@@ -16,14 +22,8 @@ from quire_operator.domain.conditions import (
     merged,
     problem_told,
 )
-from quire_operator.domain.fields import Problem
-from quire_operator.domain.history import Change, ScalingRecord
-from quire_operator.domain.observed import ContainerState, DeploymentState, Key, Pod, Resource
-from quire_operator.domain.ownership import ForeignField
-from quire_operator.domain.rates import Rates
-from quire_operator.domain.scaling_status import parse_time, scaling_record, scaling_sections
-from quire_operator.domain.spec import Spec
-from quire_operator.domain.status import events, status
+from quire_operator.domain.status.scaling_status import parse_time, scaling_record, scaling_sections
+from quire_operator.domain.status.status import events, status
 
 TYPES = ["Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"]
 

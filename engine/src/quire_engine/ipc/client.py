@@ -9,6 +9,8 @@ from time import monotonic
 from typing import Protocol
 
 from quire_engine.config import EngineConfig
+from quire_engine.cpu.choice import CpuChoice
+from quire_engine.cpu.limits import CpuLimits
 from quire_engine.errors import InvalidRequest, Unavailable
 from quire_engine.ipc.messages import (
     Cancel,
@@ -54,10 +56,11 @@ class EngineClient:
         supervision: SupervisionOptions | None = None,
         observer: Observer | None = None,
         spawned: Spawned | None = None,
+        cpu: CpuChoice | None = None,
     ) -> None:
-        """``spawned`` is the first engine process, where it was begun before."""
+        """``spawned`` is the first engine process, where it was begun before; ``cpu`` limits every one."""
         options = supervision or SupervisionOptions.of(config.engine_process)
-        self._supervisor = Supervisor(config, factory or RunnerFactory(), options, self, spawned)
+        self._supervisor = Supervisor(config, factory or RunnerFactory(), options, self, spawned, cpu)
         self._observer = observer
         self._streams: dict[int, Stream] = {}
         self._keys = count(1)
@@ -83,6 +86,11 @@ class EngineClient:
     def ready(self) -> Ready | None:
         """None while the engine process starts, or is being replaced."""
         return self._supervisor.ready
+
+    @property
+    def cpu(self) -> CpuLimits | None:
+        """What engine processes may use of the CPU; None where it was not tried."""
+        return self._supervisor.cpu
 
     @property
     def restarts(self) -> int:

@@ -157,14 +157,16 @@ class EngineLoop:
             if output.keys or output.first_scheduled_keys or output.prompt_logprobs:
                 self._channel.send(outputs_message(step))
             if began >= self._stats_due:
-                self._send_stats()
-                self._stats_due = began + STATS_INTERVAL_SECONDS
+                self._stats_due = self._send_stats() + STATS_INTERVAL_SECONDS
             self._engine.seconds.output += monotonic() - began
         if self._check_integrity:
             self._engine.check_integrity()
 
-    def _send_stats(self) -> None:
-        self._channel.send(_stats(self._engine, received_prompt_tokens=self._received_prompt_tokens))
+    def _send_stats(self) -> float:
+        """Send a report, and return its time."""
+        stats = _stats(self._engine, received_prompt_tokens=self._received_prompt_tokens)
+        self._channel.send(stats)
+        return stats.time
 
 
 def outputs_message(step: Step) -> Outputs:

@@ -23,6 +23,7 @@ import zmq
 import zmq.asyncio
 
 from quire_engine.config import EngineConfig
+from quire_engine.cpu.limits import CpuLimits
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import FromEngine, ToEngine
 
@@ -36,8 +37,8 @@ than half a GiB once steps of every size have run. Compiling one anew takes abou
 _SPINS = "10000"
 
 
-def compute_environment(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an engine process. Thread pools read it as torch loads, so it is set before the process is.
+def compute_environment(threads: int, environment: Mapping[str, str], cpu: CpuLimits | None = None) -> dict[str, str]:
+    """Return the environment of an engine process, which thread pools and libraries read as torch loads.
 
     Waiting threads spin for a moment and then sleep, or sleep at once: ``runner.waiting`` changes that as it runs,
     which takes a passive policy.
@@ -48,6 +49,7 @@ def compute_environment(threads: int, environment: Mapping[str, str]) -> dict[st
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(_CACHED_KERNELS),
         "LRU_CACHE_CAPACITY": str(_CACHED_KERNELS),
         **environment,
+        **({} if cpu is None else cpu.environment),
         "OMP_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
         "OPENBLAS_NUM_THREADS": count,
@@ -92,6 +94,27 @@ class Spawned:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a process, by its exit status; a signal's number below zero."""
+
+    status: int
+
+    @property
+    def illegal_instruction(self) -> bool:
+        """Whether the CPU refused an instruction."""
+        return self.status == -signal.SIGILL
+
+    @property
+    def reason(self) -> str:
+        """The end in words."""
+        if self.status >= 0:
+            return f"the engine process ended with exit status {self.status}; its own words are above"
+        name = signal.Signals(-self.status).name
+        hint = ", as the kernel does to one that takes too much memory" if self.status == -signal.SIGKILL else ""
+        return f"the engine process was killed by {name}{hint}"
+
+
 class EngineProcess:
     """Follows a process from within an event loop; ``end`` it in any case."""
 
@@ -118,14 +141,9 @@ class EngineProcess:
     def unlink(self) -> None:
         self._spawned.unlink()
 
-    async def ended(self) -> str:
-        """Waits for the end of the process; how it ended."""
-        status = await asyncio.shield(self._status)
-        if status >= 0:
-            return f"the engine process ended with exit status {status}; its own words are above"
-        name = signal.Signals(-status).name
-        hint = ", as the kernel does to one that takes too much memory" if status == -signal.SIGKILL else ""
-        return f"the engine process was killed by {name}{hint}"
+    async def ended(self) -> Ended:
+        """Wait for the end of the process, and return how it ended."""
+        return Ended(await asyncio.shield(self._status))
 
     async def end(self) -> None:
         """Kill what still runs, and leave nothing behind."""
@@ -167,7 +185,7 @@ def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
             (sys.executable, "-P", "-m", "quire_engine.ipc.loop"),
             stdin=subprocess.PIPE,
             stdout=_STDERR,
-            env=compute_environment(config.threads, os.environ),
+            env=compute_environment(config.threads, os.environ, config.cpu),
         )
     except BaseException:  # Ctrl-C as well
         context.destroy(linger=0)

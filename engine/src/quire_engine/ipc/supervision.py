@@ -8,14 +8,16 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Literal, Protocol
 
 from quire_engine.config import EngineConfig, EngineProcessOptions
+from quire_engine.cpu.choice import CpuChoice
+from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.errors import EngineStartError
 from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ping, Ready, Shutdown, ToEngine
-from quire_engine.ipc.process import EngineProcess, Spawned, spawn
+from quire_engine.ipc.process import Ended, EngineProcess, Spawned, spawn
 from quire_engine.ipc.start_up import RunnerFactory
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,22 @@ class SilenceWatch:
         return self._silent >= self.LOOKS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The end of an engine process that nobody asked for."""
+
+    reason: str
+    ended: Ended | None = None
+    """None where it did not end by itself."""
+
+
+def level_after(loss: Loss, limits: CpuLimits | None) -> CpuLevel | None:
+    """Return the lower level of the CPU at which the next engine process starts, after the CPU refused an instruction;
+    None where the level stays."""
+    refused = loss.ended is not None and loss.ended.illegal_instruction
+    return limits.lower if refused and limits is not None else None
+
+
 class Owner(Protocol):
     """Who uses the engine."""
 
@@ -94,8 +112,10 @@ class Supervisor:
         options: SupervisionOptions,
         owner: Owner,
         spawned: Spawned | None = None,
+        cpu: CpuChoice | None = None,
     ) -> None:
-        """``spawned`` is the first process, where it was begun before."""
+        """``spawned`` is the first process, where it was begun before; ``cpu`` limits every process."""
+        self._cpu = cpu
         self._config = config
         self._factory = factory
         self._options = options
@@ -114,6 +134,11 @@ class Supervisor:
         self.restarts = 0
         self.failure: str | None = None
         """Why the state is ``failed``."""
+
+    @property
+    def cpu(self) -> CpuLimits | None:
+        """What engine processes may use of the CPU; None where nothing is known of it."""
+        return None if self._cpu is None else self._cpu.limits
 
     async def start(self) -> Ready:
         """Returns when the engine is ready the first time; raises EngineStartError where it will not be."""
@@ -156,10 +181,13 @@ class Supervisor:
 
     async def _keep_alive(self, started: "asyncio.Future[Ready]") -> None:
         while True:
-            reason = await self._live(started)
+            loss = await self._live(started)
+            reason = loss.reason
             if self._stopped():
                 return
             self.ready = None
+            if self._steps_down(loss) and not started.done():
+                continue  # there are few levels, so this ends
             if not started.done():
                 self._fail(reason)
                 started.set_exception(EngineStartError(reason, self._exit_code))
@@ -178,6 +206,16 @@ class Supervisor:
             self.restarts += 1
             logger.warning("%s; starting it again%s", reason, f" in {delay:g} s" if delay else "")
             await asyncio.sleep(delay)
+
+    def _steps_down(self, loss: Loss) -> bool:
+        """Go one level of the CPU lower where the loss calls for it, say so, and return whether that was done."""
+        lower = level_after(loss, self.cpu)
+        if self._cpu is None or lower is None:
+            return False
+        logger.warning("%s; the CPU is used at level %s from now on, and at later starts", loss.reason, lower)
+        self._cpu.step_down()
+        logger.info("CPU: %s", self._cpu.limits.sentence)
+        return True
 
     def _lost(self) -> None:
         """The process is of no use any more: from now on nothing is sent to it."""
@@ -198,12 +236,12 @@ class Supervisor:
         self.failure = reason
         logger.error("%s", reason)
 
-    async def _live(self, started: "asyncio.Future[Ready]") -> str:
-        """One engine process from its start to its end; why it ended."""
+    async def _live(self, started: "asyncio.Future[Ready]") -> Loss:
+        """Follow one engine process from its start to its end, and return why it ended."""
         try:
-            spawned = self._spawned or spawn(self._config, self._factory)
+            spawned = self._spawned or spawn(replace(self._config, cpu=self.cpu), self._factory)
         except OSError as error:
-            return f"the engine process cannot be started: {error}"
+            return Loss(reason=f"the engine process cannot be started: {error}")
         self._spawned = None
         process = self._process = EngineProcess(spawned)
         ready = asyncio.Event()
@@ -217,10 +255,12 @@ class Supervisor:
             if done == {ending}:
                 # It may have said why just before it ended.
                 await asyncio.wait({listening}, timeout=_LAST_WORDS_SECONDS)
-            return next(task for task in (listening, watching, ending) if task.done()).result()
+            ended = ending.result() if ending.done() else None
+            said = next((task.result() for task in (listening, watching) if task.done()), None)
+            return Loss(reason=said or (await ending).reason, ended=ended)
         except Exception:
             logger.exception("following the engine process failed")
-            return "following the engine process failed"
+            return Loss(reason="following the engine process failed")
         finally:
             for task in tasks:
                 task.cancel()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from quire_engine.cpu.limits import CpuLimits
 from quire_engine.ipc.messages import Ready, Sampling
 from quire_engine.ipc.stream import Update
 
@@ -31,6 +32,10 @@ class Engine(Protocol):
     @property
     def failure(self) -> str | None:
         """Why there will be no engine process any more."""
+
+    @property
+    def cpu(self) -> CpuLimits | None:
+        """What the engine process may use of the CPU; None where it was not tried."""
 
     def submit(
         self,

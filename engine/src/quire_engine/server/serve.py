@@ -20,6 +20,7 @@ import uvloop
 from quire_common.tls import ReloadingTls
 from quire_engine import logs
 from quire_engine.config import EngineConfig
+from quire_engine.cpu.choice import CpuChoice, log_choice
 from quire_engine.errors import TracingError, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready
@@ -58,15 +59,17 @@ def serve(
     *,
     factory: RunnerFactory | None = None,
     spawned: Spawned | None = None,
+    cpu: CpuChoice | None = None,
     began: float | None = None,
 ) -> int:
     """Until told to end; the exit status. The folder was inspected and its text read, the socket listens.
 
     ``factory`` stands in for the model in tests and benchmarks; no flag leads to it. ``spawned`` is the engine process
-    where it loads already, and ``began`` when this one did.
+    where it loads already, ``cpu`` what engine processes may use of the CPU, and ``began`` when this process did.
     """
     began = time.monotonic() if began is None else began
     logs.set_up(config.log)
+    log_choice(cpu)
     options = config.server
     try:
         with listener:
@@ -79,7 +82,7 @@ def serve(
             )
             tracing = None if options.otlp_traces_endpoint is None else _tracing(options.otlp_traces_endpoint)
             return uvloop.run(
-                _Server(config, folder, text, access, tls, tracing, listener, factory, spawned, began).run()
+                _Server(config, folder, text, access, tls, tracing, listener, factory, spawned, cpu, began).run()
             )
     finally:
         if options.uds is not None:
@@ -117,6 +120,7 @@ class _Server:
         listener: socket.socket,
         factory: RunnerFactory | None,
         spawned: Spawned | None,
+        cpu: CpuChoice | None,
         began: float,
     ) -> None:
         self._began = began
@@ -129,7 +133,7 @@ class _Server:
         names = config.server.served_model_names or (folder.name,)
         limit = config.model.max_model_len or folder.max_position_embeddings or 2**17
         self._metrics = Metrics(names[0], limit)
-        self._engine = EngineClient(config, factory=factory, observer=self._metrics, spawned=spawned)
+        self._engine = EngineClient(config, factory=factory, observer=self._metrics, spawned=spawned, cpu=cpu)
         self._lifecycle = Lifecycle()
         options = config.server.admission
         self._admission = Admission(

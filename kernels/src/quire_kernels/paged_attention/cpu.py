@@ -5,7 +5,7 @@ KV head's as well, and its query rows (tokens x group) share each block that is 
 tile merges them.
 
 Against gathering a sequence and calling torch's scaled_dot_product_attention this is 1.3 to 2.8 times faster in prompts
-as well (docs/adr/0006).
+as well (ADR 0006).
 """
 
 from typing import Any

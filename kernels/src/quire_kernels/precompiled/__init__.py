@@ -5,20 +5,24 @@ lies what numba writes. ``<build>`` is of all that machine code depends on besid
 another numba never meets old code. Where there are kernels of this CPU's level, numba is told to compile for that level
 instead of this very CPU, as the package is imported: numba asks once, when it is imported itself. So this imports
 neither numba nor torch. Without the variable nothing happens.
+
+``QUIRE_KERNELS_LEVEL`` limits this process to a level by name, whether or not there are compiled kernels of it: the
+engine sets it where the CPU claims instructions that do not work, or that nobody wants.
 """
 
 import functools
 import hashlib
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from quire_kernels.precompiled.levels import CpuLevel, cpu_flags, highest_level
+from quire_kernels.precompiled.levels import KNOWN, LEVELS, CpuLevel, cpu_flags, highest_level
 
 VARIABLE = "QUIRE_PRECOMPILED_KERNELS"
+LEVEL_VARIABLE = "QUIRE_KERNELS_LEVEL"
 _PACKAGE = Path(__file__).parent.parent
 _CPU, _FEATURES = "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"
 
@@ -37,12 +41,37 @@ class NotUsable:
 @functools.cache
 def taken() -> Precompiled | NotUsable | None:
     """What this process uses, decided once; None where nothing is offered."""
+    limit = named_level(os.environ)
+    if limit is not None and "numba" not in sys.modules:
+        limit_numba(limit, os.environ)
     chosen = os.environ.get(VARIABLE)
     if not chosen:
         return None
     if "numba" in sys.modules:
         return NotUsable(reason="numba was imported before quire_kernels, for this very CPU")
-    return take(Path(chosen), highest_level(cpu_flags()), os.environ)
+    return take(Path(chosen), limit or highest_level(cpu_flags()), os.environ)
+
+
+def named_level(environment: Mapping[str, str]) -> CpuLevel | None:
+    """Return the level that ``QUIRE_KERNELS_LEVEL`` names; None where it is not set. Raises ValueError."""
+    name = environment.get(LEVEL_VARIABLE)
+    if not name:
+        return None
+    for level in LEVELS:
+        if level.name == name:
+            return level
+    raise ValueError(f"{LEVEL_VARIABLE}={name} is not among {', '.join(level.name for level in LEVELS)}")
+
+
+def limit_numba(level: CpuLevel, environment: MutableMapping[str, str]) -> None:
+    """Have numba compile for the level, or for the CPU that the environment names without what the level lacks."""
+    name, features = environment.get(_CPU), environment.get(_FEATURES)
+    if not name and not features:
+        environment.update({_CPU: level.cpu, _FEATURES: level.feature_string})
+        return
+    lacking = KNOWN - level.features
+    kept = [each for each in (features or "").split(",") if each and (each[0] == "-" or each[1:] not in lacking)]
+    environment[_FEATURES] = ",".join([*kept, *(f"-{name}" for name in sorted(lacking) if f"-{name}" not in kept)])
 
 
 def take(store: Path, level: CpuLevel | None, environment: MutableMapping[str, str]) -> Precompiled | NotUsable:

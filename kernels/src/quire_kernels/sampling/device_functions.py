@@ -1,6 +1,6 @@
 """What the device kernels know of a row of logits: its weights, which are kept, and where the last kept stands.
 
-Device functions, used by the kernels of ``sampling``, ``rejection`` and ``logprobs``. Two choices make what they find
+Device functions, used by the kernels of ``sampling`` and ``logprobs``. Two choices make what they find
 independent of how a row is split over programs and tiles:
 
 Weights are added as whole numbers of 2^-44: exp(height) is at most 1 and a row has at most 2^18 of them, so int64 holds

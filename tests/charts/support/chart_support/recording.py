@@ -21,14 +21,14 @@ from quire_engine.server.observability.metrics import Metrics as EngineMetrics
 from quire_engine.server.observability.metrics import RequestTimes
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics as GatewayMetrics
-from quire_operator.domain.autoscaler import Decision
-from quire_operator.domain.demand import Term
-from quire_operator.domain.history import History
-from quire_operator.domain.observed import Key, trim_child, trim_pod, trim_resource
-from quire_operator.domain.scaling_reasons import Reason
-from quire_operator.resource_metrics import ResourceMetrics
-from quire_operator.store import Store
-from quire_operator.telemetry import Telemetry
+from quire_operator.app.resource_metrics import ResourceMetrics
+from quire_operator.app.telemetry import Telemetry
+from quire_operator.domain.autoscaling.autoscaler import Decision
+from quire_operator.domain.autoscaling.demand import Term
+from quire_operator.domain.autoscaling.history import History
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.cluster_state.observed import Key, trim_child, trim_pod, trim_resource
+from quire_operator.reconcile.store import Store
 
 START, STEP, STEPS = 1_800_000_000, 15, 41
 END = START + STEP * (STEPS - 1)

@@ -19,7 +19,7 @@ from quire_cluster.progress import Progress, minutes_and_seconds
 RUN_FOLDER: Final = Path("/run/quire-images")
 LAST_LINES: Final = 20
 NOISE: Final = ("time=", "--> ")  # its log, and the ids of layers
-# Measured on the engine's image: see docs/adr/0054-images-named-after-what-is-in-them.md.
+# Measured on the engine's image: see ADR 0054.
 COMPRESSION: Final = ("--compression-format", "zstd", "--compression-level", "1")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from quire_common.logs import log_handler, request_id
 from quire_engine.config import AccessOptions
+from quire_engine.cpu.limits import CpuLimits, LeftOut
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
@@ -129,7 +130,22 @@ async def test_models_are_listed_by_every_name(serving: Serving) -> None:
 
 async def test_version(serving: Serving) -> None:
     async with serving() as server:
-        assert (await server.http.get("/version")).json() == {"version": "0.1.0"}
+        assert (await server.http.get("/version")).json() == {"version": "0.1.0", "cpu": None}
+
+
+async def test_version_names_the_level_of_the_cpu(serving: Serving) -> None:
+    async with serving() as server:
+        left_out = LeftOut(feature="avx512-bf16", reason="killed by SIGILL")
+        environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}
+        server.engine.cpu = CpuLimits(
+            level="avx512", kernels="x86-64-v4", environment=environment, left_out=(left_out,)
+        )
+        assert (await server.http.get("/version")).json()["cpu"] == {
+            "level": "avx512",
+            "kernels": "x86-64-v4",
+            "environment": environment,
+            "left_out": [{"feature": "avx512-bf16", "reason": "killed by SIGILL"}],
+        }
 
 
 async def test_tokenize_and_back(serving: Serving, token_ids: TokenIds) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
-from random_model import LlamaShape
-from shapes import SHAPES
-from steps import Bench
-
+from benchmarks.models.random_model import LlamaShape
+from benchmarks.models.shapes import SHAPES
+from benchmarks.serving.steps import Bench
 from quire_guard.scenarios import scheduler_steps
 
 _TURNS = 12

@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable
 
 import msgspec
-from random_model import LlamaShape
-from shapes import model_folder
-from steps import Bench
 
+from benchmarks.models.random_model import LlamaShape
+from benchmarks.models.shapes import model_folder
+from benchmarks.serving.steps import Bench
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams

@@ -11,8 +11,7 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
-from steps import DEMO_MODEL
-
+from benchmarks.report import DEMO_MODEL
 from quire_engine.config import AccessOptions, CacheOptions, ServerOptions
 from quire_engine.ipc.messages import Finished, Ready, Sampling
 from quire_engine.ipc.stream import Stream

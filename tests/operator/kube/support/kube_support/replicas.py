@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
-from quire_operator.domain import engine_contract
+from quire_operator.domain.manifests import engine_contract
 
 IDLE: Final = """\
 vllm:num_requests_running 0

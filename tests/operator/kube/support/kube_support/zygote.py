@@ -18,10 +18,10 @@ from typing import Any
 
 from kubernetes.aio.config import incluster_config
 
-from quire_operator import app
 from quire_operator.__main__ import set_up_logging
-from quire_operator.adapters import kube_connection
-from quire_operator.settings import parse_settings
+from quire_operator.adapters.kubernetes import connection as kube_connection
+from quire_operator.app import run as app
+from quire_operator.app.settings import parse_settings
 
 
 def fail_point(order: dict[str, Any]) -> Callable[[str, str], None]:

@@ -1,0 +1,227 @@
+"""The servers under test, what each one needs, and the command that starts it with its best settings for this machine.
+
+Every server gets the same model folder and every usable CPU, and runs without a prefix cache. This module knows whether
+a peer is installed; benchmarks/peers knows how to install it.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peers.install_llama_cpp import SERVER, SOURCE
+from benchmarks.peers.install_vllm import TCMALLOC_FOLDER
+from benchmarks.peers.peer_catalogue import LLAMA_CPP, TRANSFORMERS, VLLM, VLLM_ZEN
+from benchmarks.peers.peer_environments import Peer, peers_folder
+from benchmarks.report import usable_cpus
+from benchmarks.serving.comparison.results import Family
+from benchmarks.serving.comparison.workloads import Workload
+
+PEERS = Path(__file__).resolve().parents[2] / "peers"
+KV_CACHE_GIB = 4
+MAX_MODEL_LEN = 4096
+_SPARE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One start of a server, and what it is then asked."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    workloads: tuple[Workload, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a launch is made from."""
+
+    model: Path
+    port: int
+    workloads: tuple[Workload, ...]
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUnderTest:
+    """``launches`` starts servers; ``batches``, of transformers, is given its prompts in a file instead. ``missing``
+    says why it cannot take part here, None if it can."""
+
+    name: str
+    family: Family
+    what: str
+    missing: Callable[[], str | None]
+    launches: Callable[[Setting], list[Launch]] | None = None
+    batches: str | None = None
+
+
+def servers_under_test() -> dict[str, ServerUnderTest]:
+    """By name, quire first."""
+    everyone = [
+        _quire("quire", "quire", "16-bit weights where the CPU is fast with them, else float32", "--dtype", "auto"),
+        _quire("quire-f32", "quire", "float32 weights", "--dtype", "float32"),
+        ServerUnderTest(
+            name="quire-int8",
+            family="quire-int8",
+            what="8-bit weights",
+            missing=lambda: None if int8_flags(_engine_help()) else "this quire-engine has no flag for int8",
+            launches=lambda setting: _launch_quire(setting, *int8_flags(_engine_help())),
+        ),
+        _vllm("vllm", VLLM, "bfloat16"),
+        _vllm("vllm-f32", VLLM, "float32"),
+        _vllm("vllm-zen", VLLM_ZEN, "bfloat16"),
+        _llama_cpp("llama.cpp", "f16"),
+        _llama_cpp("llama.cpp-bf16", "bf16"),
+        _llama_cpp("llama.cpp-f32", "f32"),
+        _llama_cpp("llama.cpp-q8_0", "q8_0"),
+        _transformers("transformers-static", "static", "generate, one batch at a time"),
+        _transformers("transformers-continuous", "continuous", "generate_batch"),
+    ]
+    return {server.name: server for server in everyone}
+
+
+def int8_flags(help_text: str) -> tuple[str, ...]:
+    """How this quire-engine is asked for 8-bit weights, by its own help; empty if it cannot."""
+    for flag in ("--quantization", "--weights", "--weight-dtype"):
+        choices = re.search(rf"^\s*{flag}\s+\{{([^}}]*)\}}", help_text, flags=re.MULTILINE)
+        if choices and "int8" in choices[1].split(","):
+            return (flag, "int8")
+    return ()
+
+
+@functools.cache
+def _engine_help() -> str:
+    command = [sys.executable, "-m", "quire_engine", "--help"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def _quire(name: str, family: Family, what: str, *flags: str) -> ServerUnderTest:
+    return ServerUnderTest(
+        name=name,
+        family=family,
+        what=what,
+        missing=lambda: None,
+        launches=lambda setting: _launch_quire(setting, *flags),
+    )
+
+
+def _launch_quire(setting: Setting, *flags: str) -> list[Launch]:
+    command = [sys.executable, "-m", "quire_engine", "--model", str(setting.model), "--served-model-name", "model"]
+    command += ["--host", "127.0.0.1", "--port", str(setting.port), "--no-enable-prefix-caching"]
+    command += ["--kv-cache-memory-bytes", f"{KV_CACHE_GIB}GiB", "--max-model-len", str(_model_length(setting.model))]
+    return [Launch(command=(*command, *flags), workloads=setting.workloads)]
+
+
+def _vllm(name: str, peer: Peer, dtype: str) -> ServerUnderTest:
+    def launches(setting: Setting) -> list[Launch]:
+        command = [str(peer.environment / "bin" / "vllm"), "serve", str(setting.model), "--served-model-name", "model"]
+        command += ["--host", "127.0.0.1", "--port", str(setting.port), "--dtype", dtype]
+        command += ["--max-model-len", str(_model_length(setting.model)), "--no-enable-prefix-caching"]
+        command += ["--uvicorn-log-level", "warning"]
+        return [Launch(command=tuple(command), environment=vllm_environment(peer), workloads=setting.workloads)]
+
+    return ServerUnderTest(
+        name=name,
+        family="vllm",
+        what=f"vLLM {peer.version} {dtype}{', zentorch' if peer is VLLM_ZEN else ''}",
+        missing=lambda: _not_installed(peer, "install_vllm zen" if peer is VLLM_ZEN else "install_vllm"),
+        launches=launches,
+    )
+
+
+def vllm_environment(peer: Peer) -> dict[str, str]:
+    """As its manual has it for a machine that serves nothing else: a thread on every CPU, none kept free."""
+    cpus = usable_cpus()
+    tcmalloc = sorted((peer.folder / TCMALLOC_FOLDER).glob("usr/lib/*/libtcmalloc_minimal.so.*"))
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        **({"LD_PRELOAD": str(tcmalloc[0])} if tcmalloc else {}),
+    }
+
+
+def _llama_cpp(name: str, outtype: str) -> ServerUnderTest:
+    def launches(setting: Setting) -> list[Launch]:
+        weights = gguf(setting.model, outtype, setting.say)
+        return [
+            Launch(command=_llama_server(weights, setting.port, workload), workloads=(workload,))
+            for workload in setting.workloads
+        ]
+
+    return ServerUnderTest(
+        name=name,
+        family="llama.cpp",
+        what=f"llama.cpp's server, {outtype}",
+        missing=lambda: _not_installed(LLAMA_CPP, "install_llama_cpp"),
+        launches=launches,
+    )
+
+
+def _llama_server(weights: Path, port: int, workload: Workload) -> tuple[str, ...]:
+    """A slot for each request at a time, each with room for just this workload: its attention reads no more."""
+    slot = workload.input_tokens + workload.output_tokens + _SPARE_TOKENS
+    threads = str(len(usable_cpus()))
+    command = [str(LLAMA_CPP.folder / SERVER), "--model", str(weights), "--alias", "model", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--parallel", str(workload.concurrency), "--cont-batching"]
+    command += ["--ctx-size", str(slot * workload.concurrency), "--threads", threads, "--threads-batch", threads]
+    command += ["--flash-attn", "on", "--batch-size", "2048", "--ubatch-size", "512"]
+    # Prompts are all different: neither a slot's last prompt nor copies of old ones in memory can be of use.
+    return (*command, "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--log-verbosity", "2")
+
+
+def gguf(model: Path, outtype: str, say: Callable[[str], None]) -> Path:
+    """``model`` as llama.cpp's own converter writes it, kept in the cache. Raises OSError, CalledProcessError."""
+    stamp = (
+        f"{model.resolve()} {(model / 'config.json').read_text()} {(model / 'model.safetensors').stat().st_mtime_ns}"
+    )
+    name = f"{model.name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}-{outtype}.gguf"
+    made = peers_folder() / "gguf" / name
+    if not made.exists():
+        say(f"writing {made}, once, by llama.cpp's converter")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = made.with_suffix(".part")
+        source = LLAMA_CPP.folder / SOURCE
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(source), str(source / "gguf-py")))}
+        command = [str(LLAMA_CPP.python), str(PEERS / "llama_cpp_convert.py"), str(model), str(unfinished), outtype]
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+        unfinished.rename(made)
+    return made
+
+
+def _transformers(name: str, mode: str, what: str) -> ServerUnderTest:
+    return ServerUnderTest(
+        name=name,
+        family="transformers",
+        what=f"transformers {TRANSFORMERS.version}, {what}",
+        missing=lambda: _not_installed(TRANSFORMERS, "install_transformers"),
+        batches=mode,
+    )
+
+
+def batch_command(mode: str, model: Path, prompts: Path, results: Path) -> tuple[str, ...]:
+    script = str(PEERS / "transformers_generate.py")
+    return (str(TRANSFORMERS.python), script, str(model), str(prompts), str(results), "--mode", mode)
+
+
+def _not_installed(peer: Peer, script: str) -> str | None:
+    return None if peer.installed else f"not installed: python -m benchmarks.peers.{script}"
+
+
+def _model_length(model: Path) -> int:
+    """The longest prompt and answer that are served, as the model's own limit allows."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return min(MAX_MODEL_LEN, int(config["max_position_embeddings"]))
+
+
+def missing(chosen: Sequence[ServerUnderTest]) -> dict[str, str]:
+    """Who cannot take part, and why."""
+    return {server.name: why for server in chosen if (why := server.missing()) is not None}

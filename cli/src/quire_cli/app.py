@@ -1,0 +1,241 @@
+"""The ``quire`` command: reads the command line, calls one function, prints what it says. Decides nothing itself."""
+
+import asyncio
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from quire_cli import __version__
+from quire_cli.bench.command import bench
+from quire_cli.inspection.explain import explain
+from quire_cli.inspection.screen import url
+from quire_cli.inspection.top import top
+from quire_cli.local import plan as planning
+from quire_cli.local.documents import read_deployments
+from quire_cli.local.fetch import fetch
+from quire_cli.local.host import installed_commands
+from quire_cli.local.machine import this_machine
+from quire_cli.local.model_store import ModelStore, cache_home
+from quire_cli.local.up import Up, UpOptions
+from quire_cli.local.views import JsonLines, LiveTable, View
+from quire_cli.simulation.command import simulate
+from quire_operator.domain.resource.quantities import parse_bytes, parse_duration_seconds
+from quire_operator.errors import UserError
+
+_MAX_DETAILS = 30
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PLAIN_WIDTH = 120
+
+app = typer.Typer(
+    name="quire",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="""Serve large language models from one file: the same LLMDeployment on this machine and on Kubernetes.
+
+[bold]quire up -f examples/demo.yaml[/bold]
+    serve it here: an OpenAI address, replicas that scale themselves
+
+[bold]quire explain chat[/bold]
+    why it has as many replicas as it has, here or on a cluster
+
+[bold]quire top[/bold]
+    what the replicas carry now: queue, KV use, tokens per second, time to first token
+
+[bold]quire plan -f examples/demo.yaml --gpu "H100 80GB"[/bold]
+    what it needs of memory, and how many tokens and sequences then fit
+
+[bold]quire bench --base-url http://127.0.0.1:8000/v1[/bold]
+    measure any OpenAI-compatible address under load
+
+[bold]quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml[/bold]
+    what would have happened: a trace against a policy, without an engine
+""",
+)
+app.command("bench")(bench)
+app.command("explain")(explain)
+app.command("top")(top)
+app.command("fetch", no_args_is_help=True)(fetch)
+app.command("simulate", no_args_is_help=True)(simulate)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"quire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def _duration(text: str) -> float:
+    seconds = parse_duration_seconds(text)
+    if seconds is None:
+        raise typer.BadParameter(f'"{text}" is not a duration such as 30s, 5m or 1h30m')
+    return seconds
+
+
+def _memory(text: str) -> int:
+    size = parse_bytes(text)
+    if not size:
+        raise typer.BadParameter(f'"{text}" is not an amount of memory such as 24Gi')
+    return size
+
+
+FileOption = Annotated[Path, typer.Option("--file", "-f", help="YAML with one or more LLMDeployments.")]
+
+
+@app.command(no_args_is_help=True)
+def up(
+    file: FileOption,
+    port: Annotated[int, typer.Option(help="Port of the address, on 127.0.0.1.", min=1, max=65535)] = 8000,
+    exit_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Drain and end so long after the address is ready.",
+            parser=_duration,
+            metavar="DURATION",
+            show_default=False,
+        ),
+    ] = None,
+    prometheus_url: Annotated[
+        str | None,
+        typer.Option(
+            help="Scale by what this Prometheus says of the replicas, which the run's folder lists for it"
+            " (prometheus-targets.json, for file_sd_configs). Without it the replicas are asked.",
+            metavar="URL",
+            parser=url,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve the LLMDeployments of a file on this machine. Ctrl-C drains, a second Ctrl-C ends at once.
+
+    Starts an engine process per replica and a gateway in front of them; scales by spec.autoscaling. On a terminal it
+    shows a live table, elsewhere one JSON object a line. The file is read once: what changes in it takes effect when
+    quire up is started anew.
+
+      quire up -f examples/demo.yaml
+
+      quire up -f examples/demo.yaml --port 9000 --exit-after 10m
+
+      curl http://127.0.0.1:8000/v1/models
+    """
+    options = UpOptions(
+        file=file,
+        port=port,
+        exit_after_seconds=exit_after,
+        prometheus_url=prometheus_url,
+        environ=os.environ,
+        commands=installed_commands(),
+    )
+    console = Console()
+    view: View = LiveTable(console) if console.is_terminal else JsonLines(sys.stdout, on_gone=_end_unread)
+    try:
+        asyncio.run(_up(options, view))
+    finally:
+        view.close()
+
+
+def _leave_unwritten() -> None:
+    """Spare the interpreter another try at a pipe without a reader, or at a full disk."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _end_unread() -> None:
+    """Ask this process to end as a person would."""
+    _leave_unwritten()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _up(options: UpOptions, view: View) -> None:
+    run = Up(options, view)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, run.stop)
+    await run.run()
+
+
+@app.command(no_args_is_help=True)
+def plan(
+    file: FileOption,
+    gpu: Annotated[str | None, typer.Option(help='A GPU by name, such as "H100 80GB".', show_default=False)] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(help="So much memory for one replica.", parser=_memory, metavar="SIZE", show_default=False),
+    ] = None,
+) -> None:
+    """Say what a model needs of memory, and how many tokens and sequences then fit. Starts nothing.
+
+    Reads the model's configuration and the headers of its weights; downloads no weights. Without --gpu or --memory it
+    looks at all known GPUs where the spec asks for one, else at this machine. Ends with 1 if it fits nowhere.
+
+      quire plan -f llama.yaml --gpu "H100 80GB"
+
+      quire plan -f examples/demo.yaml --memory 4Gi
+    """
+    if gpu is not None and memory is not None:
+        raise typer.BadParameter("give --gpu or --memory, not both")
+    machine = this_machine()
+    store = ModelStore(beside=file.resolve().parent, cache=cache_home(os.environ))
+    console = _console()
+    everything_fits = True
+    specs = read_deployments(file)
+    for spec in specs:
+        facts = store.facts(spec.model.source, weights_needed=not spec.engine.invents_weights)
+        where = planning.places(spec, specs, gpu=gpu, memory_bytes=memory, machine=machine)
+        found = planning.answers(spec, facts, where, machine=machine)
+        everything_fits &= any(answer.fits for answer in found)
+        console.print(planning.render(spec, facts, found))
+    if not everything_fits:
+        raise typer.Exit(1)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def _tell(error: UserError) -> None:
+    """One screen: what was wrong, the details, what would be right."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("quire: ", "bold red"), error.message))
+    for detail in error.details[:_MAX_DETAILS]:
+        console.print(Text(f"  {detail}"))
+    if len(error.details) > _MAX_DETAILS:
+        console.print(Text(f"  … and {len(error.details) - _MAX_DETAILS} more"))
+    if error.hint:
+        console.print(Text(error.hint))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: a person's mistakes end with one screen and exit code 2, ours with a traceback."""
+    try:
+        app(argv)
+    except UserError as error:
+        _tell(error)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _tell(UserError(f"{error.filename or 'the output'} can't be written: {error.strerror}"))
+        _leave_unwritten()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

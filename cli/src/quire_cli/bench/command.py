@@ -1,0 +1,285 @@
+"""``quire bench``: the command line of the load generator."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import aiohttp
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from quire_cli.bench import client, report
+from quire_cli.bench.summary import Objective, Outcome, Summary, summarise
+from quire_cli.bench.traces import Replay, TraceError, read_trace, replayed
+from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
+from quire_cli.plot_formats import plot_problem
+from quire_operator.domain.resource.names import is_http_url
+from quire_operator.domain.resource.quantities import parse_duration_seconds
+
+
+class Endpoint(StrEnum):
+    completions = "completions"
+    chat = "chat"
+
+
+def _seconds(text: str) -> float:
+    seconds = parse_duration_seconds(text)
+    if seconds is None:
+        raise typer.BadParameter(f"{text!r} is not a duration; write it like 500ms, 30s, 10m or 1h30m")
+    return seconds
+
+
+def _address(text: str) -> str:
+    if not is_http_url(text):
+        raise typer.BadParameter(f"{text!r} is not an http or https URL such as http://127.0.0.1:8000/v1")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    first: int
+    last: int
+
+
+def _token_ids(text: str) -> TokenRange:
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise typer.BadParameter(f"{text!r} is not a range of token ids; write it like 300:2000")
+    return TokenRange(int(first), int(last))
+
+
+LOAD, LENGTHS, TRACE, RESULT = "Load", "Lengths", "Replaying a trace", "Result"
+
+
+def _load(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=LOAD, **more)
+
+
+def _of_length(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=LENGTHS, **more)
+
+
+def _of_trace(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=TRACE, **more)
+
+
+def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=RESULT, **more)
+
+
+def bench(
+    base_url: Annotated[
+        str, typer.Option(help="An OpenAI-compatible address.", metavar="URL", parser=_address)
+    ] = "http://127.0.0.1:8000/v1",
+    model: Annotated[
+        str | None, typer.Option(help="The model to ask for; may be left out where there is but one.")
+    ] = None,
+    endpoint: Annotated[
+        Endpoint, typer.Option(help="completions sends token ids, chat sends words.")
+    ] = Endpoint.completions,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
+    requests: Annotated[int, _load("How many conversations.", min=1)] = 100,
+    concurrency: Annotated[
+        int | None, _load("Closed loop: so many at a time. 8 where neither this nor --rate is given.", min=1)
+    ] = None,
+    rate: Annotated[float | None, _load("Open loop: so many start per second, answered or not.", min=0.001)] = None,
+    burstiness: Annotated[float, _load("With --rate: 1 is Poisson, less is burstier.", min=0.01)] = 1.0,
+    turns: Annotated[int, _load("Turns of each conversation; each carries the ones before.", min=1)] = 1,
+    warmup: Annotated[int, _load("Requests sent first and not counted.", min=0)] = 1,
+    timeout: Annotated[float, _load("Longest wait for one answer.", parser=_seconds, metavar="DURATION")] = "10m",  # type: ignore[assignment]
+    seed: Annotated[int, _load("The same seed asks the same questions.")] = 0,
+    temperature: Annotated[float, _load("0 is greedy.", min=0.0)] = 0.0,
+    ignore_eos: Annotated[bool, _load("Ask for exactly the output length (an extension most servers know).")] = True,
+    input_tokens: Annotated[int, _of_length("Mean prompt length.", min=1)] = 256,
+    output_tokens: Annotated[int, _of_length("Mean answer length.", min=1)] = 64,
+    jitter: Annotated[float, _of_length("Lengths vary by up to this share of the mean.", min=0.0, max=1.0)] = 0.0,
+    prefix_tokens: Annotated[int, _of_length("Every prompt starts with a shared prefix this long.", min=0)] = 0,
+    prefix_groups: Annotated[int, _of_length("How many different shared prefixes there are.", min=1)] = 1,
+    token_ids: Annotated[
+        TokenRange, _of_length("Which ids prompts are drawn from.", parser=_token_ids, metavar="FIRST:LAST")
+    ] = "300:2000",  # type: ignore[assignment]
+    trace: Annotated[
+        Path | None, _of_trace("Azure LLM trace (CSV) or Mooncake trace (JSON lines); sets arrivals and lengths.")
+    ] = None,
+    speed: Annotated[float, _of_trace("Run the trace's clock this much faster.", min=0.001)] = 1.0,
+    start: Annotated[float, _of_trace("Skip this much of the trace.", parser=_seconds, metavar="DURATION")] = "0s",  # type: ignore[assignment]
+    duration: Annotated[
+        float | None, _of_trace("Use only this much of the trace.", parser=_seconds, metavar="DURATION")
+    ] = None,
+    scale_input: Annotated[float, _of_trace("Multiply prompt lengths.", min=0.0001)] = 1.0,
+    scale_output: Annotated[float, _of_trace("Multiply answer lengths.", min=0.0001)] = 1.0,
+    max_input_tokens: Annotated[int | None, _of_trace("Cut longer prompts.", min=1)] = None,
+    max_output_tokens: Annotated[int | None, _of_trace("Cut longer answers.", min=1)] = None,
+    slo_ttft: Annotated[
+        float | None, _of_result("Goodput: longest time to first token.", parser=_seconds, metavar="DURATION")
+    ] = None,
+    slo_tpot: Annotated[
+        float | None, _of_result("Goodput: longest time per output token.", parser=_seconds, metavar="DURATION")
+    ] = None,
+    slo_e2e: Annotated[
+        float | None, _of_result("Goodput: longest answer, end to end.", parser=_seconds, metavar="DURATION")
+    ] = None,
+    json_file: Annotated[Path | None, _of_result("Write everything measured here.", names=("--json",))] = None,
+    plot: Annotated[
+        Path | None, _of_result("Draw load, latencies and their distributions into this .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Measure any OpenAI-compatible server: latencies, throughput, goodput, errors.
+
+    Examples:
+
+      quire bench --concurrency 16 --input-tokens 256 --output-tokens 64
+
+      quire bench --rate 4 --requests 200 --prefix-tokens 500 --slo-ttft 1s --plot out.png
+
+      quire bench --trace azure_llm_2023_code.csv --duration 10m --scale-input 0.1
+
+    Ends with 1 when any request failed.
+    """
+    arguments = {name: str(value) for name, value in locals().items() if name != "api_key" and value is not None}
+    if plot is not None and (problem := plot_problem(plot)) is not None:
+        _fail(problem)
+    _check_writable(json_file, plot)
+    console = Console(stderr=True)
+    alphabet = Alphabet(first_token_id=token_ids.first, last_token_id=token_ids.last, words=endpoint is Endpoint.chat)
+    if trace is not None:
+        window = Replay(
+            speed=speed,
+            start_seconds=start,
+            duration_seconds=duration,
+            scale_input=scale_input,
+            scale_output=scale_output,
+            max_input_tokens=max_input_tokens,
+            max_output_tokens=max_output_tokens,
+        )
+        workload = _from_trace(trace, window, alphabet, seed)
+    else:
+        shape = Shape(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            jitter=jitter,
+            prefix_tokens=prefix_tokens,
+            prefix_groups=prefix_groups,
+            turns=turns,
+        )
+        workload = synthetic(shape, alphabet, count=requests, rate=rate, burstiness=burstiness, seed=seed)
+    if concurrency is None and rate is None and trace is None:
+        concurrency = 8
+    target = client.Target(
+        base_url=base_url.rstrip("/"),
+        model=model or "",
+        endpoint=endpoint.value,
+        api_key=api_key,
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        timeout_seconds=timeout,
+    )
+    try:
+        target, started_at, outcomes = asyncio.run(_measure(target, workload, concurrency, warmup, console))
+    except KeyboardInterrupt:
+        _fail("stopped before the end; nothing is reported", code=130)
+    objective = Objective(ttft_seconds=slo_ttft, tpot_seconds=slo_tpot, e2e_seconds=slo_e2e)
+    summary = summarise(outcomes, objective)
+    title = f"{target.model} at {target.base_url}"
+    _show(summary, title)
+    if json_file is not None:
+        report.write_json(json_file, arguments, started_at, summary, outcomes)
+    if plot is not None:
+        report.write_plot(plot, title, summary, outcomes)
+    if summary.errors:
+        raise typer.Exit(1)
+
+
+def _show(summary: Summary, title: str) -> None:
+    output = Console()
+    output.print(report.table(summary, title))
+    for line in report.lines(summary):
+        output.print(line, highlight=False)
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Before the measurement, not after it."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        except OSError as error:
+            _fail(f"cannot write {path}: {error.strerror}")
+
+
+def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> list[Conversation]:
+    try:
+        workload = replayed(read_trace(path), window, alphabet, seed=seed)
+    except OSError as error:
+        _fail(f"cannot read the trace {path}: {error.strerror}")
+    except TraceError as error:
+        _fail(f"{path}: {error}")
+    if not workload:
+        _fail("the trace has no requests in the part that --start and --duration leave")
+    return workload
+
+
+async def _measure(
+    target: client.Target, workload: Sequence[Conversation], concurrency: int | None, warmup: int, console: Console
+) -> tuple[client.Target, datetime, list[Outcome]]:
+    async with client.open_session(target.api_key) as session:
+        target = await _with_model(session, target)
+        ignored = [replace(conversation, arrival_seconds=0.0) for conversation in workload[:warmup]]
+        await client.run(session, target, ignored, concurrency=1, on_sent=lambda: None, on_done=lambda _: None)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[under_way]} under way, {task.fields[failed]} failed"),
+        )
+        with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+            total = sum(len(conversation.turns) for conversation in workload)
+            task = progress.add_task("measuring", total=total, under_way=0, failed=0)
+            counts = {"sent": 0, "done": 0, "failed": 0}
+
+            def show() -> None:
+                progress.update(
+                    task, completed=counts["done"], under_way=counts["sent"] - counts["done"], failed=counts["failed"]
+                )
+
+            def sent() -> None:
+                counts["sent"] += 1
+                show()
+
+            def done(outcome: Outcome) -> None:
+                counts["done"] += 1
+                counts["failed"] += outcome.error is not None
+                show()
+
+            started_at = datetime.now(UTC)
+            outcomes = await client.run(session, target, workload, concurrency=concurrency, on_sent=sent, on_done=done)
+    return target, started_at, outcomes
+
+
+async def _with_model(session: aiohttp.ClientSession, target: client.Target) -> client.Target:
+    """The target with the model's name filled in, where there is but one; the address is tried in any case."""
+    try:
+        models = await client.discover_model(session, target.base_url)
+    except client.UnexpectedAnswer as error:
+        _fail(f"{target.base_url}/models answered {error}")
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+        _fail(f"no OpenAI-compatible server answers at {target.base_url}: {str(error) or type(error).__name__}")
+    if target.model and target.model not in models:
+        _fail(f"{target.base_url} serves no model {target.model!r}; it serves: {', '.join(models) or 'none'}")
+    if not target.model and len(models) != 1:
+        _fail(f"--model is needed: {target.base_url} serves {', '.join(models) or 'no model'}")
+    return replace(target, model=target.model or models[0])
+
+
+def _fail(message: str, code: int = 2) -> NoReturn:
+    typer.echo(f"quire bench: {message}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,183 @@
+"""Production traces as workloads: the Azure LLM inference trace (CSV) and the Mooncake traces (JSON lines).
+
+Reading is the only thing here that touches a file; what is made of the rows is pure.
+"""
+
+import csv
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+
+from quire_cli.bench.workload import Alphabet, Conversation
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MOONCAKE_BLOCK_TOKENS = 512
+_MOONCAKE_LINE = (
+    'JSON such as {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}, '
+    "its time a number of milliseconds"
+)
+_MOST_SHOWN = 80
+_MOST_TOKENS = 10**9
+
+
+class TraceError(ValueError):
+    """The file is not a trace that can be read; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRow:
+    """One request of a trace. ``prefix_blocks`` names shared blocks of 512 prompt tokens, if known."""
+
+    arrival_seconds: float
+    input_tokens: int
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """How a trace is cut and bent to the machine: a window of its time, its clock, its lengths."""
+
+    speed: float = 1.0
+    start_seconds: float = 0.0
+    duration_seconds: float | None = None
+    scale_input: float = 1.0
+    scale_output: float = 1.0
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+    @property
+    def prefix_block_tokens(self) -> int:
+        """What is left of the 512 tokens of a shared block."""
+        return max(1, round(MOONCAKE_BLOCK_TOKENS * self.scale_input))
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """Rows in order of arrival, the first at 0 s. Raises TraceError, OSError."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            rows = list(_mooncake(file) if first.lstrip().startswith("{") else _azure(file))
+    except UnicodeDecodeError as error:
+        raise TraceError(f"it is not text: {error.reason} at byte {error.start}") from None
+    if not rows:
+        raise TraceError("it holds no requests")
+    rows.sort(key=lambda row: row.arrival_seconds)
+    zero = rows[0].arrival_seconds
+    return [
+        TraceRow(
+            arrival_seconds=row.arrival_seconds - zero,
+            input_tokens=row.input_tokens,
+            output_tokens=row.output_tokens,
+            prefix_blocks=row.prefix_blocks,
+        )
+        for row in rows
+    ]
+
+
+def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
+    reader = csv.DictReader(lines)
+    missing = [column for column in AZURE_COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise TraceError(
+            f"a trace in CSV needs a header with {', '.join(AZURE_COLUMNS)}; missing: {', '.join(missing)}"
+        )
+    for record in reader:
+        try:
+            # The trace has seven digits of a second; Python reads six.
+            moment = datetime.fromisoformat(record["TIMESTAMP"].strip()[:26]).timestamp()
+            yield TraceRow(
+                arrival_seconds=moment,
+                input_tokens=_tokens(record["ContextTokens"]),
+                output_tokens=_tokens(record["GeneratedTokens"]),
+            )
+        except (TypeError, ValueError, AttributeError):
+            raise TraceError(f"line {reader.line_num} of the trace: {_azure_complaint(record)}") from None
+
+
+def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            yield TraceRow(
+                arrival_seconds=_finite(record["timestamp"]) / 1000.0,
+                input_tokens=_tokens(record["input_length"]),
+                output_tokens=_tokens(record["output_length"]),
+                prefix_blocks=tuple(int(block) for block in record.get("hash_ids", ())),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
+            raise TraceError(f"line {number} of the trace: {_shown(line)} is not {_MOONCAKE_LINE}") from None
+
+
+def _azure_complaint(record: Mapping[str | None, str | None]) -> str:
+    values = (f"{column} {_shown(record.get(column) or '')}" for column in AZURE_COLUMNS)
+    return f"{', '.join(values)}; a time such as 2023-11-16 18:17:03.97 and two whole numbers are needed"
+
+
+def _shown(text: str) -> str:
+    """Not all of a line that may be long."""
+    text = text.strip()
+    return json.dumps(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…", ensure_ascii=False)
+
+
+def _tokens(value: str | float) -> int:
+    number = int(value)
+    if abs(number) > _MOST_TOKENS:
+        raise ValueError("no prompt and no answer is so long")
+    return number
+
+
+def _finite(value: float) -> float:
+    if not isfinite(value):
+        raise ValueError(f"{value} is no time")
+    return value
+
+
+def shaped(rows: Sequence[TraceRow], replay: Replay) -> list[TraceRow]:
+    """The part of the trace that ``replay`` asks for, by its clock and with its lengths."""
+    end = float("inf") if replay.duration_seconds is None else replay.start_seconds + replay.duration_seconds
+    return [
+        TraceRow(
+            arrival_seconds=(row.arrival_seconds - replay.start_seconds) / replay.speed,
+            input_tokens=_bounded(row.input_tokens * replay.scale_input, replay.max_input_tokens),
+            output_tokens=_bounded(row.output_tokens * replay.scale_output, replay.max_output_tokens),
+            prefix_blocks=row.prefix_blocks,
+        )
+        for row in rows
+        if replay.start_seconds <= row.arrival_seconds < end
+    ]
+
+
+def replayed(rows: Sequence[TraceRow], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
+    """The same as conversations of one turn."""
+    rng = random.Random(seed)
+    return [
+        Conversation(
+            arrival_seconds=row.arrival_seconds,
+            turns=(alphabet.turn(_prompt(rng, row, replay, alphabet, seed), row.output_tokens),),
+        )
+        for row in shaped(rows, replay)
+    ]
+
+
+def _prompt(rng: random.Random, row: TraceRow, replay: Replay, alphabet: Alphabet, seed: int) -> list[int]:
+    """Fresh tokens; a block that the trace knows to be shared is written the same way each time."""
+    length, block_tokens = row.input_tokens, replay.prefix_block_tokens
+    symbols: list[int] = []
+    for block in row.prefix_blocks:
+        if len(symbols) >= length:
+            break
+        symbols += alphabet.write(random.Random(f"{seed}:{block}"), block_tokens)
+    symbols += alphabet.write(rng, max(0, length - len(symbols)))
+    return symbols[:length]
+
+
+def _bounded(length: float, limit: int | None) -> int:
+    return max(1, round(length) if limit is None else min(limit, round(length)))

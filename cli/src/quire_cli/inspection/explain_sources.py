@@ -1,0 +1,189 @@
+"""From where ``quire explain`` reads: a run's state file, or status and the operator through the API server."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import httpx
+
+from quire_cli.inspection.explanation import Explanation, OperatorSays, of_resource, of_run
+from quire_cli.inspection.rights import in_words
+from quire_cli.inspection.where import (
+    Where,
+    chosen_run,
+    connected,
+    ended_note,
+    ended_run,
+    no_such,
+    nowhere,
+    only_name,
+    user_error,
+)
+from quire_cli.local.runs import Run, read
+from quire_operator.domain.autoscaling.ticks import read_log
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.errors import ClusterProblem, InspectionProblem
+from quire_operator.ports import ClusterError, Forbidden, NotFound
+
+if TYPE_CHECKING:  # imported where a cluster is asked: slow to import
+    from quire_cli.inspection.cluster_reading import KubeReader
+
+_OPERATOR_PORT = 8080
+"""Where the chart has the operator listen."""
+_URL_SECONDS = 5.0
+
+
+class Source(Protocol):
+    """``look`` raises ``UserError``, and ``ClusterError`` for what a later look may mend."""
+
+    async def look(self, now: float) -> Explanation: ...
+
+    async def close(self) -> None: ...
+
+
+async def source_of(
+    name: str | None, where: Where, environ: Mapping[str, str], *, operator_url: str | None = None
+) -> Source:
+    """Where to look for this name. Raises ``UserError``."""
+    wanted = [] if name is None else [name]
+    run = chosen_run(where, wanted, environ)
+    if run is None:
+        try:
+            reader = await connected(where)
+        except ClusterProblem as error:
+            run = ended_run(where, wanted, environ)
+            if run is None:
+                raise nowhere(error, where, wanted, environ) from error
+    if run is not None:
+        return RunSource(run, name or only_name(sorted(run.state.deployments), where=f"the run of {run.state.file}"))
+    return await _cluster_source(reader, name, where, operator_url)
+
+
+async def _cluster_source(reader: "KubeReader", name: str | None, where: Where, operator_url: str | None) -> Source:
+    namespace = where.namespace or reader.namespace
+    try:
+        if name is None:
+            found = [resource.key.name for resource in await reader.resources(namespace)]
+            name = only_name(found, where=f"namespace {namespace} of {reader.label}")
+        return ClusterSource(reader, Key(namespace, name), operator_url)
+    except ClusterError as error:
+        await reader.close()
+        raise user_error(error, looking_for="LLMDeployment to explain") from error
+    except BaseException:
+        await reader.close()
+        raise
+
+
+class RunSource:
+    """A run on this machine, live or over."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        self._folder, self._name = run.folder, name
+
+    async def look(self, now: float) -> Explanation:
+        run = read(self._folder)
+        if run is None or self._name not in run.state.deployments:
+            raise InspectionProblem(f"the run that served {self._name} has left no state any more")
+        state = run.state
+        ended = None if run.is_live else ended_note(state, now)
+        served = state.deployments[self._name]
+        place = f"quire up of {state.file} at {state.address}"
+        return of_run(self._name, served, place=place, ended=ended)
+
+    async def close(self) -> None: ...
+
+
+class ClusterSource:
+    """An LLMDeployment's status, and what its operator says."""
+
+    def __init__(self, reader: "KubeReader", key: Key, operator_url: str | None) -> None:
+        self._reader, self._key, self._operator_url = reader, key, operator_url
+        self._leader: Key | None = None
+        self._seen = False
+
+    async def look(self, now: float) -> Explanation:
+        try:
+            resource = await self._reader.resource(self._key)
+        except NotFound as error:
+            raise await self._absent(error) from error
+        except Forbidden as error:
+            raise user_error(error, looking_for=str(self._key)) from error
+        except ClusterError as error:
+            if self._seen:
+                raise
+            raise user_error(error, looking_for=str(self._key)) from error
+        self._seen = True
+        return of_resource(resource, await self._hear(), place=self._reader.label)
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    async def _absent(self, error: NotFound) -> Exception:
+        if self._key.name not in str(error):
+            return user_error(error, looking_for=f"LLMDeployment {self._key.name}")
+        try:
+            known = [resource.key.name for resource in await self._reader.resources(self._key.namespace)]
+        except ClusterError:
+            known = []
+        return no_such(self._key, known, place=self._reader.label)
+
+    async def _hear(self) -> OperatorSays:
+        """What the leading operator says; of several only one does."""
+        if self._operator_url is not None:
+            return await self._hear_url(self._operator_url)
+        try:
+            pods = [self._leader] if self._leader is not None else await self._operators()
+        except Forbidden as error:
+            return _silent(f"{in_words(str(error))}, to ask the operator")
+        except ClusterError as error:
+            return _silent(str(error))
+        said = "no pod of quire's operator runs in this cluster; --operator-url names one elsewhere"
+        for pod in pods:
+            try:
+                answer = await self._reader.page(pod, _OPERATOR_PORT, self._path)
+            except Forbidden as error:
+                said = f"{in_words(str(error))}, to ask the operator"
+            except ClusterError as error:
+                said = str(error)
+            else:
+                self._leader = pod
+                return _heard(answer)
+        self._leader = None
+        return _silent(said)
+
+    async def _operators(self) -> list[Key]:
+        """In all namespaces; for whoever may not look there, in the LLMDeployment's own."""
+        try:
+            return await self._reader.operators(None)
+        except Forbidden:
+            with contextlib.suppress(ClusterError):
+                if found := await self._reader.operators(self._key.namespace):
+                    return found
+            raise
+
+    async def _hear_url(self, url: str) -> OperatorSays:
+        try:
+            async with httpx.AsyncClient(timeout=_URL_SECONDS, trust_env=False) as client:
+                answer = await client.get(url.rstrip("/") + self._path)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return _silent(f"{url} does not answer: {error or type(error).__name__}")
+        if answer.status_code != 200:
+            return _silent(f"{url} answers {answer.status_code}: {answer.text[:200]}")
+        return _heard(answer.content)
+
+    @property
+    def _path(self) -> str:
+        return f"/decisions/{self._key.namespace}/{self._key.name}"
+
+
+def _heard(answer: bytes) -> OperatorSays:
+    try:
+        log = read_log(json.loads(answer))
+    except ValueError:
+        log = ()
+    return OperatorSays(log=log, problem=None if log else "the operator's answer can't be read: is it of this version?")
+
+
+def _silent(problem: str) -> OperatorSays:
+    return OperatorSays(log=(), problem=problem)

@@ -1,0 +1,187 @@
+"""An ``Explanation`` for people: one screen on a terminal, a line for each decision in a pipe. Decides nothing."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from quire_cli.inspection.explanation import Explanation, Notice, key_inputs
+from quire_cli.local.scaling_rules import Rules
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.ticks import MetricsState, Stretch, Tick
+from quire_operator.domain.resource.quantities import format_duration
+
+_BLIND = frozenset({Reason.METRICS_STALE.value, Reason.METRICS_PARTIAL.value})
+_DAY_SECONDS = 86_400
+
+
+def render(told: Explanation, *, now: datetime, last: int) -> RenderableType:
+    """The whole screen; of the history the ``last`` rows."""
+    parts: list[RenderableType] = [_title(told), Text(), _state(told, now)]
+    parts += [_notice(notice) for notice in told.notices]
+    if told.now is not None and told.now.terms:
+        parts += [Text(), _demand(told.now, "now" if told.ended is None else "at the last tick")]
+    parts += [Text(), _history(told, now, last)]
+    return Group(*parts)
+
+
+def line(told: Explanation, stretch: Stretch) -> str:
+    """One decision, for a pipe: its time, what became of the number, why."""
+    tick = stretch.last
+    advice = "" if tick.enforced else " (only recommended)"
+    return f"{_utc(stretch.since)} {told.name} {_move(tick)}{advice} {tick.reason}: {_without_move(tick)}"
+
+
+def _title(told: Explanation) -> Text:
+    name = told.name if told.namespace is None else f"{told.namespace}/{told.name}"
+    served = "" if told.served_name == told.name else f", served as {told.served_name}"
+    return Text.assemble((name, "bold"), f"{served}  ", (told.place, "dim"))
+
+
+def _state(told: Explanation, now: datetime) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    if told.ended is not None:
+        table.add_row("Run", Text(told.ended, "bold yellow"))
+    table.add_row("Replicas", _replicas(told))
+    if told.now is not None:
+        table.add_row("Decision", _decision(told.now, now))
+        if told.now.metrics is not None:
+            table.add_row("Metrics", _metrics(told.now, told.now.metrics))
+    elif told.now_missing is not None:
+        table.add_row("Decision", Text(f"not known: {told.now_missing}", "yellow"))
+    if told.autoscaling is not None:
+        table.add_row("Up", str(told.autoscaling.scale_up))
+        table.add_row("Down", f"{told.autoscaling.scale_down}{_counted(told.now)}")
+    return table
+
+
+def _replicas(told: Explanation) -> str:
+    found = told.replicas
+    asked = "none asked for yet" if found.asked is None else f"{found.asked} asked for"
+    return f"{asked}, {found.ready} ready, {found.starting} starting; {_bounds(told.autoscaling)}"
+
+
+def _bounds(rules: Rules | None) -> str:
+    if rules is None:
+        return "a fixed number (spec.autoscaling is not set)"
+    advice = "" if rules.enforced else ", only recommended (mode Recommend)"
+    return f"between {rules.min_replicas} and {rules.max_replicas}{advice}"
+
+
+def _decision(tick: Tick, now: datetime) -> Text:
+    age = format_duration(float(max(0, int((now - tick.time).total_seconds()))))
+    advice = "" if tick.enforced else "only recommended: "
+    return Text.assemble((tick.reason, _style(tick)), f"  {advice}{_capital(tick.message)} ", (f"({age} ago)", "dim"))
+
+
+def _metrics(tick: Tick, metrics: MetricsState) -> Text:
+    ready, fresh = tick.inputs.get("ready", 0), tick.inputs.get("fresh", 0)
+    source = "Prometheus" if metrics.source == "Prometheus" else "the replicas themselves"
+    age = "" if metrics.oldest_seconds is None else f", the oldest {_age(metrics.oldest_seconds)} old"
+    text = Text(f"from {source}: fresh for {fresh:.0f} of {ready:.0f} ready replicas{age}")
+    if metrics.problem is not None:
+        text.append(f"; no answer: {metrics.problem}", "red")
+    return text
+
+
+def _counted(tick: Tick | None) -> str:
+    """On the way down what starts, and what gives no metrics, is taken for full."""
+    need = None if tick is None else tick.inputs.get("needDown")
+    return "" if need is None else f"; for this {need:.2f} count as needed now"
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else format_duration(float(round(seconds)))
+
+
+def _notice(notice: Notice) -> Padding:
+    text = Text.assemble((f"{notice.subject}: {notice.reason}", "bold yellow"), f"  {notice.message}")
+    return Padding(text, (1, 0, 0, 0))
+
+
+def _demand(tick: Tick, when: str) -> Table:
+    table = Table(title=f"Demand {when}, in replicas", title_justify="left", title_style="bold", expand=False)
+    table.add_column("Term", no_wrap=True)
+    table.add_column("Needs", justify="right", no_wrap=True)
+    table.add_column("Figures")
+    top = tick.terms[0].need
+    for term in tick.terms:
+        binding = term.need == top > 0
+        name = Text(f"{'▸ ' if binding else '  '}{term.reason}", "bold" if binding else "")
+        table.add_row(name, Text(f"{term.need:.2f}", "bold" if binding else ""), term.detail)
+    return table
+
+
+def _history(told: Explanation, now: datetime, last: int) -> RenderableType:
+    if not told.history:
+        fixed = "a fixed number needs no decisions" if told.autoscaling is None else "nothing was decided yet"
+        return Text(f"No history: {fixed}.", "dim")
+    shown = told.history[-last:]
+    title = "Decisions, newest first"
+    if len(shown) < len(told.history):
+        title += f" (the last {len(shown)} of {len(told.history)}; --last shows more)"
+    table = Table(title=title, title_justify="left", title_style="bold", expand=False, show_lines=False)
+    table.add_column("When", no_wrap=True)
+    table.add_column("Replicas", no_wrap=True)
+    table.add_column("Why")
+    for stretch in reversed(shown):
+        table.add_row(_when(stretch, now), _move_text(stretch.last), _why(stretch))
+    return table
+
+
+def _when(stretch: Stretch, now: datetime) -> str:
+    """In this machine's time: when it began, and for how long it was said."""
+    local = stretch.since.astimezone()
+    today = (now - stretch.since).total_seconds() < _DAY_SECONDS
+    start = local.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
+    lasted = (stretch.last.time - stretch.since).total_seconds()
+    return f"{start}\n  for {format_duration(float(round(lasted)))}" if lasted >= 1 else start
+
+
+def _move(tick: Tick) -> str:
+    return f"{tick.from_replicas} → {tick.to_replicas}" if tick.is_change else f"{tick.to_replicas}"
+
+
+def _move_text(tick: Tick) -> Text:
+    return Text(_move(tick), "bold green" if tick.is_change and tick.enforced else "")
+
+
+def _why(stretch: Stretch) -> Text:
+    tick = stretch.last
+    advice = "" if tick.enforced else "only recommended: "
+    text = Text.assemble((tick.reason, _style(tick)), f"  {advice}{_capital(_without_move(tick))}")
+    figures = key_inputs(tick.inputs)
+    return text if not figures else text.append(f"\n{figures}", "dim")
+
+
+def _without_move(tick: Tick) -> str:
+    """The sentence less its head, which the row tells already."""
+    head, colon, rest = tick.message.partition(": ")
+    told = (f"{tick.from_replicas} → {tick.to_replicas}", f"stays at {tick.to_replicas}")
+    return rest if colon and head in told else tick.message
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _style(tick: Tick) -> str:
+    if tick.reason in _BLIND:
+        return "bold yellow"
+    return "bold green" if tick.is_change else "bold"
+
+
+def _utc(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def fresh_stretches(before: Sequence[Stretch], after: Sequence[Stretch]) -> list[Stretch]:
+    """Those that began since; all where nothing was seen before."""
+    if not before:
+        return list(after)
+    return [stretch for stretch in after if stretch.since > before[-1].since]

@@ -1,0 +1,223 @@
+"""``quire explain``: what there is to say of one LLMDeployment, from a local run's state or from the cluster. Pure.
+
+``inspection`` reads and prints; here is decided what counts as now, what as history, and what is worth a notice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import msgspec
+
+from quire_cli.local.run_state import ReplicaState, ServedState
+from quire_cli.local.scaling_rules import Rules
+from quire_operator.domain.autoscaling.history import Change
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.ticks import Log, Stretch, Tick, time_of
+from quire_operator.domain.cluster_state.observed import Resource
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.status import conditions as c
+from quire_operator.domain.status.scaling_status import scaling_record
+
+JSON = Mapping[str, object]
+
+_INPUTS = (
+    ("needUp", "need"),
+    ("waiting", "waiting"),
+    ("running", "running"),
+    ("queuedPromptTokens", "queued tokens"),
+    ("kvTokensUsed", "KV tokens"),
+    ("heldRequests", "held"),
+    ("inFlightRequests", "in flight"),
+    ("ready", "ready"),
+    ("starting", "starting"),
+    ("fresh", "fresh"),
+)
+_ALWAYS = frozenset({"waiting", "running", "ready"})
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that bears on the number of replicas and is not as usual."""
+
+    subject: str
+    reason: str
+    message: str
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    asked: int | None
+    """None where nobody has asked yet."""
+    ready: int
+    starting: int
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    name: str
+    namespace: str | None
+    """None on this machine."""
+    served_name: str
+    place: str
+    ended: str | None = None
+    """Why nothing happens any more, for a local run that is over."""
+    replicas: Replicas
+    autoscaling: Rules | None
+    """None: the number is fixed."""
+    now: Tick | None
+    """The autoscaler's last tick."""
+    now_missing: str | None = None
+    """Why that is not known."""
+    notices: tuple[Notice, ...] = ()
+    history: Log = ()
+    """Oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSays:
+    """What the operator was heard to have decided of late."""
+
+    log: Log
+    problem: str | None
+    """Why nothing was heard."""
+
+
+def of_run(name: str, served: ServedState, *, place: str, ended: str | None) -> Explanation:
+    """From a local run's state file."""
+    phases = [replica.phase for replica in served.replica_states]
+    now = served.decisions[-1].last if served.decisions else None
+    missing = None
+    if now is None and served.autoscaling is not None:
+        missing = "the autoscaler has not looked yet: it does every 15 s"
+    return Explanation(
+        name=name,
+        namespace=None,
+        served_name=served.served_name,
+        place=place,
+        ended=ended,
+        replicas=Replicas(
+            asked=served.replicas,
+            ready=served.ready_replicas,
+            starting=sum(phase in ("Pending", "Loading") for phase in phases),
+        ),
+        autoscaling=served.autoscaling,
+        now=now,
+        now_missing=missing,
+        notices=() if ended else _run_notices(now, served.replica_states),
+        history=served.decisions,
+    )
+
+
+def of_resource(resource: Resource, says: OperatorSays, *, place: str) -> Explanation:
+    """From an LLMDeployment and, where it could be heard, its operator."""
+    status = resource.status
+    spec = Spec.parse(resource.body)
+    valid = spec if isinstance(spec, Spec) else None
+    autoscaling = None if valid is None else valid.autoscaling
+    asked, ready = _count(status, "desiredReplicas"), _count(status, "readyReplicas") or 0
+    now = says.log[-1].last if says.log else None
+    return Explanation(
+        name=resource.key.name,
+        namespace=resource.key.namespace,
+        served_name=resource.key.name if valid is None else valid.model.served_name,
+        place=place,
+        replicas=Replicas(asked=asked, ready=ready, starting=max(0, (asked or 0) - ready)),
+        autoscaling=None if autoscaling is None else Rules.of(autoscaling),
+        now=now,
+        now_missing=says.problem if now is None and autoscaling is not None else None,
+        notices=_condition_notices(status),
+        history=_joined(_decided(status), says.log),
+    )
+
+
+def key_inputs(inputs: Mapping[str, float]) -> str:
+    """The figures of a decision that tell most, in words."""
+    blind = {"fresh"} if inputs.get("fresh") != inputs.get("ready") else set()
+    told = [(label, inputs[name], name) for name, label in _INPUTS if name in inputs and (name != "fresh" or blind)]
+    return ", ".join(f"{label} {value:,.6g}" for label, value, name in told if value or name in _ALWAYS | blind)
+
+
+def near_names(name: str, known: Sequence[str]) -> str:
+    """What else there is, for whoever mistyped."""
+    near = get_close_matches(name, known, n=3)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    shown = ", ".join(sorted(known)[:10])
+    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    return f"there is {shown}{more}" if known else "there is none at all"
+
+
+def _run_notices(now: Tick | None, replicas: Sequence[ReplicaState]) -> tuple[Notice, ...]:
+    notices = []
+    if now is not None and now.reason in (Reason.METRICS_STALE, Reason.METRICS_PARTIAL):
+        problem = None if now.metrics is None else now.metrics.problem
+        notices.append(Notice(subject="Metrics", reason=now.reason, message=problem or now.message))
+    notices += [
+        Notice(
+            subject=replica.name,
+            reason=replica.phase,
+            message=f"it ended: {replica.reason or 'nobody knows why'}; restarted {_times(replica.restarts)}",
+        )
+        for replica in replicas
+        if replica.phase == "Failed" or (replica.restarts and replica.phase in ("Pending", "Loading"))
+    ]
+    return tuple(notices)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _condition_notices(status: JSON) -> tuple[Notice, ...]:
+    listed = status.get("conditions")
+    found = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    notices = (
+        Notice(subject=str(item.get("type")), reason=str(item.get("reason", "")), message=str(item.get("message", "")))
+        for item in found
+        if _is_notable(str(item.get("type")), str(item.get("status")), str(item.get("reason", "")))
+    )
+    # Ready and Degraded often turn for one reason: once is enough.
+    return tuple({(notice.reason, notice.message): notice for notice in notices}.values())
+
+
+def _is_notable(kind: str, status: str, reason: str) -> bool:
+    match kind:
+        case c.AUTOSCALING:
+            return reason not in ("Enforcing", "NotConfigured")
+        case c.READY:
+            return status == "False"
+        case c.PROGRESSING:
+            return reason == "RollingOut" or (status == "False" and reason != "Complete")
+        case c.DEGRADED:
+            return status == "True"
+    return False
+
+
+def _decided(status: JSON) -> Log:
+    """The changes that status keeps, as ticks."""
+    record = scaling_record(status)
+    return () if record is None else tuple(map(_stretch, record.changes))
+
+
+def _stretch(change: Change) -> Stretch:
+    time = time_of(change.time)
+    tick = Tick(
+        time=time,
+        from_replicas=change.from_replicas,
+        to_replicas=change.to_replicas,
+        reason=change.reason,
+        message=change.message,
+        enforced=True,
+        inputs=change.inputs,
+    )
+    return Stretch(since=time, ticks=1, last=tick)
+
+
+def _joined(kept: Log, heard: Log) -> Log:
+    """What was heard tells more; what was kept goes back further."""
+    if not heard:
+        return kept
+    return (*(stretch for stretch in kept if stretch.since < heard[0].since), *heard)
+
+
+def _count(status: JSON, name: str) -> int | None:
+    value = status.get(name)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,115 @@
+"""A YAML file as LLMDeployments, or every reason why it is none. The first thing each command does."""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.errors import FileProblem, SpecProblem
+
+_MAX_BYTES = 2**20
+
+
+class _Loader(yaml.SafeLoader):
+    """As the safe loader, but a key written twice is a mistake and not the last one's victory."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.MarkedYAMLError(problem=f'"{key.value}" is written twice', problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep=deep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One LLMDeployment of a file, with the status that a file from ``kubectl get -o yaml`` has."""
+
+    spec: Spec
+    status: Mapping[str, object]
+
+
+def read_deployments(file: Path) -> tuple[Spec, ...]:
+    """The LLMDeployments of a file, in their order; raises FileProblem or SpecProblem."""
+    return tuple(document.spec for document in read_documents(file))
+
+
+def read_documents(file: Path) -> tuple[Document, ...]:
+    """The same with their status."""
+    documents = _parse(file, _read(file))
+    parsed = [Spec.parse(body) for body in documents]  # type: ignore[arg-type]
+    problems = [
+        f"{_prefix(index, invalid, len(parsed))}{problem}"
+        for index, invalid in enumerate(parsed)
+        if isinstance(invalid, Invalid)
+        for problem in invalid.problems
+    ]
+    specs = tuple(spec for spec in parsed if isinstance(spec, Spec))
+    problems += _clashes(specs)
+    if problems:
+        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise SpecProblem(f"{file}: {count}", details=problems)
+    return tuple(Document(spec=spec, status=_status(body)) for spec, body in zip(specs, documents, strict=True))
+
+
+def _status(body: object) -> Mapping[str, object]:
+    status = body.get("status") if isinstance(body, Mapping) else None
+    return status if isinstance(status, Mapping) else {}
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise FileProblem(
+            f"{file} does not exist", hint="-f takes a YAML file with an LLMDeployment, such as examples/demo.yaml"
+        ) from None
+    except IsADirectoryError:
+        raise FileProblem(f"{file} is a folder", hint="-f takes one YAML file") from None
+    except OSError as error:
+        raise FileProblem(f"{file} can't be read: {error.strerror}") from error
+    if len(data) > _MAX_BYTES:
+        raise FileProblem(f"{file} is no LLMDeployment: it has more than {_MAX_BYTES} bytes, and one is far smaller")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileProblem(f"{file} is not UTF-8 text: byte {error.start} is no character") from error
+
+
+def _parse(file: Path, text: str) -> list[object]:
+    try:
+        documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        excerpt = mark.get_snippet(indent=0, max_length=100) if mark else None
+        details = excerpt.splitlines() if excerpt else []
+        raise FileProblem(f"{file} is not YAML{where}: {error.problem or error.context}", details=details) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileProblem(f"{file} is not YAML: {reason}") from error
+    if not documents:
+        raise FileProblem(f"{file} holds no document", hint="an LLMDeployment is needed; see examples/demo.yaml")
+    return documents
+
+
+def _prefix(index: int, invalid: Invalid, count: int) -> str:
+    if count == 1:
+        return ""
+    return f"document {index + 1} ({invalid.name}): " if invalid.name else f"document {index + 1}: "
+
+
+def _clashes(specs: Sequence[Spec]) -> list[str]:
+    """Names that two documents share."""
+    names = Counter(spec.name for spec in specs)
+    served = Counter(spec.model.served_name for spec in specs)
+    return [f"metadata.name: {name} is the name of {count} documents" for name, count in names.items() if count > 1] + [
+        f"spec.model.servedName: {name} is served by {count} documents, and a request names but one"
+        for name, count in served.items()
+        if count > 1 and names.get(name, 0) <= 1
+    ]

@@ -1,0 +1,93 @@
+"""Small dealings with the machine that a local run needs: the installed commands, the port, the log, racing tasks."""
+
+import asyncio
+import errno
+import logging
+import shutil
+import socket
+import sys
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire_cli.local.supervision import LOOPBACK, free_port
+from quire_operator.domain.autoscaling.gateway_contract import GATEWAY_COMMAND
+from quire_operator.domain.manifests.engine_contract import ENGINE_COMMAND
+from quire_operator.errors import AddressProblem, StartProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """How the two kinds of processes are called."""
+
+    engine: tuple[str, ...]
+    gateway: tuple[str, ...]
+
+
+def installed_commands() -> Commands:
+    """Those installed beside this Python, else those on PATH; raises StartProblem."""
+    return Commands(engine=(_installed(ENGINE_COMMAND),), gateway=(_installed(GATEWAY_COMMAND),))
+
+
+def _installed(name: str) -> str:
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise StartProblem(f"the command {name} is not installed", hint="run make setup, or pip install " + name)
+    return found
+
+
+def check_port(port: int) -> None:
+    """Raise AddressProblem unless somebody could listen on it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            reasons = {errno.EADDRINUSE: "is in use", errno.EACCES: "needs more rights than you have"}
+            reason = reasons.get(error.errno or 0, f"can't be listened on: {error.strerror}")
+            raise AddressProblem(f"port {port} {reason}", hint=f"choose another: --port {free_port()}") from None
+
+
+class _Log(logging.FileHandler):
+    """Says less on a full disk, and nothing about that on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None: ...
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def logging_to(file: Path) -> Iterator[None]:
+    """The log of this process goes to a file: the terminal belongs to the table."""
+    handler = _Log(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.level = logging.INFO
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.level = level
+        handler.close()
+
+
+async def race(*runners: Awaitable[object]) -> None:
+    """Until the first has finished; the others are cancelled, and an error of any is raised."""
+    tasks = [asyncio.ensure_future(runner) for runner in runners]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result

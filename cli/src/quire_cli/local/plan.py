@@ -1,0 +1,184 @@
+"""``quire plan``: what a model needs of memory and what fits where, from its configuration alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from quire_cli.local.machine import Machine
+from quire_cli.local.sizing import measure, replicas_on_cpus
+from quire_operator.domain.capacity import fit as capacity
+from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
+from quire_operator.domain.capacity.gpus import GPUS, find_gpu
+from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
+from quire_operator.domain.capacity.remedies import remedies
+from quire_operator.domain.resource import KVCacheShare, Spec
+from quire_operator.domain.resource.quantities import format_bytes
+from quire_operator.errors import CapacityProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Somewhere one replica might run."""
+
+    label: str
+    memory_bytes: int
+    on_gpu: bool
+    divided: bool = False
+    """It is one replica's part of a memory that all of them share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Whether it fits in one place."""
+
+    place: Place
+    needs: Footprint
+    limits: Limits
+    outcome: Fits | TooSmall
+
+    @property
+    def fits(self) -> bool:
+        return isinstance(self.outcome, Fits)
+
+
+def places(
+    spec: Spec, specs: Sequence[Spec], *, gpu: str | None, memory_bytes: int | None, machine: Machine
+) -> list[Place]:
+    """Those asked for; else those the spec speaks of: GPUs, the pod's memory limit, its share of this machine.
+
+    ``specs`` are all of its file: ``quire up`` divides the machine among their replicas.
+    """
+    if gpu is not None:
+        found = find_gpu(gpu)
+        if found is None:
+            known = ", ".join(each.name for each in GPUS)
+            raise CapacityProblem(
+                f'no single GPU is known as "{gpu}"', details=[f"known: {known}"], hint="or give its --memory"
+            )
+        if spec.engine.weights_in_int8:
+            raise CapacityProblem(
+                "--quantization int8 is for CPUs", hint="leave it out of spec.engine.extraArgs, or leave out --gpu"
+            )
+        return [Place(label=found.name, memory_bytes=found.memory_bytes, on_gpu=True)]
+    on_gpu = spec.resources.gpus > 0
+    if memory_bytes is not None:
+        label = f"{format_bytes(memory_bytes)} of {'GPU memory' if on_gpu else 'memory'}"
+        return [Place(label=label, memory_bytes=memory_bytes, on_gpu=on_gpu)]
+    if on_gpu:
+        return [Place(label=each.name, memory_bytes=each.memory_bytes, on_gpu=True) for each in GPUS]
+    limit = spec.resources.memory_limit_bytes
+    pod = [] if limit is None else [Place(label="a pod's memory limit", memory_bytes=limit, on_gpu=False)]
+    replicas = replicas_on_cpus(specs)
+    label = "this machine" if replicas == 1 else f"this machine ÷ {replicas} replicas"
+    return [*pod, Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False, divided=True)]
+
+
+def answers(spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: Machine) -> list[Answer]:
+    found: list[Answer] = []
+    for place in where:
+        needs, limits = measure(spec, facts, on_gpu=place.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16)
+        outcome = capacity.fit(spec, needs, limits, memory_bytes=place.memory_bytes)
+        found.append(Answer(place=place, needs=needs, limits=limits, outcome=outcome))
+    return found
+
+
+def render(spec: Spec, facts: ModelFacts, found: Sequence[Answer]) -> RenderableType:
+    """What it needs, what fits where, and what would make it fit."""
+    return Group(_needs(spec, facts, found[0]), Text(), _fits(spec, found), *_advice(spec, found))
+
+
+def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
+    config, needs, limits = facts.config, answer.needs, answer.limits
+    tables = f"in int8, and the table of embeddings in {needs.dtype}"
+    held = tables if needs.weights_in_int8 else f"× {DTYPE_BYTES[needs.dtype]} bytes"
+    counted = "counted in its weights" if facts.counted else "worked out from its configuration"
+    experts = f", {config.experts} experts" if config.experts > 1 else ""
+    one = sequence_bytes(needs.kv_groups, limits)
+    swap = spec.engine.swap_space_bytes
+    windowed = config.layers - config.windows.count(None)
+    windows = f", {windowed} with a sliding window" if windowed else ""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    rows = (
+        (spec.name, f"{spec.model.source}  ({config.family})"),
+        (
+            "Shape",
+            f"{config.layers} layers{windows}, {config.heads} heads on {config.kv_heads} KV heads of "
+            f"{config.head_dim}{experts}",
+        ),
+        (
+            "Memory per token",
+            f"{format_bytes(needs.kv_bytes_per_token)} = 2 × {config.layers} layers × {config.kv_heads} KV heads × "
+            f"{config.head_dim} × {needs.kv_width} bytes ({needs.kv_dtype})",
+        ),
+        (
+            "Weights",
+            f"{format_bytes(needs.weight_bytes)} = {_count(needs.parameters)} parameters {held}, {counted}",
+        ),
+        ("Working space", f"about {format_bytes(needs.workspace_bytes)}"),
+        *([("Swap space", f"{format_bytes(swap)} of host memory")] if swap else []),
+        ("Longest sequence", f"{limits.sequence_tokens:,} tokens, {format_bytes(one)} of KV cache"),
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _fits(spec: Spec, found: Sequence[Answer]) -> Table:
+    table = Table(expand=False)
+    table.add_column("One replica in", no_wrap=True)
+    for name in ("Memory", "KV cache", "Tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(f"Sequences of {found[0].limits.sequence_tokens:,}", justify="right")
+    table.add_column("")
+    for answer in found:
+        memory = format_bytes(answer.place.memory_bytes)
+        match answer.outcome:
+            case Fits(kv_cache_bytes=cache, kv_tokens=tokens, sequences=sequences):
+                bound = " (maxSequences)" if sequences == spec.engine.max_sequences else ""
+                figures = (format_bytes(cache), f"{tokens:,}", f"{sequences:,}{bound}")
+                table.add_row(answer.place.label, memory, *figures, Text("fits", style="green"))
+            case TooSmall(needed_bytes=needed, kv_cache_bytes=cache):
+                left = format_bytes(cache) if cache else "none"
+                verdict = Text(f"needs {format_bytes(needed)}", style="red")
+                table.add_row(answer.place.label, memory, left, "–", "–", verdict)
+    return table
+
+
+def _advice(spec: Spec, found: Sequence[Answer]) -> list[Text]:
+    small = [answer for answer in found if isinstance(answer.outcome, TooSmall)]
+    share = spec.engine.kv_cache
+    lines: list[Text] = []
+    if isinstance(share, KVCacheShare):
+        lines.append(
+            Text(
+                f"A replica may fill {share.memory_percent} % of the memory (spec.engine.kvCache.memoryPercent).", "dim"
+            )
+        )
+    if len(small) == len(found):
+        lines.append(Text(f"It does not fit. What would help: {'; '.join(_remedies(spec, small[-1]))}.", "bold"))
+    return lines
+
+
+def _remedies(spec: Spec, answer: Answer) -> list[str]:
+    place, needs, outcome = answer.place, answer.needs, answer.outcome
+    assert isinstance(outcome, TooSmall)
+    advice = remedies(spec, needs, answer.limits, outcome, shared=place.divided)
+    larger = [gpu.name for gpu in GPUS if gpu.memory_bytes >= outcome.needed_bytes]
+    if place.on_gpu and larger:
+        advice.append(f"use a GPU such as {larger[0]}")
+    if place.on_gpu and needs.dtype == "float32":
+        advice.append("set spec.engine.dtype to BFloat16, which halves weights and cache")
+    return advice
+
+
+def _count(parameters: int) -> str:
+    for size, unit in ((10**9, " B"), (10**6, " M"), (10**3, " k")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit}"
+    return str(parameters)

@@ -1,0 +1,252 @@
+"""A cluster made of local processes: a replica is an engine on a free loopback port, in front of them one gateway.
+
+Implements ``ports.ScaleTarget``'s scaling for local mode. Which replicas the gateway may use and Prometheus scrape,
+is told to them through files, written whole at each change. Knows nothing of YAML, terminals or when to scale.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from quire_cli.local.supervision import KeptProcess, Launch, Pace, Phase, Status
+from quire_operator.domain.autoscaling.observation import ReplicaPhase
+from quire_operator.domain.manifests.engine_contract import METRICS_PATH, READY_PATH
+from quire_operator.ports import ReplicaAddress
+
+_PHASES: Mapping[Phase, ReplicaPhase] = {
+    Phase.PENDING: ReplicaPhase.PENDING,
+    Phase.FAILED: ReplicaPhase.PENDING,
+    Phase.LOADING: ReplicaPhase.LOADING,
+    Phase.READY: ReplicaPhase.READY,
+    Phase.DRAINING: ReplicaPhase.DRAINING,
+    Phase.ENDED: ReplicaPhase.DRAINING,
+}
+
+
+_WRITE_AGAIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDeployment:
+    """One LLMDeployment as processes."""
+
+    name: str
+    served_name: str
+    command: Callable[[int], Sequence[str]]
+    """An engine's command line for a port."""
+    kill_grace_seconds: float
+    gpus: int = 0
+    """GPUs of this machine, of which each replica takes one; 0 runs on the CPU."""
+
+
+class LocalCluster:
+    """Holds the processes. ``changed`` is called after each change of any phase."""
+
+    def __init__(
+        self,
+        *,
+        http: aiohttp.ClientSession,
+        endpoints_file: Path,
+        targets_file: Path | None = None,
+        logs: Path,
+        pace: Pace | None = None,
+        changed: Callable[[Status], None] = lambda status: None,
+        troubled: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._http, self._endpoints_file, self._logs = http, endpoints_file, logs
+        self._troubled = troubled
+        self._write_again: asyncio.TimerHandle | None = None
+        self._targets_file = targets_file
+        self._pace, self._told = pace or Pace(), changed
+        self._deployments: dict[str, LocalDeployment] = {}
+        self._replicas: dict[str, dict[int, KeptProcess]] = {}
+        self._gateway: KeptProcess | None = None
+        self._tasks: dict[KeptProcess, asyncio.Task[None]] = {}
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.write_endpoints()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._replicas
+
+    @property
+    def gateway(self) -> Status | None:
+        return None if self._gateway is None else self._gateway.status
+
+    def statuses(self, name: str) -> tuple[Status, ...]:
+        """The replicas of a deployment, in order of their numbers."""
+        return tuple(kept.status for _, kept in sorted(self._replicas[name].items()))
+
+    def addresses(self, name: str) -> tuple[ReplicaAddress, ...]:
+        """The same, as the autoscaler wants them."""
+        return tuple(
+            ReplicaAddress(
+                name=status.name,
+                phase=_PHASES[status.phase],
+                metrics_url=None if status.url is None else status.url + METRICS_PATH,
+            )
+            for status in self.statuses(name)
+        )
+
+    def target(self, name: str) -> int:
+        """Replicas that are asked for: those that are not on their way out."""
+        return len(self._staying(name))
+
+    def start_gateway(self, launch: Launch) -> None:
+        self._gateway = self._keep(launch)
+
+    def add(self, deployment: LocalDeployment, *, replicas: int) -> None:
+        """Start a deployment; with no replica, the gateway at least knows its name."""
+        self._deployments[deployment.name] = deployment
+        self._replicas[deployment.name] = {}
+        self._publish()
+        self.scale(deployment.name, replicas=replicas)
+
+    def scale(self, name: str, *, replicas: int, victims: Sequence[str] = ()) -> None:
+        """Start what is missing; drain what is too much: the victims, then the unready, then the youngest."""
+        staying = self._staying(name)
+        for number in self._free_numbers(name, max(0, replicas - len(staying))):
+            self._replicas[name][number] = self._keep(self._launch(self._deployments[name], number))
+
+        def worth(number: int) -> tuple[bool, bool, int]:
+            kept = staying[number]
+            return kept.launch.name not in victims, kept.phase is Phase.READY, -number
+
+        for number in sorted(staying, key=worth)[: max(0, len(staying) - replicas)]:
+            staying[number].stop()
+            self._note(staying[number])
+
+    async def until_broken(self) -> None:
+        """Never returns; raises what went wrong in the keeping itself, which is our bug."""
+        await asyncio.shield(self._broken)
+
+    async def stop(self) -> None:
+        """Drain all together: the gateway refuses what is new and passes on what streams, until the engines end."""
+        for kept in list(self._tasks):
+            kept.stop()
+        await self._ended(list(self._tasks))
+
+    async def kill(self) -> None:
+        """End everything at once."""
+        for kept in list(self._tasks):
+            kept.kill()
+        await self._ended(list(self._tasks))
+        if self._write_again is not None:
+            self._write_again.cancel()
+
+    def write_endpoints(self) -> None:
+        """Whole and atomically: the gateway never reads half a list."""
+        models = [
+            {
+                "name": deployment.served_name,
+                "endpoints": [e for status in self.statuses(name) if (e := _endpoint(status)) is not None],
+            }
+            for name, deployment in self._deployments.items()
+        ]
+        write_atomically(self._endpoints_file, json.dumps({"models": models}, indent=1))
+        if self._targets_file is not None:
+            targets = [
+                t for name in self._deployments for s in self.statuses(name) if (t := _target(name, s)) is not None
+            ]
+            write_atomically(self._targets_file, json.dumps(targets, indent=1))
+
+    def _launch(self, deployment: LocalDeployment, number: int) -> Launch:
+        name = f"{deployment.name}-{number}"
+        return Launch(
+            name=name,
+            command=deployment.command,
+            ready_path=READY_PATH,
+            log=self._logs / f"{name}.log",
+            kill_grace_seconds=deployment.kill_grace_seconds,
+            environment={"CUDA_VISIBLE_DEVICES": str(number % deployment.gpus) if deployment.gpus else ""},
+        )
+
+    def _staying(self, name: str) -> dict[int, KeptProcess]:
+        return {number: kept for number, kept in self._replicas[name].items() if not kept.stopping}
+
+    def _free_numbers(self, name: str, count: int) -> list[int]:
+        taken = self._replicas[name]
+        return [number for number in range(len(taken) + count) if number not in taken][:count]
+
+    def _keep(self, launch: Launch) -> KeptProcess:
+        kept = KeptProcess(launch, http=self._http, pace=self._pace, changed=self._note)
+        task = asyncio.create_task(kept.run(), name=launch.name)
+        self._tasks[kept] = task
+        task.add_done_callback(lambda _: self._forget(kept, task))
+        return kept
+
+    def _forget(self, kept: KeptProcess, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(kept, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._broken.done():
+            self._broken.set_exception(error)
+        for group in self._replicas.values():
+            for number in [number for number, other in group.items() if other is kept]:
+                del group[number]
+        self._note(kept)
+
+    def _note(self, kept: KeptProcess) -> None:
+        self._publish()
+        self._told(kept.status)
+
+    def _publish(self) -> None:
+        """What serves goes on where it can't be written, as on a full disk; it is tried again until it can."""
+        if self._write_again is not None:
+            return
+        try:
+            self.write_endpoints()
+        except OSError as error:
+            self._troubled(
+                f"{self._endpoints_file} can't be written: {error.strerror}; "
+                "until it can, the gateway does not hear of replicas that come or go"
+            )
+            self._publish_later()
+
+    def _publish_later(self) -> None:
+        self._write_again = asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, self._publish_again)
+
+    def _publish_again(self) -> None:
+        try:
+            self.write_endpoints()
+        except OSError:
+            self._publish_later()
+            return
+        self._write_again = None
+        self._troubled(f"{self._endpoints_file} is written again")
+
+    async def _ended(self, processes: Sequence[KeptProcess]) -> None:
+        tasks = [self._tasks[kept] for kept in processes if kept in self._tasks]
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _endpoint(status: Status) -> dict[str, object] | None:
+    """As an EndpointSlice has it; None while the replica has no address."""
+    if status.url is None:
+        return None
+    draining = status.stopping
+    return {
+        "id": status.name,
+        "url": status.url,
+        "ready": status.phase is Phase.READY and not draining,
+        "serving": status.phase in (Phase.READY, Phase.DRAINING),
+        "terminating": draining,
+    }
+
+
+def _target(deployment: str, status: Status) -> dict[str, object] | None:
+    """As Prometheus's file-based service discovery has it; None while the replica has no address."""
+    if status.url is None:
+        return None
+    labels = {"llmdeployment": deployment, "replica": status.name}
+    return {"targets": [status.url.partition("://")[2]], "labels": labels}
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Whoever reads ``path`` sees the text before or the text after."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text)
+    os.replace(fresh, path)

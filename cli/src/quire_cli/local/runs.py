@@ -1,0 +1,43 @@
+"""The runs of ``quire up`` on this machine, as those who only look find them: newest first, dead or alive."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire_cli.local.process import ProcessIdentity, identify
+from quire_cli.local.run_state import RunState, read_run
+from quire_cli.local.state import boot_id, read_state, run_folder, state_home
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    folder: Path
+    state: RunState
+    is_live: bool
+    """Whether the very process that wrote the state is there."""
+
+
+def runs(environ: Mapping[str, str]) -> list[Run]:
+    """All that left a state, live ones first, then by when they last said something."""
+    home = state_home(environ)
+    folders = sorted(home.iterdir()) if home.is_dir() else []
+    found = [run for folder in folders if (run := read(folder)) is not None]
+    return sorted(found, key=lambda run: (not run.is_live, -run.state.time))
+
+
+def run_of(where: Path, environ: Mapping[str, str]) -> Run | None:
+    """The run of a YAML file, or of a run's folder."""
+    return read(where) if where.is_dir() else read(run_folder(state_home(environ), where))
+
+
+def read(folder: Path) -> Run | None:
+    """None where no run has left a state that can be read."""
+    state = read_run(read_state(folder))
+    return None if state is None else Run(folder=folder, state=state, is_live=_is_live(state))
+
+
+def _is_live(state: RunState) -> bool:
+    owner = state.owner
+    if owner is None or state.ended is not None or state.boot != boot_id():
+        return False
+    return identify(owner.pid) == ProcessIdentity(pid=owner.pid, started=owner.started)

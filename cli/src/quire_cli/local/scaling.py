@@ -1,0 +1,90 @@
+"""The autoscaler at work on local processes: its ticks, what it is told, what it may do."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from quire_cli.local.replicas import LocalCluster
+from quire_operator.adapters.wall_clock import WallClock
+from quire_operator.domain.autoscaling.autoscaler import Decision, Policy
+from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.ticks import Log, Tick, noted, tick_of
+from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
+from quire_operator.ports import Metrics
+from quire_operator.scaling.autoscale import Autoscaler, Subject
+from quire_operator.scaling.loop import keep_scaling
+
+_LOG_LIMIT = 60
+"""Stretches of like decisions that are told of."""
+
+
+class LocalScaling:
+    """Implements ``ports.ScaleTarget`` and ``scaling_loop.Fleet``, and runs the loop."""
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        cluster: LocalCluster,
+        *,
+        metrics: Metrics,
+        has_prometheus: bool = False,
+        prometheus_problem: Callable[[], str | None] = lambda: None,
+        tick_seconds: float,
+        decided: Callable[[Spec, Tick], None],
+    ) -> None:
+        self._policies = [(spec, policy) for spec in specs if (policy := Policy.of(spec)) is not None]
+        self._cluster, self._tick_seconds = cluster, tick_seconds
+        self._has_prometheus, self._prometheus_problem = has_prometheus, prometheus_problem
+        self._decided = decided
+        self._autoscaler = Autoscaler(metrics=metrics, target=self, clock=WallClock())
+        self.decisions: dict[str, Log] = {}
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        if self._policies:
+            await keep_scaling(self._autoscaler, self, tick_seconds=self._tick_seconds)
+        await asyncio.Event().wait()
+
+    def subjects(self) -> list[Subject]:
+        return [self._subject(spec, policy) for spec, policy in self._policies]
+
+    def sleeping(self) -> list[Subject]:
+        return [
+            subject
+            for subject in self.subjects()
+            if subject.target == 0 and subject.policy.autoscaling.mode is AutoscalingMode.ENFORCE
+        ]
+
+    def note(self, decisions: Mapping[str, Decision]) -> None:
+        for spec, policy in self._policies:
+            decision = decisions.get(spec.name)
+            if decision is None:
+                continue
+            by_prometheus = self._by_prometheus(policy)
+            tick = tick_of(
+                decision,
+                source=MetricsSource.PROMETHEUS if by_prometheus else MetricsSource.PODS,
+                problem=self._prometheus_problem() if by_prometheus else None,
+            )
+            self.decisions[spec.name] = noted(self.decisions.get(spec.name, ()), tick, limit=_LOG_LIMIT)
+            self._decided(spec, tick)
+
+    async def persist(self, key: str, record: ScalingRecord) -> None:
+        """Nothing: processes do not outlive their run, so no later one could go on from it. ``decisions`` tells."""
+
+    async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
+        self._cluster.scale(key, replicas=replicas, victims=victims)
+
+    def _subject(self, spec: Spec, policy: Policy) -> Subject:
+        by_prometheus = self._by_prometheus(policy)
+        return Subject(
+            key=spec.name,
+            model=spec.model.served_name,
+            policy=policy,
+            replicas=tuple(replace(one, by_prometheus=by_prometheus) for one in self._cluster.addresses(spec.name)),
+            target=self._cluster.target(spec.name),
+        )
+
+    def _by_prometheus(self, policy: Policy) -> bool:
+        # Without a Prometheus here, a file made for a cluster that has one is served all the same.
+        return self._has_prometheus and policy.autoscaling.metrics_source is not MetricsSource.PODS

@@ -1,0 +1,103 @@
+"""What each local replica gets of this machine: memory, threads, a GPU. Decided before anything starts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire_cli.local.machine import Machine
+from quire_operator.domain.capacity import fit as capacity
+from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
+from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.remedies import remedies
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.quantities import format_bytes
+from quire_operator.errors import CapacityProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Of this machine, for one replica."""
+
+    memory_bytes: int
+    threads: int
+    gpus: int
+    """GPUs of this machine, of which the replica takes one; 0 runs on the CPU."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.gpus > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """One LLMDeployment, found to fit."""
+
+    spec: Spec
+    folder: Path
+    share: Share
+    needs: Footprint
+    limits: Limits
+    fits: Fits
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """What the engine is told to allocate; None on a GPU of its own, where it measures for itself."""
+        return None if self.share.on_gpu else capacity.useful_kv_cache_bytes(self.fits, self.needs, self.limits)
+
+
+def share_of(spec: Spec, specs: Sequence[Spec], machine: Machine) -> Share:
+    """CPUs and memory are divided by all replicas there may ever be; a GPU belongs to one replica."""
+    if spec.resources.gpus:
+        return Share(memory_bytes=_gpu_memory(specs, machine), threads=1, gpus=len(machine.gpu_memory_bytes))
+    replicas = replicas_on_cpus(specs)
+    return Share(memory_bytes=machine.memory_bytes // replicas, threads=max(1, machine.cpus // replicas), gpus=0)
+
+
+def replicas_on_cpus(specs: Sequence[Spec]) -> int:
+    """The most that CPUs and memory are ever divided by."""
+    return max(1, sum(spec.max_replicas for spec in specs if not spec.resources.gpus))
+
+
+def size(spec: Spec, facts: ModelFacts, *, folder: Path, share: Share, machine: Machine) -> Sized:
+    """The spec with its share, or CapacityProblem with what would make it fit."""
+    needs, limits = measure(spec, facts, on_gpu=share.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16)
+    fits = capacity.fit(spec, needs, limits, memory_bytes=share.memory_bytes)
+    if isinstance(fits, TooSmall):
+        raise CapacityProblem(
+            f"{spec.name} does not fit: a replica may use {format_bytes(share.memory_bytes)} here "
+            f"and needs {format_bytes(fits.needed_bytes)}",
+            details=[
+                f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype}), "
+                f"working space {format_bytes(needs.workspace_bytes)}",
+                f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, limits))} for one sequence of "
+                f"{limits.sequence_tokens:,} tokens; {format_bytes(fits.kv_cache_bytes)} are left for it",
+            ],
+            hint="; ".join(remedies(spec, needs, limits, fits, shared=not share.on_gpu)),
+        )
+    return Sized(spec=spec, folder=folder, share=share, needs=needs, limits=limits, fits=fits)
+
+
+def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16: bool) -> tuple[Footprint, Limits]:
+    """What one replica needs, and what the spec asks; raises CapacityProblem where the model can't be so long."""
+    most = facts.config.max_positions
+    asked = spec.engine.max_model_length
+    if asked is not None and most is not None and asked > most:
+        raise CapacityProblem(
+            f"{spec.name}: spec.engine.maxModelLength is {asked:,}, and the model was made for {most:,} tokens",
+            hint=f"set it to {most} or less, or leave it out",
+        )
+    device: capacity.Device = "gpu" if on_gpu else "cpu"
+    return capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=multiplies_bfloat16)
+
+
+def _gpu_memory(specs: Sequence[Spec], machine: Machine) -> int:
+    wanted = sum(other.max_replicas for other in specs if other.resources.gpus)
+    found = len(machine.gpu_memory_bytes)
+    if wanted > found:
+        has = "none" if found == 0 else f"only {found}"
+        raise CapacityProblem(
+            f"{wanted} replicas ask for a GPU each (spec.resources), and this machine has {has} that nvidia-smi shows",
+            hint="remove spec.resources to run on the CPU, or lower the replicas",
+        )
+    return min(machine.gpu_memory_bytes)

@@ -1,0 +1,332 @@
+"""``quire up``: from a YAML file to an address that answers, and back to nothing.
+
+Read → claim the folder and the port → fetch and size the models → start → watch, scale, show → drain. What a person can
+have got wrong raises a UserError before anything is started for it; whatever was started is ended on every way out.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+
+from quire_cli.local.documents import read_deployments
+from quire_cli.local.host import Commands, check_port, logging_to, race
+from quire_cli.local.keys import check_key_file, key_file
+from quire_cli.local.machine import Machine, this_machine
+from quire_cli.local.model_store import ModelStore, cache_home, folder_facts
+from quire_cli.local.process import own_identity
+from quire_cli.local.replicas import LocalCluster, LocalDeployment
+from quire_cli.local.scaling import LocalScaling
+from quire_cli.local.sizing import Sized, share_of, size
+from quire_cli.local.snapshot import DeploymentView, Snapshot, TokenRates, as_state, replica_views
+from quire_cli.local.state import RunFolder, run_folder, state_home
+from quire_cli.local.supervision import LOOPBACK, Launch, Pace, Phase, Status, how_it_ended
+from quire_cli.local.views import View
+from quire_operator.adapters.metrics.gateways import Gateways
+from quire_operator.adapters.metrics.prometheus import Prometheus
+from quire_operator.adapters.metrics.scrape import Scraper
+from quire_operator.adapters.metrics.sources import MetricsSources
+from quire_operator.adapters.wall_clock import WallClock
+from quire_operator.domain.autoscaling.gateway_contract import LIVE_PATH, local_gateway_args
+from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
+from quire_operator.domain.autoscaling.ticks import Tick
+from quire_operator.domain.manifests.engine_contract import CONFIG_ERROR_EXIT_CODE, engine_args, kill_grace_seconds
+from quire_operator.domain.resource import Spec
+from quire_operator.errors import ModelProblem, StartProblem
+from quire_operator.scaling.autoscale import TICK_SECONDS
+
+_ATTEMPTS_TO_START = 2
+"""A port can be taken between choosing and listening; nothing else is mended by trying again."""
+_SHOW_SECONDS = 1.0
+_LOG_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    file: Path
+    port: int
+    exit_after_seconds: float | None
+    """Counted from when the address answers; None serves until told to end."""
+    environ: Mapping[str, str]
+    commands: Commands
+    machine: Machine | None = None
+    """None: this one."""
+    tick_seconds: float = TICK_SECONDS
+    prometheus_url: str | None = None
+    """Where the autoscaler reads metrics; None: from the replicas."""
+    pace: Pace = field(default_factory=Pace)
+
+
+class Up:
+    """One run. ``stop`` asks it to drain; a second ``stop`` ends it at once."""
+
+    def __init__(self, options: UpOptions, view: View) -> None:
+        self._options, self._view = options, view
+        self._address = f"http://{LOOPBACK}:{options.port}"
+        self._asked_to_stop, self._asked_to_kill = asyncio.Event(), asyncio.Event()
+
+    def stop(self) -> None:
+        if self._asked_to_stop.is_set():
+            self._view.event("kill", "ending at once")
+            self._asked_to_kill.set()
+        self._asked_to_stop.set()
+
+    async def run(self) -> None:
+        """Serve until asked to stop; raises UserError."""
+        options = self._options
+        specs = read_deployments(options.file)
+        check_key_file(specs, options.environ)
+        async with AsyncExitStack() as stack:
+            folder = RunFolder.claim(run_folder(state_home(options.environ), options.file), file=options.file)
+            stack.callback(folder.release)
+            check_port(options.port)
+            stack.enter_context(logging_to(folder.logs / "quire.log"))
+            preparing = asyncio.create_task(self._fetch_and_size(specs))
+            await race(asyncio.wait((preparing,)), self._asked_to_stop.wait())
+            if not preparing.done():
+                preparing.cancel()
+                await asyncio.wait((preparing,))
+                self._view.event("end", "stopped before anything was started; what was downloaded is kept")
+                return
+            sized = preparing.result()
+            http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
+            scraper, gateways = Scraper(clock=WallClock()), Gateways(self._gateway_address)
+            metrics = MetricsSources(pods=scraper, prometheus=self._prometheus(), gateways=gateways)
+            stack.push_async_callback(metrics.aclose)
+            run = _Run(options, specs, folder=folder, http=http, scraper=scraper, metrics=metrics, view=self._view)
+            stack.push_async_callback(run.end_at_once)
+            await run.serve(sized, stop=self._asked_to_stop, kill=self._asked_to_kill)
+
+    async def _gateway_address(self) -> Sequence[str]:
+        return (self._address,)
+
+    def _prometheus(self) -> Prometheus | None:
+        url = self._options.prometheus_url
+        return None if url is None else Prometheus(PrometheusOptions(url=url), clock=WallClock())
+
+    async def _fetch_and_size(self, specs: Sequence[Spec]) -> list[Sized]:
+        """Every model in its folder, found to fit; raises ModelProblem or CapacityProblem."""
+        machine = self._options.machine or this_machine()
+        store = ModelStore(beside=self._options.file.resolve().parent, cache=cache_home(self._options.environ))
+        found: list[Sized] = []
+        for spec in specs:
+            share = share_of(spec, specs, machine)
+            progress = partial(self._view.download, str(spec.model.source))
+            say = partial(self._view.event, "download")
+            folder = await store.fetch(spec.model.source, progress=progress, say=say)
+            facts = folder_facts(folder, weights_needed=not spec.engine.invents_weights)
+            found.append(size(spec, facts, folder=folder, share=share, machine=machine))
+        return found
+
+
+class _Run:
+    """What lives between the first process and the last."""
+
+    def __init__(
+        self,
+        options: UpOptions,
+        specs: Sequence[Spec],
+        *,
+        folder: RunFolder,
+        http: aiohttp.ClientSession,
+        scraper: Scraper,
+        metrics: MetricsSources,
+        view: View,
+    ) -> None:
+        self._options, self._specs, self._folder, self._scraper, self._view = options, specs, folder, scraper, view
+        self._address = f"http://{LOOPBACK}:{options.port}"
+        self._started, self._owner = time.time(), own_identity()
+        self._draining = False
+        self._changed = asyncio.Event()
+        self._told: dict[str, Phase] = {}
+        self._cluster = LocalCluster(
+            http=http,
+            endpoints_file=folder.endpoints,
+            targets_file=folder.targets,
+            logs=folder.logs,
+            pace=options.pace,
+            changed=self._on_change,
+            troubled=lambda message: view.event("trouble", message),
+        )
+        self._scaling = LocalScaling(
+            specs,
+            self._cluster,
+            metrics=metrics,
+            has_prometheus=metrics.has_prometheus,
+            prometheus_problem=lambda: metrics.prometheus_problem,
+            tick_seconds=options.tick_seconds,
+            decided=self._on_decision,
+        )
+
+    async def serve(self, sized: Sequence[Sized], *, stop: asyncio.Event, kill: asyncio.Event) -> None:
+        """From the first start to the last end."""
+        self._cluster.start_gateway(self._gateway_launch())
+        for one in sized:
+            self._cluster.add(self._deployment(one), replicas=one.spec.initial_replicas)
+        names = ", ".join(spec.name for spec in self._specs)
+        self._view.event("start", f"starting {names}; logs in {self._folder.logs}", {"logs": str(self._folder.logs)})
+        await race(self._serve_and_drain(stop, kill), self._show_for_ever(), self._cluster.until_broken())
+
+    async def end_at_once(self) -> None:
+        """Whatever still runs; nothing after an orderly drain."""
+        await self._cluster.kill()
+        self._write_state(ended=time.time())
+        self._view.event("end", "all that was started has ended")
+
+    async def _serve_and_drain(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
+        await race(self._until_over(), self._scaling.run(), stop.wait())
+        self._draining = True
+        self._view.event("drain", "draining: running requests finish; Ctrl-C again ends at once")
+        await race(self._cluster.stop(), kill.wait())
+
+    async def _until_over(self) -> None:
+        while not self._is_ready():
+            self._raise_if_hopeless()
+            self._changed.clear()
+            await self._changed.wait()
+        self._announce()
+        if self._options.exit_after_seconds is None:
+            await asyncio.Event().wait()
+        else:
+            await asyncio.sleep(self._options.exit_after_seconds)
+
+    def _is_ready(self) -> bool:
+        """The gateway answers, and each deployment that shall have replicas has one that is ready."""
+        gateway = self._cluster.gateway
+        return (gateway is not None and gateway.phase is Phase.READY) and all(
+            any(status.phase is Phase.READY for status in self._cluster.statuses(spec.name))
+            for spec in self._specs
+            if self._cluster.target(spec.name) > 0
+        )
+
+    def _raise_if_hopeless(self) -> None:
+        """ModelProblem for what the engine refuses to serve, StartProblem for what ended twice without being ready."""
+        groups = [self._cluster.statuses(spec.name) for spec in self._specs]
+        if self._cluster.gateway is not None:
+            groups.append((self._cluster.gateway,))
+        for group in groups:
+            for status in group:
+                if any(other.ever_ready for other in group) or not status.restarts:
+                    continue
+                words, where = status.last_words(_LOG_LINES), f"its whole log is {status.log}"
+                if status.exit_code == CONFIG_ERROR_EXIT_CODE:
+                    raise ModelProblem(f"{status.name} refuses to start", details=words, hint=where)
+                if status.restarts >= _ATTEMPTS_TO_START:
+                    ended = f"{status.name} ended before it was ready ({how_it_ended(status.exit_code)})"
+                    raise StartProblem(ended, details=words, hint=where)
+
+    def _announce(self) -> None:
+        model = self._specs[0].model.served_name
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is a list?"}]})
+        curl = f"curl {self._address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        took = time.time() - self._started
+        base_url = f"{self._address}/v1"
+        self._view.event(
+            "ready",
+            f"ready after {took:.1f} s: {base_url} speaks the OpenAI API",
+            {"address": self._address, "baseUrl": base_url, "curl": curl, "seconds": round(took, 3)},
+        )
+
+    async def _show_for_ever(self) -> None:
+        rates = TokenRates()
+        while True:
+            if self._view.wants_snapshots:
+                addresses = [address for spec in self._specs for address in self._cluster.addresses(spec.name)]
+                samples = await self._scraper.samples(addresses)
+                self._view.show(self._snapshot(samples, rates.update(samples)))
+            await asyncio.sleep(_SHOW_SECONDS)
+
+    def _snapshot(self, samples: Mapping[str, ReplicaSample], rates: Mapping[str, float]) -> Snapshot:
+        return Snapshot(
+            time=time.time(),
+            started=self._started,
+            address=self._address,
+            file=str(self._options.file.resolve()),
+            gateway=self._cluster.gateway,
+            deployments=tuple(
+                DeploymentView(
+                    spec=spec,
+                    target=self._cluster.target(spec.name),
+                    replicas=replica_views(self._cluster.statuses(spec.name), samples, rates),
+                    decisions=self._scaling.decisions.get(spec.name, ()),
+                )
+                for spec in self._specs
+                if spec.name in self._cluster
+            ),
+            draining=self._draining,
+        )
+
+    def _write_state(self, *, ended: float | None = None) -> None:
+        self._folder.write(as_state(self._snapshot({}, {}), owner=self._owner, ended=ended))
+
+    def _on_change(self, status: Status) -> None:
+        self._write_state()
+        self._changed.set()
+        if self._told.get(status.name) is status.phase:
+            return
+        self._told[status.name] = status.phase
+        ended = status.phase is Phase.ENDED
+        message = f"{status.name} {'has ended' if ended else f'is {status.phase.value.lower()}'}"
+        fields: dict[str, object] = {"process": status.name, "phase": status.phase.value, "url": status.url}
+        if status.phase is Phase.FAILED:
+            message = f"{status.name} ended with exit code {status.exit_code} and is started again: {status.reason}"
+            fields |= {"exitCode": status.exit_code, "reason": status.reason, "restarts": status.restarts}
+        self._view.event("phase", message, fields)
+
+    def _on_decision(self, spec: Spec, decision: Tick) -> None:
+        self._write_state()
+        fields: dict[str, object] = {
+            "deployment": spec.name,
+            "changed": decision.is_change,
+            "from": decision.from_replicas,
+            "to": decision.to_replicas,
+            "reason": decision.reason,
+            "enforced": decision.enforced,
+            "inputs": dict(decision.inputs),
+        }
+        self._view.event("decision", f"{spec.name}: {decision.message}", fields)
+
+    def _gateway_launch(self) -> Launch:
+        longest = max(spec.drain.timeout_seconds for spec in self._specs)
+        args = local_gateway_args(
+            host=LOOPBACK,
+            port=self._options.port,
+            endpoints_file=str(self._folder.endpoints),
+            drain_timeout_seconds=longest,
+        )
+        return Launch(
+            name="gateway",
+            command=lambda port: [*self._options.commands.gateway, *args],
+            ready_path=LIVE_PATH,
+            log=self._folder.logs / "gateway.log",
+            kill_grace_seconds=longest + 5.0,
+            port=self._options.port,
+        )
+
+    def _deployment(self, sized: Sized) -> LocalDeployment:
+        def command(port: int) -> list[str]:
+            args = engine_args(
+                sized.spec,
+                model_path=str(sized.folder),
+                host=LOOPBACK,
+                port=port,
+                kv_cache_bytes=sized.kv_cache_bytes,
+                threads=sized.share.threads,
+                api_key_file=key_file(sized.spec, self._options.environ),
+            )
+            return [*self._options.commands.engine, *args]
+
+        return LocalDeployment(
+            name=sized.spec.name,
+            served_name=sized.spec.model.served_name,
+            command=command,
+            kill_grace_seconds=kill_grace_seconds(sized.spec),
+            gpus=sized.share.gpus,
+        )

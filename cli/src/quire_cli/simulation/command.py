@@ -1,0 +1,359 @@
+"""``quire simulate``: the command line. Reads the trace and the policy, has them simulated, tells what came of it."""
+
+import os
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from quire_cli.bench.traces import Replay, TraceError, read_trace
+from quire_cli.local import plan as planning
+from quire_cli.local.documents import Document, read_documents
+from quire_cli.local.machine import this_machine
+from quire_cli.local.model_store import ModelStore, cache_home
+from quire_cli.plot_formats import plot_problem
+from quire_cli.simulation import report, speed
+from quire_cli.simulation.run import LATE_SECONDS, Run
+from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
+from quire_cli.simulation.scenario import Crash, Fault, Request, Scenario, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.simulate import simulate as simulate_fleet
+from quire_cli.simulation.speed import Speed
+from quire_cli.simulation.summary import summarise
+from quire_cli.simulation.workload import requests_of
+from quire_operator.domain.autoscaling.autoscaler import Policy
+from quire_operator.domain.capacity.fit import Fits
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.quantities import parse_duration_seconds
+from quire_operator.domain.resource.scaling import AutoscalingMode, MetricsSource
+from quire_operator.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
+
+_WAKE_SECONDS = 1.0
+_PLAIN_WIDTH = 120
+_DAY_SECONDS = 86_400
+_MOST_SECONDS = 366 * _DAY_SECONDS
+"""Of a trace: its ticks alone take an hour."""
+_POINTS = 600
+"""Of the timeline, about."""
+
+ENGINE, FLEET, TRACE, RESULT = "The engine", "The fleet", "The trace", "Result"
+
+
+def _seconds(text: str) -> float:
+    seconds = parse_duration_seconds(text)
+    if seconds is None:
+        raise typer.BadParameter(f'"{text}" is not a duration such as 500ms, 30s, 5m or 1h30m')
+    return seconds
+
+
+_FAULT = re.compile(r"(?P<kind>crash|outage|slow)@(?P<start>[^+x]+)(\+(?P<seconds>[^x]+))?(x(?P<factor>[\d.]+))?")
+
+
+def _fault(text: str) -> Fault:
+    """crash@10m, outage@10m+5m, slow@10m+5mx3."""
+    found = _FAULT.fullmatch(text)
+    start = parse_duration_seconds(found["start"]) if found else None
+    lasts = parse_duration_seconds(found["seconds"]) if found and found["seconds"] else None
+    if found is None or start is None or (found["seconds"] and lasts is None):
+        raise typer.BadParameter(f'"{text}" is no fault such as crash@10m, outage@10m+5m or slow@10m+5mx3')
+    match found["kind"]:
+        case "crash":
+            return Crash(time=start)
+        case "outage":
+            return ScrapeOutage(start=start, seconds=300.0 if lasts is None else lasts)
+    factor = float(found["factor"] or 3.0)
+    return SlowReplicas(start=start, seconds=300.0 if lasts is None else lasts, factor=factor)
+
+
+def _of_engine(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=ENGINE, show_default=False, **more)
+
+
+def _of_fleet(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=FLEET, **more)
+
+
+def _of_trace(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=TRACE, **more)
+
+
+def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=RESULT, **more)
+
+
+def simulate(
+    trace: Annotated[Path, typer.Option(help="Azure LLM trace (CSV) or Mooncake trace (JSON lines).")],
+    policy: Annotated[Path, typer.Option(help="YAML with an LLMDeployment that has spec.autoscaling.")],
+    name: Annotated[str | None, typer.Option(help="Which LLMDeployment, where the file has several.")] = None,
+    engine: Annotated[
+        Path | None, _of_engine("A calibration: JSON with prefill_tokens_per_second, step_seconds and so on.")
+    ] = None,
+    prefill_rate: Annotated[float | None, _of_engine("Prompt tokens per second of one engine.", min=0.1)] = None,
+    step_time: Annotated[
+        float | None, _of_engine("A decode step's time but for its sequences.", parser=_seconds, metavar="DURATION")
+    ] = None,
+    decode_time: Annotated[
+        float | None, _of_engine("What each sequence adds to it.", parser=_seconds, metavar="DURATION")
+    ] = None,
+    kv_tokens: Annotated[int | None, _of_engine("Tokens that one engine's KV cache holds.", min=16)] = None,
+    gpu: Annotated[str | None, _of_engine('Estimate for this GPU, such as "H100 80GB".')] = None,
+    startup_delay: Annotated[
+        float, _of_fleet("From asking for a replica to its being ready.", parser=_seconds, metavar="DURATION")
+    ] = "120s",  # type: ignore[assignment]
+    initial_replicas: Annotated[
+        int | None, _of_fleet("Ready at the start; else as the spec has it.", min=0, show_default=False)
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        _of_fleet(
+            "What goes wrong: crash@10m, outage@10m+5m (no metrics), slow@10m+5mx3. May be given several times.",
+            metavar="FAULT",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, _of_fleet("Start-up delays and ties vary by it.")] = 0,
+    speed_up: Annotated[
+        float, typer.Option("--speed", help="Run the trace's clock this much faster.", min=0.001, rich_help_panel=TRACE)
+    ] = 1.0,
+    start: Annotated[float, _of_trace("Skip this much of the trace.", parser=_seconds, metavar="DURATION")] = "0s",  # type: ignore[assignment]
+    duration: Annotated[
+        float | None, _of_trace("Use only this much of the trace.", parser=_seconds, metavar="DURATION")
+    ] = None,
+    scale_input: Annotated[float, _of_trace("Multiply prompt lengths.", min=0.0001)] = 1.0,
+    scale_output: Annotated[float, _of_trace("Multiply answer lengths.", min=0.0001)] = 1.0,
+    max_input_tokens: Annotated[int | None, _of_trace("Cut longer prompts.", min=1)] = None,
+    max_output_tokens: Annotated[int | None, _of_trace("Cut longer answers.", min=1)] = None,
+    warm_up: Annotated[
+        float, _of_trace("Do not score this much at the beginning.", parser=_seconds, metavar="DURATION")
+    ] = "0s",  # type: ignore[assignment]
+    slo: Annotated[
+        float,
+        _of_result(
+            "A first token is late so long after its own prefill could be done.", parser=_seconds, metavar="DURATION"
+        ),
+    ] = f"{LATE_SECONDS:g}s",  # type: ignore[assignment]
+    decisions: Annotated[int, _of_result("Tell the last so many changes, with their reasons.", min=0)] = 10,
+    json_file: Annotated[Path | None, _of_result("Write everything here.", names=("--json",))] = None,
+    plot: Annotated[
+        Path | None,
+        _of_result("Draw arrivals, replicas, queue, KV use and late requests into this .png, .svg or .pdf."),
+    ] = None,
+) -> None:
+    """What would have happened: replay a trace against a policy, in seconds and without a single engine.
+
+    A model of your engines (queue, batches, KV blocks, start-up) under the trace, scaled by the very function that the
+    operator runs. How fast an engine is comes, in this order, from the options, the --engine file, status.capacity in
+    the policy file (kubectl get llmd chat -o yaml > chat.yaml), or an estimate from the model and the GPU.
+
+    Examples:
+
+      quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml --startup-delay 2m --plot out.png
+
+      quire simulate --trace mooncake.jsonl --policy chat.yaml --prefill-rate 8000 --step-time 20ms
+      --decode-time 0.2ms --kv-tokens 120000
+
+      quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml --fault outage@20m+5m --decisions 50
+    """
+    arguments = {key: str(value) for key, value in locals().items() if value is not None}
+    _check_writable(json_file)
+    _check_drawable(plot)
+    faults = tuple(_fault(text) for text in fault or ())
+    chosen = _choose(read_documents(policy), policy, name)
+    replay = Replay(
+        speed=speed_up,
+        start_seconds=start,
+        duration_seconds=duration,
+        scale_input=scale_input,
+        scale_output=scale_output,
+        max_input_tokens=max_input_tokens,
+        max_output_tokens=max_output_tokens,
+    )
+    requests = _requests(trace, replay)
+    by_hand = Speed(
+        prefill_tokens_per_second=prefill_rate,
+        step_seconds=step_time,
+        decode_seconds_per_sequence=decode_time,
+        kv_tokens=kv_tokens,
+    )
+    known, source = _speed(chosen, policy, by_hand, engine, gpu)
+    model = speed.engine_model(chosen.spec, known)
+    last = requests[-1].time
+    if warm_up >= last > 0:
+        raise SimulationProblem(f"--warm-up leaves nothing to score: the trace's part lasts {report.clock(last)}")
+    autoscaling = chosen.spec.autoscaling
+    assert autoscaling is not None
+    if initial_replicas is not None and initial_replicas > autoscaling.max_replicas:
+        raise SimulationProblem(
+            f"--initial-replicas {initial_replicas} is more than maxReplicas in {policy}: {autoscaling.max_replicas}"
+        )
+    scenario = Scenario(
+        engine=model,
+        startup_delay_seconds=startup_delay,
+        min_replicas=autoscaling.min_replicas,
+        max_replicas=autoscaling.max_replicas,
+        initial_replicas=chosen.spec.initial_replicas if initial_replicas is None else initial_replicas,
+        drain_seconds=chosen.spec.drain.timeout_seconds,
+        faults=faults,
+        seed=seed,
+        scored_from=warm_up,
+        prefix_block_tokens=replay.prefix_block_tokens,
+        wake_seconds=_WAKE_SECONDS if autoscaling.min_replicas == 0 else None,
+        timeline_seconds=max(1.0, last / _POINTS),
+    )
+    console = _console()
+    console.print(_assumptions(chosen.spec, known, source), highlight=False)
+    run = _simulate(requests, scenario, _scaler(chosen.spec))
+    summary = summarise(run, slo_seconds=slo)
+    title = f"{chosen.spec.name} under {trace.name}"
+    console.print(report.render(summary, run, title=title, slo_seconds=slo, decisions=decisions))
+    if json_file is not None:
+        report.write_json(json_file, arguments=arguments, engine=asdict(model), summary=summary, run=run)
+    if plot is not None:
+        report.write_plot(plot, run, title=title, slo_seconds=slo)
+
+
+def _choose(documents: tuple[Document, ...], policy: Path, name: str | None) -> Document:
+    names = ", ".join(document.spec.name for document in documents)
+    found = [document for document in documents if name in (None, document.spec.name)]
+    if not found:
+        raise SimulationProblem(f"{policy} has no LLMDeployment {name}", hint=f"it has: {names}")
+    if len(found) > 1:
+        raise SimulationProblem(f"{policy} has {len(found)} LLMDeployments: {names}", hint="choose one with --name")
+    if found[0].spec.autoscaling is None:
+        raise SimulationProblem(
+            f"{found[0].spec.name} in {policy} has no spec.autoscaling: it has {found[0].spec.replicas} at all times",
+            hint="add for instance   autoscaling: {minReplicas: 1, maxReplicas: 8}",
+        )
+    return found[0]
+
+
+def _requests(trace: Path, replay: Replay) -> list[Request]:
+    try:
+        requests = requests_of(read_trace(trace), replay)
+    except OSError as error:
+        raise FileProblem(
+            f"the trace {trace} can't be read: {error.strerror}",
+            hint="--trace takes an Azure LLM inference trace (CSV) or a Mooncake trace (JSON lines)",
+        ) from error
+    except TraceError as error:
+        raise FileProblem(f"{trace}: {error}") from error
+    if not requests:
+        raise FileProblem(f"{trace} has no requests in the part that --start and --duration leave")
+    if requests[-1].time > _MOST_SECONDS:
+        days, most = requests[-1].time / _DAY_SECONDS, _MOST_SECONDS // _DAY_SECONDS
+        raise FileProblem(
+            f"{trace} lasts {days:,.0f} days; at most {most} can be simulated",
+            hint="are its times in milliseconds? --duration takes a part of it, --speed makes its clock faster",
+        )
+    return requests
+
+
+def _speed(
+    chosen: Document, policy: Path, by_hand: Speed, calibration: Path | None, gpu: str | None
+) -> tuple[Speed, str]:
+    """How fast an engine is, and who says so."""
+    known, sources = by_hand, ["the options"] if by_hand != Speed() else []
+    if calibration is not None:
+        known, sources = known.or_else(speed.read_calibration(calibration)), [*sources, str(calibration)]
+    if not known.is_enough and gpu is None and (learnt := speed.learnt(chosen.status)) is not None:
+        known, sources = known.or_else(learnt), [*sources, f"status.capacity in {policy}"]
+    if not known.is_enough:
+        guess, label = _estimate(chosen.spec, policy, gpu)
+        known, sources = (
+            known.or_else(guess),
+            [*sources, f"an estimate for {label}, to be replaced by measured figures"],
+        )
+    return known, ", then ".join(sources)
+
+
+def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
+    """From the model's size, for the first place in which it fits."""
+    machine = this_machine()
+    hint = "or say how fast an engine is: --engine, or --prefill-rate, --step-time, --decode-time and --kv-tokens"
+    try:
+        store = ModelStore(beside=policy.resolve().parent, cache=cache_home(os.environ))
+        facts = store.facts(spec.model.source, weights_needed=False)
+        where = planning.places(spec, (spec,), gpu=gpu, memory_bytes=None, machine=machine)
+        found = planning.answers(spec, facts, where, machine=machine)
+    except (ModelProblem, CapacityProblem) as error:
+        raise SimulationProblem(
+            f"nothing says how fast an engine of {spec.name} is, and it can't be estimated: {error.message}",
+            details=error.details,
+            hint=f"{error.hint}; {hint}" if error.hint else hint,
+        ) from error
+    for answer in found:
+        if isinstance(answer.outcome, Fits):
+            hardware = speed.GPUS.get(answer.place.label, speed.CPU)
+            guess = speed.estimated(
+                answer.needs,
+                hardware,
+                kv_tokens=answer.outcome.kv_tokens,
+                max_model_length=facts.config.max_positions,
+            )
+            return guess, answer.place.label
+    raise SimulationProblem(
+        f"{spec.name} fits nowhere, so its speed can't be estimated", hint=f"see quire plan -f {policy}; {hint}"
+    )
+
+
+def _scaler(spec: Spec) -> QuireScaler:
+    """The operator's own law. A policy that only recommends is simulated as if it were carried out."""
+    policy = Policy.of(spec)
+    assert policy is not None
+    rules = replace(policy.autoscaling, mode=AutoscalingMode.ENFORCE)
+    by_prometheus = rules.metrics_source is MetricsSource.PROMETHEUS
+    return QuireScaler(replace(policy, autoscaling=rules), scrape_seconds=TICK_SECONDS if by_prometheus else 0.0)
+
+
+def _simulate(requests: list[Request], scenario: Scenario, scaler: QuireScaler) -> Run:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[clock]}"), TimeElapsedColumn())
+    quiet = not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        task = progress.add_task("simulating", total=requests[-1].time, clock="")
+        return simulate_fleet(
+            requests,
+            scenario,
+            scaler,
+            progress=lambda now: progress.update(task, completed=now, clock=report.clock(now)),
+        )
+
+
+def _assumptions(spec: Spec, known: Speed, source: str) -> str:
+    recommends = spec.autoscaling is not None and spec.autoscaling.mode is AutoscalingMode.RECOMMEND
+    mode = (
+        "\nIts mode is Recommend; simulated is what would be if every recommendation were followed."
+        if recommends
+        else ""
+    )
+    prefill, step, decode = known.prefill_tokens_per_second, known.step_seconds, known.decode_seconds_per_sequence
+    assert prefill is not None and step is not None and decode is not None
+    return (
+        f"One engine: {prefill:,.0f} prompt tokens/s, {step * 1000:,.2f} ms a step + {decode * 1000:,.3f} ms a "
+        f"sequence, {known.kv_tokens:,} KV tokens, by {source}.{mode}"
+    )
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def _check_drawable(path: Path | None) -> None:
+    if path is not None and (problem := plot_problem(path)) is not None:
+        raise FileProblem(problem)
+    _check_writable(path)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before the work, not after it."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise FileProblem(f"{path} can't be written: {error.strerror}") from error

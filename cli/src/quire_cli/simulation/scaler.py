@@ -1,0 +1,58 @@
+"""Who decides how many replicas there are: the protocol, and our own law behind it.
+
+``simulate`` asks once each ``period_seconds``. Other laws (HPA, KPA, KEDA …) implement the same protocol.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire_operator.domain.autoscaling.autoscaler import Policy, decide
+from quire_operator.domain.autoscaling.history import History
+from quire_operator.domain.autoscaling.observation import Observation
+
+TICK_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What a scaler wants."""
+
+    replicas: int
+    victims: tuple[str, ...] = ()
+    """Which go first, where it is fewer than there are; the simulator picks the rest as a ReplicaSet does."""
+    reason: str = ""
+    message: str = ""
+
+
+class Scaler(Protocol):
+    """Mutable: it may remember. One instance serves one run."""
+
+    @property
+    def period_seconds(self) -> float:
+        """How far apart its ticks are."""
+
+    @property
+    def scrape_seconds(self) -> float:
+        """How far apart scrapes are; a tick sees the last one. 0 scrapes at each tick."""
+
+    def decide(self, observation: Observation, now: float) -> Scaling: ...
+
+
+class QuireScaler:
+    """``domain.autoscaler.decide``, unchanged, with its memory between ticks."""
+
+    def __init__(self, policy: Policy, *, period_seconds: float = TICK_SECONDS, scrape_seconds: float = 0.0) -> None:
+        self.policy = policy
+        self.period_seconds = period_seconds
+        self.scrape_seconds = scrape_seconds
+        self.history = History()
+
+    def decide(self, observation: Observation, now: float) -> Scaling:
+        decision = decide(self.policy, observation, self.history, now)
+        self.history = decision.history
+        return Scaling(
+            replicas=decision.desired if decision.enforced else decision.current,
+            victims=decision.victims if decision.enforced else (),
+            reason=decision.reason.value,
+            message=decision.message,
+        )

@@ -1,0 +1,168 @@
+"""How fast one engine of an LLMDeployment is, by the best that is known of it.
+
+Under ``command``. In this order, each for what those before it leave open: figures given by hand, a calibration file,
+what the autoscaler learnt (``status.capacity``, in a file that ``kubectl get -o yaml`` wrote), else an estimate from
+the model's size and the data sheet of what it runs on. Pure but for reading the calibration.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import inf, isfinite
+from pathlib import Path
+
+from quire_cli.simulation.scenario import EngineModel
+from quire_operator.domain.autoscaling.rates import Rates
+from quire_operator.domain.capacity.fit import Footprint
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.engine import PrefixCaching
+from quire_operator.domain.status.scaling_status import scaling_record
+from quire_operator.errors import FileProblem
+
+_PREFILL_EFFICIENCY = 0.5
+"""Of the peak arithmetic, which prompts are bound by."""
+_DECODE_EFFICIENCY = 0.7
+"""Of the peak bandwidth, which decoding is bound by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Dense 16-bit arithmetic and memory bandwidth, by the data sheet."""
+
+    teraflops: float
+    gigabytes_per_second: float
+
+
+GPUS: Mapping[str, Hardware] = {
+    "T4 16GB": Hardware(teraflops=65, gigabytes_per_second=320),
+    "A10G 24GB": Hardware(teraflops=70, gigabytes_per_second=600),
+    "L4 24GB": Hardware(teraflops=121, gigabytes_per_second=300),
+    "RTX 4090 24GB": Hardware(teraflops=165, gigabytes_per_second=1008),
+    "A100 40GB": Hardware(teraflops=312, gigabytes_per_second=1555),
+    "L40S 48GB": Hardware(teraflops=362, gigabytes_per_second=864),
+    "H100 80GB": Hardware(teraflops=989, gigabytes_per_second=3350),
+    "A100 80GB": Hardware(teraflops=312, gigabytes_per_second=2039),
+    "H200 141GB": Hardware(teraflops=989, gigabytes_per_second=4800),
+    "B200 180GB": Hardware(teraflops=2250, gigabytes_per_second=8000),
+}
+"""By the names of ``domain.gpus``; a test holds the two together."""
+CPU = Hardware(teraflops=0.1, gigabytes_per_second=25)
+"""Two server cores or so: little more than a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What is known of an engine so far; None is not known yet."""
+
+    prefill_tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    decode_seconds_per_sequence: float | None = None
+    kv_tokens: int | None = None
+    decode_seconds_per_kv_token: float | None = None
+    prefill_seconds_per_pair: float | None = None
+    max_generation_stall_seconds: float | None = None
+    max_model_length: int | None = None
+
+    @property
+    def is_enough(self) -> bool:
+        """What has no default is known."""
+        needed = (self.prefill_tokens_per_second, self.step_seconds, self.decode_seconds_per_sequence, self.kv_tokens)
+        return None not in needed
+
+    def or_else(self, other: "Speed") -> "Speed":
+        """With the other's figures where this has none."""
+        return Speed(
+            **{
+                field.name: getattr(other, field.name)
+                if getattr(self, field.name) is None
+                else getattr(self, field.name)
+                for field in fields(self)
+            }
+        )
+
+
+def learnt(status: Mapping[str, object]) -> Speed | None:
+    """What ``status.capacity`` says; None where it says too little."""
+    record = scaling_record({"autoscaling": {}, "capacity": status.get("capacity")})
+    rates = None if record is None else record.rates
+    return None if rates is None else _of_rates(rates)
+
+
+def _of_rates(rates: Rates) -> Speed:
+    return Speed(
+        prefill_tokens_per_second=rates.prefill_tokens_per_second or inf,
+        step_seconds=rates.step_seconds,
+        decode_seconds_per_sequence=rates.decode_seconds_per_token,
+        kv_tokens=round(rates.kv_tokens),
+    )
+
+
+def estimated(needs: Footprint, hardware: Hardware, *, kv_tokens: int, max_model_length: int | None) -> Speed:
+    """By the arithmetic of a prompt and the memory traffic of a decode step."""
+    flops = hardware.teraflops * 1e12 * _PREFILL_EFFICIENCY
+    bandwidth = hardware.gigabytes_per_second * 1e9 * _DECODE_EFFICIENCY
+    per_token = 2 * needs.parameters / flops
+    return Speed(
+        prefill_tokens_per_second=1 / per_token,
+        step_seconds=needs.weight_bytes / bandwidth,
+        decode_seconds_per_sequence=per_token,
+        decode_seconds_per_kv_token=needs.kv_bytes_per_token / bandwidth,
+        kv_tokens=kv_tokens,
+        max_model_length=max_model_length,
+    )
+
+
+def read_calibration(path: Path) -> Speed:
+    """A JSON object with the fields of ``Speed``; raises FileProblem."""
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileProblem(f"the calibration {path} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise FileProblem(f"the calibration {path} is not JSON: {error}") from error
+    known = {field.name for field in fields(Speed)}
+    if not isinstance(body, Mapping):
+        raise FileProblem(
+            f"the calibration {path} is no JSON object", hint=f"it has some of {', '.join(sorted(known))}"
+        )
+    problems = [f'"{key}" is not known' for key in body if key not in known]
+    problems += [
+        f'"{key}" must be a number > 0, got {json.dumps(value)}'
+        for key, value in body.items()
+        if not _is_good(key, value)
+    ]
+    if problems:
+        raise FileProblem(f"the calibration {path}", details=problems, hint=f"known: {', '.join(sorted(known))}")
+    whole = {key: int(body[key]) for key in ("kv_tokens", "max_model_length") if key in body}
+    return Speed(**{**body, **whole})
+
+
+_MAY_BE_ZERO = frozenset({"decode_seconds_per_sequence", "decode_seconds_per_kv_token", "prefill_seconds_per_pair"})
+
+
+def _is_good(key: str, value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return False
+    return value > 0 or (value == 0 and key in _MAY_BE_ZERO)
+
+
+def engine_model(spec: Spec, speed: Speed) -> EngineModel:
+    """The engine that the spec describes, at this speed, of which enough is known."""
+    engine = spec.engine
+    assert speed.prefill_tokens_per_second is not None and speed.step_seconds is not None
+    assert speed.decode_seconds_per_sequence is not None and speed.kv_tokens is not None
+    model = EngineModel(
+        prefill_tokens_per_second=speed.prefill_tokens_per_second,
+        step_seconds=speed.step_seconds,
+        decode_seconds_per_sequence=speed.decode_seconds_per_sequence,
+        decode_seconds_per_kv_token=speed.decode_seconds_per_kv_token or 0.0,
+        prefill_seconds_per_pair=speed.prefill_seconds_per_pair or 0.0,
+        kv_tokens=speed.kv_tokens,
+        max_sequences=engine.max_sequences,
+        max_batched_tokens=engine.max_batched_tokens,
+        max_model_length=engine.max_model_length or speed.max_model_length,
+        block_size=engine.block_size,
+        prefix_caching=engine.prefix_caching is PrefixCaching.ENABLED,
+    )
+    stall = speed.max_generation_stall_seconds
+    return model if stall is None else replace(model, max_generation_stall_seconds=stall)

@@ -1,0 +1,121 @@
+"""What an engine may use of this machine's CPU, from its first process to its last.
+
+``find_out`` takes what an earlier start found, or tries everything in the background while the API process loads; then
+``CpuChoice`` says what each engine process is limited to, and goes one level lower where one was killed by SIGILL.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from quire_engine import kept
+from quire_engine.config import DeviceOptions
+from quire_engine.cpu.findings import KeptFindings, RunTrials, facts_of, read_kept, try_out, write_kept
+from quire_engine.cpu.limits import CpuLevel, CpuLimits, Findings, limit_cpu
+from quire_engine.cpu.machine import Machine, this_machine
+
+_log = logging.getLogger(__name__)
+
+
+class CpuChoice:
+    """The limits of the engine processes of one API process."""
+
+    def __init__(
+        self, found: KeptFindings, *, option: CpuLevel | Literal["auto"], environment: Mapping[str, str]
+    ) -> None:
+        self._found = found
+        self._option = option
+        self._environment = environment
+        self.limits = self._decide()
+
+    @property
+    def asked(self) -> CpuLevel | Literal["auto"]:
+        """The value of ``--cpu-level``."""
+        return self._option
+
+    def step_down(self) -> None:
+        """Go one level lower, from now on and at later starts; there must be a lower one."""
+        assert self.limits.level is not None and self.limits.lower is not None
+        self._found = replace(self._found, died_at=(*self._found.died_at, self.limits.level))
+        write_kept(self._found)
+        self.limits = self._decide()
+
+    def _decide(self) -> CpuLimits:
+        return limit_cpu(
+            self._found.findings,
+            option=self._option,
+            died_at=self._found.died_at,
+            environment=self._environment,
+        )
+
+
+class FindingOut:
+    """Findings of an earlier start, or trials that are under way."""
+
+    def __init__(self, kept_findings: KeptFindings | None, trials: "_Trials | None", options: DeviceOptions) -> None:
+        self._kept = kept_findings
+        self._trials = trials
+        self._options = options
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ``choice`` returns at once."""
+        return self._trials is None
+
+    def choice(self) -> CpuChoice | None:
+        """Return the limits, once the trials have ended; None where this kind of machine has no levels."""
+        found = self._kept if self._trials is None else self._trials.result()
+        if found is None:
+            return None
+        return CpuChoice(found, option=self._options.cpu_level, environment=os.environ)
+
+
+class _Trials:
+    """Trials in a thread, which waits for child programs."""
+
+    def __init__(self, machine: Machine, environment: Mapping[str, str], run: RunTrials | None) -> None:
+        self._machine = machine
+        self._environment = environment
+        self._run = run
+        self._found: Findings | None = None
+        self._thread = threading.Thread(target=self._try_out, name="cpu trials", daemon=True)
+        self._thread.start()
+
+    def result(self) -> KeptFindings | None:
+        """Wait for the trials, and keep what they found."""
+        self._thread.join()
+        if self._found is None:
+            return None
+        found = KeptFindings(facts=facts_of(self._machine, self._environment), findings=self._found)
+        write_kept(found)
+        return found
+
+    def _try_out(self) -> None:
+        try:
+            self._found = try_out(self._machine, self._environment, self._run)
+        except OSError as error:
+            _log.warning("the CPU's instructions are not tried, as no child program can be started: %s", error)
+
+
+def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: RunTrials | None = None) -> FindingOut:
+    """Take what is kept of this machine, or begin to try it. ``run`` runs the trials."""
+    machine = machine or this_machine()
+    if options.device == "cuda" or not machine.is_x86_64:
+        return FindingOut(None, None, options)
+    environment = dict(os.environ)
+    found = read_kept(facts_of(machine, environment))
+    return FindingOut(found, None if found is not None else _Trials(machine, environment, run), options)
+
+
+def log_choice(choice: CpuChoice | None) -> None:
+    """Say what the CPU is used for, and where nothing can be kept of it."""
+    if choice is None:
+        return
+    _log.info("CPU: %s", choice.limits.sentence)
+    if choice.asked not in ("auto", choice.limits.level):
+        _log.warning("--cpu-level %s: this CPU works up to %s", choice.asked, choice.limits.level or "below avx2")
+    if (problem := kept.problem()) is not None:
+        _log.warning("%s", problem)

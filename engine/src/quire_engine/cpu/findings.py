@@ -1,0 +1,160 @@
+"""Tries what the CPU claims in child programs that may die, and keeps the result for the machine.
+
+Instructions take a tenth of a second, torch's libraries as long as torch takes to load. A child that dies is started
+again for the trials that are left; where one of oneDNN's fails, oneDNN is limited further and tried again.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from quire_engine import kept
+from quire_engine.cpu.limits import ONEDNN_LADDER, ONEDNN_VARIABLE, CpuLevel, Findings, claimed_trials, least
+from quire_engine.cpu.machine import Machine
+
+KIND = "cpu"
+ONEDNN_TRIALS = ("onednn-float32", "onednn-bfloat16", "onednn-float16", "onednn-int8")
+_OTHER_TRIALS = ("fbgemm-float16",)
+
+_LOADING_SECONDS = 180.0
+"""What a busy machine may take to load torch."""
+_TRIAL_SECONDS = 30.0
+
+RunTrials = Callable[[str, Sequence[str], Mapping[str, str]], dict[str, str]]
+"""From a program's module, names of trials and an environment to what failed and why."""
+
+_REACHED_BY = {
+    "AVX2": "avx512",
+    "AVX512_CORE_VNNI": "avx512-bf16",
+    "AVX512_CORE_BF16": "avx512-fp16",
+    "AVX512_CORE_FP16": "amx-bf16",
+}
+"""A limit of oneDNN leaves something out only on a CPU that claims this as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFindings:
+    """A file of the cache folder."""
+
+    facts: tuple[str, ...]
+    findings: Findings
+    died_at: tuple[CpuLevel, ...] = ()
+    """Levels at which an engine process was killed by SIGILL although every trial was right."""
+
+
+def facts_of(machine: Machine, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return all that the findings depend on: the machine, and a user's own limit of oneDNN."""
+    return (*machine.facts, f"{ONEDNN_VARIABLE}: {environment.get(ONEDNN_VARIABLE, '')}")
+
+
+def read_kept(facts: tuple[str, ...]) -> KeptFindings | None:
+    """Return what an earlier start found; None where there is nothing, or it is damaged or of another machine."""
+    found = kept.read(KIND, kept.key_of(facts), KeptFindings)
+    return found if found is not None and found.facts == facts else None
+
+
+def write_kept(found: KeptFindings) -> None:
+    """Keep the findings under the machine's facts."""
+    kept.write(KIND, kept.key_of(found.facts), found)
+
+
+def try_out(machine: Machine, environment: Mapping[str, str], run: RunTrials | None = None) -> Findings:
+    """Try everything that the machine's CPU claims and return what was found."""
+    run = run or run_trials
+    claimed = claimed_trials(machine.flags)
+    failed = run("quire_engine.cpu.instruction_trials", claimed, environment)
+    onednn_failed: dict[str, str] = {}
+    limit: str | None = None
+    for limit in _ladder(claimed, failed):
+        limited = dict(environment)
+        if limit is not None:
+            limited[ONEDNN_VARIABLE] = least(ONEDNN_VARIABLE, limit, environment.get(ONEDNN_VARIABLE))
+        found = run("quire_engine.cpu.library_trials", (*ONEDNN_TRIALS, *_OTHER_TRIALS), limited)
+        if not (of_onednn := {name: why for name, why in found.items() if name in ONEDNN_TRIALS}):
+            break
+        name, why = next(iter(of_onednn.items()))
+        onednn_failed[limit or "none"] = f"{name.removeprefix('onednn-')}: {why}"
+    else:
+        found = {}  # oneDNN fails at its lowest limit: nothing lower is left to try
+    failed = failed | {name: why for name, why in found.items() if name in _OTHER_TRIALS}
+    return Findings(claimed=claimed, failed=failed, onednn_limit=limit, onednn_failed=onednn_failed)
+
+
+def _ladder(claimed: Sequence[str], failed: Mapping[str, str]) -> Iterator[str | None]:
+    """Yield the limits of oneDNN to try: none at first, then each that leaves more out on this CPU.
+
+    What has failed by itself is not tried through oneDNN.
+    """
+    trusted = [limit for limit in ONEDNN_LADDER if _REACHED_BY[limit] in claimed]
+    broken = [place for place, limit in enumerate(trusted) if _REACHED_BY[limit] in failed]
+    if not broken:
+        yield None
+    highest = min(broken, default=len(trusted) - 1)
+    yield from reversed(trusted[: highest + 1])
+
+
+def run_trials(module: str, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Run the trials in a child, and in another one those that are left where it dies; return what failed and why."""
+    failed: dict[str, str] = {}
+    left = list(names)
+    while left:
+        tried, why = _run_child(module, left, environment)
+        failed.update({name: outcome for name, outcome in tried.items() if outcome != "ok"})
+        left = left[len(tried) :]
+        if why is None:
+            break
+        if not left:
+            break
+        if not tried and why.startswith("ended"):
+            break  # it cannot even be started; the engine process will say so itself
+        failed[left.pop(0)] = why
+    return failed
+
+
+def _run_child(module: str, names: Sequence[str], environment: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+    """Return what each trial came to that ended, and how the child ended; None where it ended as it should."""
+    command = (sys.executable, "-P", "-m", module, *names)
+    tried: dict[str, str] = {}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(environment)
+    ) as child:
+        assert child.stdout is not None
+        try:
+            for line in _lines(child.stdout, first=_LOADING_SECONDS, then=_TRIAL_SECONDS):
+                word, _, rest = line.partition(" ")
+                if word == "end":
+                    name, _, outcome = rest.partition(" ")
+                    tried[name] = outcome
+            status = child.wait(_TRIAL_SECONDS)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return tried, "no answer"
+        finally:
+            child.kill()
+    return tried, None if len(tried) == len(names) else _ending(status)
+
+
+def _lines(stream: IO[bytes], *, first: float, then: float) -> Iterator[str]:
+    """Yield whole lines until the end. Raises TimeoutError where one does not come in time."""
+    descriptor, buffer, seconds = stream.fileno(), b"", first
+    deadline = time.monotonic() + seconds
+    while True:
+        readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not readable:
+            raise TimeoutError
+        data = os.read(descriptor, 4096)
+        if not data:
+            return
+        *lines, buffer = (buffer + data).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+        if lines:
+            deadline = time.monotonic() + then
+
+
+def _ending(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

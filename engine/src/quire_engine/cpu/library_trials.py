@@ -1,0 +1,88 @@
+"""A program that multiplies small matrices through torch's libraries and says after each whether the result was right.
+
+``python -m quire_engine.cpu.library_trials NAME…`` may die of any of them: ``findings`` reads what it said last, and
+runs it again with oneDNN limited further. The first line says that torch could be loaded.
+"""
+
+import signal
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Trial = Callable[[Tensor, Tensor], Tensor]
+"""From x [T, K] and weight [N, K] to x W^T."""
+
+_MOST_SECONDS = 120
+_ROWS, _INPUTS, _OUTPUTS = (1, 5, 64), 96, 80
+
+
+def _linear(dtype: torch.dtype) -> Trial:
+    return lambda x, weight: functional.linear(x.to(dtype), weight.to(dtype))
+
+
+def _packed(dtype: torch.dtype) -> Trial:
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), None)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(dtype), packed, None, "none", [], "")
+        return product
+
+    return multiply
+
+
+def _batched(dtype: torch.dtype) -> Trial:
+    return lambda x, weight: torch.bmm(x.to(dtype)[None], weight.to(dtype).t()[None])[0]
+
+
+def _bytes(x: Tensor, weight: Tensor) -> Tensor:
+    return torch._int_mm(x.to(torch.int8), weight.to(torch.int8).t())
+
+
+def _half_weights(x: Tensor, weight: Tensor) -> Tensor:
+    packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+    product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
+    return product
+
+
+TRIALS: dict[str, tuple[Trial, ...]] = {
+    "onednn-float32": (_linear(torch.float32), _packed(torch.float32)),
+    "onednn-bfloat16": (_linear(torch.bfloat16), _packed(torch.bfloat16), _batched(torch.bfloat16)),
+    "onednn-float16": (_linear(torch.float16), _batched(torch.float16)),
+    "onednn-int8": (_bytes,),
+    "fbgemm-float16": (_half_weights,),
+}
+
+
+def run_trial(name: str) -> str:
+    """Run every way of the trial, and return ``ok`` or what is wrong. The process may die of it.
+
+    The factors are small whole numbers, so that every type holds them and their products exactly.
+    """
+    weight = (torch.arange(_OUTPUTS * _INPUTS).view(_OUTPUTS, _INPUTS) % 5 - 2).float()
+    for rows in _ROWS:
+        x = (torch.arange(rows * _INPUTS).view(rows, _INPUTS) % 7 - 3).float()
+        expected = x.double() @ weight.double().t()
+        for multiply in TRIALS[name]:
+            try:
+                found = multiply(x, weight)
+            except (AttributeError, RuntimeError):
+                continue  # torch says so itself where it has no such way; that does no harm
+            # Sums beyond 256 are rounded to bfloat16 as they are stored.
+            if not torch.allclose(found.double(), expected, rtol=1e-2, atol=0.0):
+                return "wrong results"
+    return "ok"
+
+
+def main(names: list[str]) -> int:
+    signal.alarm(_MOST_SECONDS)  # also where nobody waits for it any more
+    print("loaded", flush=True)
+    for name in names:
+        print("begin", name, flush=True)
+        print("end", name, run_trial(name), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Fetching models from hubs, buckets and registries."""

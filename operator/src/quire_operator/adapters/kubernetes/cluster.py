@@ -1,0 +1,237 @@
+"""``ports.Cluster`` on a real API server, by the official client: every read and write of ours but the Lease's.
+
+Built by ``app``. Knows API paths, patch types and field managers; decides nothing.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from quire_operator.adapters.kubernetes.connection import JSON, Connection, listed
+from quire_operator.adapters.kubernetes.image_volumes import ImageVolumes
+from quire_operator.domain.cluster_state.observed import (
+    Child,
+    Key,
+    Pod,
+    Ref,
+    Resource,
+    key_of_child,
+    trim_child,
+    trim_pod,
+    trim_resource,
+)
+from quire_operator.domain.convergence.plan import RemoveFields
+from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, POD_MONITOR, PROMETHEUS_RULE
+from quire_operator.domain.resource import names
+from quire_operator.domain.status.status import Event
+from quire_operator.ports import Conflict, Forbidden, NotFound, PartlyForbidden
+
+_APPLY = "application/apply-patch+yaml"
+_STRATEGIC = "application/strategic-merge-patch+json"
+_MERGE = "application/merge-patch+json"
+_MANAGER = ("fieldManager", names.FIELD_MANAGER)
+_CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
+_RESOURCES = (f"/apis/{names.API_VERSION}", names.PLURAL)
+_PODS, _EVENTS = ("/api/v1", "pods"), ("/api/v1", "events")
+_MONITORING = "/apis/monitoring.coreos.com/v1"
+_CHILDREN = {
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "Service": ("/api/v1", "services"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    POD_MONITOR: (_MONITORING, "podmonitors"),
+    PROMETHEUS_RULE: (_MONITORING, "prometheusrules"),
+}
+
+
+def _path(api: tuple[str, str], namespace: str | None, name: str | None = None) -> str:
+    prefix, plural = api
+    within = prefix if namespace is None else f"{prefix}/namespaces/{namespace}"
+    return f"{within}/{plural}" if name is None else f"{within}/{plural}/{name}"
+
+
+class KubeCluster:
+    """All namespaces, or some."""
+
+    def __init__(self, connection: Connection, *, namespaces: Sequence[str]) -> None:
+        """No namespaces means all."""
+        self._connection = connection
+        self._image_volumes = ImageVolumes(connection)
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+
+    async def is_established(self) -> bool:
+        """Whether the API server serves LLMDeployments."""
+        try:
+            body = await self._connection.read(_CRD)
+        except NotFound:
+            return False
+        conditions = body.get("status", {}).get("conditions") or []
+        return any(c.get("type") == "Established" and c.get("status") == "True" for c in conditions)
+
+    async def served_kinds(self) -> frozenset[str]:
+        """See ``ports.Cluster``."""
+        try:
+            body = await self._connection.read(_MONITORING)
+        except NotFound:
+            return frozenset()
+        return OPTIONAL_KINDS & {resource.get("kind") for resource in body.get("resources") or []}
+
+    async def takes_image_volumes(self, key: Key) -> bool:
+        """See ``ports.Cluster``."""
+        return await self._image_volumes.supported(key.namespace)
+
+    async def read_child(self, key: Key, ref: Ref) -> Child | None:
+        """See ``ports.Cluster``."""
+        try:
+            body = await self._connection.read(_path(_CHILDREN[ref.kind], key.namespace, ref.name))
+        except NotFound:
+            return None
+        return trim_child(body, kind=ref.kind)
+
+    async def read_resource(self, key: Key) -> Resource | None:
+        """See ``ports.Cluster``. A list of one: the right to list is there, that to get would be one more."""
+        query = (("fieldSelector", f"metadata.name={key.name}"), ("limit", "1"))
+        body = await self._connection.read(_path(_RESOURCES, key.namespace), query=query)
+        return next((trim_resource(item) for item in body.get("items") or []), None)
+
+    async def create(self, key: Key, manifest: Manifest) -> Child:
+        """See ``ports.Cluster``."""
+        return await self._apply("create", key, manifest, force="false")
+
+    async def update(self, key: Key, manifest: Manifest) -> Child:
+        """See ``ports.Cluster``."""
+        return await self._apply("update", key, manifest, force="true")
+
+    async def try_apply(self, key: Key, manifest: Manifest) -> None:
+        """As ``update``, with nothing stored."""
+        await self._apply("try", key, manifest, force="true", dry_run=True)
+
+    async def _apply(self, verb: str, key: Key, manifest: Manifest, *, force: str, dry_run: bool = False) -> Child:
+        kind = manifest.ref.kind
+        path = _path(_CHILDREN[kind], key.namespace, manifest.ref.name)
+        query = (_MANAGER, ("force", force), *((("dryRun", "All"),) if dry_run else ()))
+        body = await self._connection.write(
+            verb, kind, "PATCH", path, query=query, body=manifest.body, content_type=_APPLY
+        )
+        return trim_child(body, kind=kind)
+
+    async def remove_fields(self, key: Key, action: RemoveFields) -> Child:
+        """See ``ports.Cluster``."""
+        kind = action.ref.kind
+        path = _path(_CHILDREN[kind], key.namespace, action.ref.name)
+        patch = {**action.patch, "metadata": {"resourceVersion": action.version}}
+        body = await self._connection.write(
+            "remove-fields", kind, "PATCH", path, query=(_MANAGER,), body=patch, content_type=_STRATEGIC
+        )
+        return trim_child(body, kind=kind)
+
+    async def delete(self, key: Key, ref: Ref, uid: str) -> None:
+        """See ``ports.Cluster``."""
+        path = _path(_CHILDREN[ref.kind], key.namespace, ref.name)
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._connection.write("delete", ref.kind, "DELETE", path, body=options)
+        except (NotFound, Conflict):
+            return  # gone, or another one of that name by now
+
+    async def set_deletion_costs(self, key: Key, costs: Mapping[str, str | None]) -> None:
+        """See ``ports.Cluster``."""
+        for pod, cost in costs.items():
+            path = _path(_PODS, key.namespace, pod)
+            patch = {"metadata": {"annotations": {names.ANNOTATION_DELETION_COST: cost}}}
+            try:
+                await self._connection.write(
+                    "set-deletion-cost", "Pod", "PATCH", path, query=(_MANAGER,), body=patch, content_type=_MERGE
+                )
+            except NotFound:
+                continue  # it went by itself
+
+    async def write_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
+        """See ``ports.Cluster``."""
+        key = resource.key
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {
+                "name": key.name,
+                "namespace": key.namespace,
+                "uid": resource.uid,
+                "resourceVersion": resource.version,
+            },
+            "status": status,
+        }
+        path = f"{_path(_RESOURCES, key.namespace, key.name)}/status"
+        query = (_MANAGER, ("force", "true"))
+        written = await self._connection.write(
+            "write-status", names.KIND, "PATCH", path, query=query, body=body, content_type=_APPLY
+        )
+        return trim_resource(written)
+
+    async def tell(self, resource: Resource, event: Event) -> None:
+        """See ``ports.Cluster``."""
+        path = _path(_EVENTS, resource.key.namespace)
+        await self._connection.write("create", "Event", "POST", path, body=_event_body(resource, event))
+
+    async def list_resources(self) -> AsyncIterator[Resource]:
+        """See ``ports.Cluster``."""
+        async for item in self._list(_RESOURCES):
+            yield trim_resource(item)
+
+    async def list_children(self, kind: str) -> AsyncIterator[tuple[Key, Child]]:
+        """See ``ports.Cluster``."""
+        async for item in self._list(_CHILDREN[kind], ("labelSelector", names.LABEL_DEPLOYMENT)):
+            if (key := key_of_child(item)) is not None:
+                yield key, trim_child(item, kind=kind)
+
+    async def list_pods(self) -> AsyncIterator[tuple[Key, Pod]]:
+        """See ``ports.Cluster``."""
+        async for item in self._list(_PODS, ("labelSelector", names.LABEL_DEPLOYMENT)):
+            if (key := key_of_child(item)) is not None:
+                yield key, trim_pod(item)
+
+    async def _list(self, api: tuple[str, str], *query: tuple[str, str]) -> AsyncIterator[JSON]:
+        """One namespace that is gone, and our rights in it with it, hides no other one."""
+        refused: dict[str, Forbidden] = {}
+        for namespace in self._namespaces:
+            try:
+                async for item in listed(self._connection.read, _path(api, namespace), query=query):
+                    yield item
+            except Forbidden as error:
+                if namespace is None:
+                    raise
+                refused[namespace] = error
+        if refused:
+            first = next(iter(refused.values()))
+            if len(refused) == len(self._namespaces):
+                raise first
+            raise PartlyForbidden(str(first), namespaces=frozenset(refused))
+
+
+def _event_body(resource: Resource, event: Event) -> dict[str, Any]:
+    key = resource.key
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{key.name}.{uuid4().hex[:16]}", "namespace": key.namespace},
+        "involvedObject": {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "namespace": key.namespace,
+            "name": key.name,
+            "uid": resource.uid,
+            "resourceVersion": resource.version,
+        },
+        "type": "Warning" if event.warning else "Normal",
+        "reason": event.reason,
+        "message": event.message[:1024],
+        "source": {"component": "quire-operator"},
+        "reportingComponent": "quire-operator",
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

@@ -1,0 +1,245 @@
+"""The connection to the API server: where it is, who we are, one call, and the write gate.
+
+Under ``kube`` and ``kube_leases``. Every mutating request of a gated connection asks the gate at the last moment before
+its first byte leaves, after any waiting for a socket: a process that was paused starts no write late.
+"""
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+
+from quire_operator import __version__
+from quire_operator.adapters.kubernetes.errors import error_of
+from quire_operator.adapters.kubernetes.pace import Turnstile
+from quire_operator.errors import ClusterProblem
+from quire_operator.ports import NotLeading, Unavailable
+
+CALL_SECONDS = 5.0
+"""The most that one call takes: with the gate's 10 s it ends before a lease of 15 s does."""
+_IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+JSON = Mapping[str, Any]
+Query = Sequence[tuple[str, str]]
+Gate = Callable[[], bool]
+Checkpoint = Callable[[str, str], None]
+"""Told the verb and the kind."""
+
+
+class Read(Protocol):
+    """GET of a list: of its objects, or of their metadata."""
+
+    async def __call__(self, path: str, *, query: Query) -> JSON: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What another client needs to reach the same server as the same user."""
+
+    server: str
+    ca_path: str | None
+    certificate_path: str | None
+    private_key_path: str | None
+    token: str | None
+    verify: bool
+
+
+def own_namespace(default: str = "default") -> str:
+    """The namespace of the pod that this process runs in."""
+    file = _ACCOUNT_FOLDER / "namespace"
+    return file.read_text().strip() if file.exists() else default
+
+
+def in_cluster() -> bool:
+    """Whether this process runs in a pod."""
+    return _IN_CLUSTER in os.environ
+
+
+async def load_configuration(kubeconfig: str | None) -> Configuration:
+    """From a kubeconfig if one is named, else as the pod that we are, else from where kubectl looks.
+
+    Raises ``ClusterProblem`` when there is no way to a cluster.
+    """
+    configuration: Configuration = type.__call__(Configuration)
+    kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
+    try:
+        if kubeconfig is None and in_cluster():
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            token = _TokenFile(_ACCOUNT_FOLDER / "token")
+            configuration.refresh_api_key_hook = token.refresh  # type: ignore[assignment]
+        else:
+            load = config.load_kube_config
+            await load(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError, ValueError) as error:
+        raise ClusterProblem(
+            f"no way to a Kubernetes cluster: {error}",
+            hint="run inside a cluster, or name a kubeconfig by --kubeconfig or KUBECONFIG",
+        ) from error
+    configuration.client_session_kwargs = {"trust_env": False}
+    return configuration
+
+
+class _TokenFile:
+    """The pod's token, which the kubelet renews while we run: read again as soon as there is a new one.
+
+    The client library reads it once a minute: for that long all calls would fail after a token was revoked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, (0, 0)
+
+    def refresh(self, configuration: Configuration) -> None:
+        """Called before each request."""
+        try:
+            stat = self._path.stat()
+            if (stat.st_mtime_ns, stat.st_ino) != self._read and (token := self._path.read_text().strip()):
+                configuration.api_key["BearerToken"] = f"bearer {token}"
+                self._read = (stat.st_mtime_ns, stat.st_ino)
+        except OSError:
+            return  # the one before may still do
+
+
+async def credentials(configuration: Configuration) -> Credentials:
+    """Those of a configuration now: tokens expire, so ask again every few minutes."""
+    token = await configuration.get_api_key_with_prefix("BearerToken")
+    return Credentials(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        token=None if token is None else token.split()[-1],
+        verify=configuration.verify_ssl,
+    )
+
+
+class Connection:
+    """One client with its pool of sockets; close it."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        user: str,
+        gate: Gate | None = None,
+        before_write: Checkpoint | None = None,
+        written: Checkpoint | None = None,
+    ) -> None:
+        """``before_write`` and ``written`` are told of every mutating request: for fail points and for metrics."""
+        if gate is not None:
+            configuration = _gated(configuration, gate)
+        self._before_write, self._written = before_write, written
+        self._turnstile = Turnstile()
+        self.client = ApiClient(configuration)
+        self.client.user_agent = f"quire-operator/{__version__} ({user})"
+
+    async def close(self) -> None:
+        await self.client.close()  # type: ignore[no-untyped-call]
+
+    async def read(self, path: str, *, query: Query = ()) -> JSON:
+        """GET."""
+        return await self._request("GET", path, query=query, body=None, content_type=None)
+
+    async def read_metadata(self, path: str, *, query: Query = ()) -> JSON:
+        """GET of a list of which only the objects' metadata are wanted."""
+        return _parsed(await self._send("GET", path, query=query, body=None, content_type=None, accept=_METADATA))
+
+    async def read_bytes(self, path: str) -> bytes:
+        """GET of something that is no API object."""
+        return await self._send("GET", path, query=(), body=None, content_type=None, accept="*/*")
+
+    async def write(
+        self,
+        verb: str,
+        kind: str,
+        method: str,
+        path: str,
+        *,
+        body: JSON,
+        query: Query = (),
+        content_type: str = "application/json",
+    ) -> JSON:
+        """Any other method; ``verb`` and ``kind`` name the write for fail points and metrics."""
+        async with self._turnstile.turn():
+            if self._before_write is not None:
+                self._before_write(verb, kind)
+            answer = await self._request(method, path, query=query, body=body, content_type=content_type)
+        if self._written is not None:
+            self._written(verb, kind)
+        return answer
+
+    async def _request(
+        self, method: str, path: str, *, query: Query, body: JSON | None, content_type: str | None
+    ) -> JSON:
+        accept = "application/json"
+        return _parsed(await self._send(method, path, query=query, body=body, content_type=content_type, accept=accept))
+
+    async def _send(
+        self, method: str, path: str, *, query: Query, body: JSON | None, content_type: str | None, accept: str
+    ) -> bytes:
+        headers = {"Accept": accept}
+        if content_type is not None:
+            headers["Content-Type"] = content_type
+        try:
+            # The two calls that the client's generated methods and its dynamic client are made of. Importing the
+            # generated methods costs 115 MB of memory: ADR 0018.
+            request = await self.client.param_serialize(
+                method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            response = await self.client.call_api(*request, _request_timeout=CALL_SECONDS)
+            content: bytes = await response.read()  # type: ignore[no-untyped-call]
+        except TimeoutError as error:
+            raise Unavailable(f"the API server did not answer within {CALL_SECONDS:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"the API server can't be reached: {error or type(error).__name__}") from error
+        if response.status >= 400:
+            raise error_of(response.status, content, response.headers)
+        return content
+
+
+async def listed(read: Read, path: str, *, query: Query = (), page: int = 200) -> AsyncIterator[JSON]:
+    """All items of a list, so many at a time."""
+    token = ""
+    while True:
+        answer = await read(path, query=(*query, ("limit", str(page)), ("continue", token)))
+        for item in answer.get("items") or []:
+            yield item
+        token = answer.get("metadata", {}).get("continue") or ""
+        if not token:
+            return
+
+
+def _parsed(content: bytes) -> JSON:
+    try:
+        parsed = json.loads(content)
+    except ValueError as error:
+        raise Unavailable("the API server's answer was cut short") from error
+    except RecursionError as error:
+        raise Unavailable("the API server's answer is nested too deeply to be read") from error
+    if not isinstance(parsed, Mapping):
+        raise Unavailable("the API server's answer was no object")
+    return parsed
+
+
+def _gated(configuration: Configuration, gate: Gate) -> Configuration:
+    async def ask(session: object, context: SimpleNamespace, sent: aiohttp.TraceRequestHeadersSentParams) -> None:
+        if sent.method not in ("GET", "HEAD") and not gate():
+            raise NotLeading("the lease was not renewed in time; nothing is written")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(ask)
+    gated: Configuration = type.__call__(Configuration)
+    gated.__dict__.update(configuration.__dict__)
+    gated.trace_configs = [trace]
+    return gated

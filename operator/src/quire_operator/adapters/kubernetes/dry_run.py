@@ -1,0 +1,24 @@
+"""``ports.DryRun`` on a real API server. Its writes store nothing, so they pass no gate: a standby reviews as well."""
+
+from quire_operator.adapters.kubernetes.cluster import KubeCluster
+from quire_operator.adapters.kubernetes.connection import Connection
+from quire_operator.domain.cluster_state.observed import Key, Ref
+from quire_operator.domain.manifests.desired import Manifest
+
+
+class KubeDryRun:
+    """Over a connection without a gate."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._cluster = KubeCluster(connection, namespaces=())
+
+    async def owner(self, key: Key, ref: Ref) -> str | None:
+        """See ``ports.DryRun``."""
+        child = await self._cluster.read_child(key, ref)
+        if child is None:
+            return None
+        return "" if child.owner is None else child.owner.uid
+
+    async def apply(self, key: Key, manifest: Manifest) -> None:
+        """See ``ports.DryRun``."""
+        await self._cluster.try_apply(key, manifest)

@@ -1,0 +1,20 @@
+"""``ports.Nodes``: the labels of the cluster's nodes, listed now and then; nothing else of them is asked for."""
+
+from quire_operator.adapters.kubernetes.connection import Connection, listed
+from quire_operator.domain.status.capacity_check import GPU_MEMORY_LABEL, Labels
+
+_NODES = "/api/v1/nodes"
+_PAGE = 500
+
+
+class GpuNodes:
+    """Needs the right to list nodes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def labels(self) -> tuple[Labels, ...]:
+        """See ``ports.Nodes``."""
+        query = (("labelSelector", GPU_MEMORY_LABEL),)
+        nodes = listed(self._connection.read_metadata, _NODES, query=query, page=_PAGE)
+        return tuple([node["metadata"].get("labels") or {} async for node in nodes])

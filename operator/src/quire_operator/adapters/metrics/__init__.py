@@ -1,0 +1,1 @@
+"""Adapters to what reports metrics: Prometheus, replicas and gateways."""

@@ -1,0 +1,105 @@
+"""LLMDeployments as series: what their conditions say, how many replicas are in which state, for how long one starts.
+
+Read off the ``store`` at a scrape, by the leader alone; ``telemetry`` serves it beside its own registry. Written as
+text at once: a thousand LLMDeployments are twelve thousand series, which take the client library four times as long.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from quire_operator.domain.cluster_state.observed import Key, Pod, Resource, own_deployment
+from quire_operator.reconcile.store import Store
+
+_CONDITION = "quire_operator_llmdeployment_condition"
+_INFO = "quire_operator_llmdeployment_info"
+_REPLICAS = "quire_operator_llmdeployment_replicas"
+_STARTING = "quire_operator_llmdeployment_starting_seconds"
+_HELP: Mapping[str, str] = {
+    _CONDITION: "1 for each condition as it stands in status, by type, status and reason.",
+    _INFO: "1; names the model that the LLMDeployment serves.",
+    _REPLICAS: "Replicas by state: asked, ready, starting, terminating.",
+    _STARTING: "For how long the replica that has been starting the longest has been; 0 where none is.",
+}
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class ResourceMetrics:
+    """``text`` for one scrape, in Prometheus' text format."""
+
+    def __init__(self, store: Store, *, leading: Callable[[], bool]) -> None:
+        self._store, self._leading = store, leading
+
+    def text(self, now: datetime) -> str:
+        """Empty where this process does not lead: two that tell the same would be counted twice."""
+        if not self._leading():
+            return ""
+        families: dict[str, list[str]] = {name: [] for name in _HELP}
+        for key in self._store.live_keys():
+            resource = self._store.resource(key)
+            if resource is not None:
+                self._add(families, key, resource, now)
+        return "".join(_family(name, lines) for name, lines in families.items())
+
+    def _add(self, families: Mapping[str, list[str]], key: Key, resource: Resource, now: datetime) -> None:
+        who = f'namespace="{key.namespace}",name="{key.name}"'
+        families[_INFO].append(f'{_INFO}{{{who},model_name="{_escaped(_served_name(resource))}"}} 1\n')
+        conditions = families[_CONDITION]
+        for condition in _conditions(resource):
+            type_, status, reason = (_escaped(str(condition.get(label, ""))) for label in ("type", "status", "reason"))
+            conditions.append(f'{_CONDITION}{{{who},type="{type_}",status="{status}",reason="{reason}"}} 1\n')
+        pods = [pod for pod in self._store.pods(key) if pod.phase not in ("Failed", "Succeeded")]
+        for state, count in self._counts(resource, pods).items():
+            families[_REPLICAS].append(f'{_REPLICAS}{{{who},state="{state}"}} {count}\n')
+        families[_STARTING].append(f"{_STARTING}{{{who}}} {_longest_start(pods, now):.0f}\n")
+
+    def _counts(self, resource: Resource, pods: Sequence[Pod]) -> dict[str, int]:
+        state = own_deployment(resource, self._store.children(resource.key))
+        terminating = sum(pod.deleting for pod in pods)
+        ready = sum(pod.ready and not pod.deleting for pod in pods)
+        return {
+            "asked": 0 if state is None else state.replicas_asked,
+            "ready": ready,
+            "starting": len(pods) - ready - terminating,
+            "terminating": terminating,
+        }
+
+
+def _family(name: str, lines: list[str]) -> str:
+    return f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n{''.join(lines)}" if lines else ""
+
+
+def _served_name(resource: Resource) -> str:
+    """Also of a spec that can't be carried out."""
+    spec = resource.body.get("spec")
+    model = spec.get("model") if isinstance(spec, Mapping) else None
+    name = model.get("servedName") if isinstance(model, Mapping) else None
+    return name if isinstance(name, str) else resource.key.name
+
+
+def _conditions(resource: Resource) -> Iterator[Mapping[str, object]]:
+    conditions = resource.status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else ():
+        if isinstance(condition, Mapping):
+            yield condition
+
+
+@lru_cache(maxsize=4096)
+def _escaped(text: str) -> str:
+    """As the value of a label. The same few words come again and again."""
+    return text.translate(_ESCAPES)
+
+
+def _longest_start(pods: Sequence[Pod], now: datetime) -> float:
+    """A replica that was ready and is no longer counts as starting, from when it ceased to be."""
+    begun = [_time(pod.ready_changed or pod.created) for pod in pods if not pod.ready and not pod.deleting]
+    return max((max(0.0, (now - time).total_seconds()) for time in begun if time is not None), default=0.0)
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)

@@ -1,0 +1,371 @@
+"""The operator's process: builds its parts, runs them in one event loop, and takes them down in order.
+
+``__main__`` calls ``run``. Watches run always, so that a standby knows the cluster when it takes over; what writes runs
+only while leading.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Awaitable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from quire_operator.adapters.hub_facts import HubFacts
+from quire_operator.adapters.kubernetes.cluster import KubeCluster
+from quire_operator.adapters.kubernetes.connection import (
+    Checkpoint,
+    Connection,
+    credentials,
+    load_configuration,
+    own_namespace,
+)
+from quire_operator.adapters.kubernetes.dry_run import KubeDryRun
+from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
+from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
+from quire_operator.adapters.kubernetes.leases import KubeLeases
+from quire_operator.adapters.metrics.gateways import Gateways
+from quire_operator.adapters.metrics.prometheus import Prometheus
+from quire_operator.adapters.metrics.scrape import Scraper
+from quire_operator.adapters.metrics.sources import MetricsSources
+from quire_operator.adapters.wall_clock import WallClock
+from quire_operator.app.resource_metrics import ResourceMetrics
+from quire_operator.app.settings import Settings
+from quire_operator.app.telemetry import Canary, Server, Telemetry
+from quire_operator.domain.autoscaling.autoscaler import Decision
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.domain.manifests.surroundings import Surroundings
+from quire_operator.errors import ClusterProblem
+from quire_operator.handlers.events import CHILD_KINDS, Inbox, Login, Webhook, watch
+from quire_operator.leadership.gate import Gate
+from quire_operator.leadership.leader import Elector
+from quire_operator.ports import ClusterError, Forbidden, NotLeading
+from quire_operator.reconcile.admission import Reviewer
+from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.optional_kinds import OptionalKinds
+from quire_operator.reconcile.reconciler import Reconciler, retry_after
+from quire_operator.reconcile.store import Store
+from quire_operator.reconcile.sweep import sweep
+from quire_operator.reconcile.workqueue import Workers
+from quire_operator.scaling.autoscale import Autoscaler
+from quire_operator.scaling.cluster_scaling import ClusterScaling
+from quire_operator.scaling.loop import keep_scaling
+
+logger = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 2.0
+_RETRY_SECONDS = 2.0
+_SETTLE_SECONDS = 2.0
+_JITTER_SECONDS = 30.0
+_JSON_LEVELS = 20_000
+"""Twice what the API server stores. With Python's own limit of 1,000 one spec that is nested deeper would end every
+watch, and with them all work for everybody else."""
+
+
+async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> None:
+    """Until SIGTERM or SIGINT. Raises ``UserError`` for what a person can mend.
+
+    ``before_write`` is for tests, which stop the process between any two writes.
+    """
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), _JSON_LEVELS))
+    configuration = await load_configuration(settings.kubeconfig)
+    gate, telemetry = Gate(), Telemetry()
+    connection = Connection(
+        configuration, user=settings.identity, gate=gate.is_open, before_write=before_write, written=telemetry.written
+    )
+    lease_connection = Connection(configuration, user=settings.identity)
+    review_connection = Connection(configuration, user=settings.identity)
+    try:
+        operator = Operator(settings, connection, lease_connection, gate, telemetry)
+        reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images, capacity=operator.capacity)
+        await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer))
+    finally:
+        await connection.close()
+        await lease_connection.close()
+        await review_connection.close()
+
+
+def _webhook(settings: Settings, reviewer: Reviewer) -> Webhook | None:
+    options = settings.webhook
+    if options is None:
+        return None
+    return Webhook(
+        host=settings.host,
+        port=options.port,
+        certificate=options.certificate,
+        key=options.key,
+        judge=reviewer.review,
+    )
+
+
+class Operator:
+    """All parts of one process."""
+
+    def __init__(
+        self, settings: Settings, connection: Connection, lease_connection: Connection, gate: Gate, telemetry: Telemetry
+    ) -> None:
+        self._settings, self._gate, self._telemetry = settings, gate, telemetry
+        self._namespace = settings.namespace or own_namespace()
+        self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
+        self._store, self._clock = Store(), WallClock()
+        self._canary = Canary(started=time.monotonic())
+        self._workers: Workers[Key] = Workers(
+            self._reconcile,
+            on_error=self._on_error,
+            now=time.monotonic,
+            random=random.random,
+            limit=settings.workers,
+        )
+        self.capacity = self._capacity_check(connection) if settings.capacity_check else None
+        self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
+        self._reconciler = Reconciler(
+            cluster=self._cluster,
+            store=self._store,
+            clock=self._clock,
+            images=settings.images,
+            enqueue=self._workers.add,
+            cluster_domain=settings.cluster_domain,
+            around=self._around,
+            capacity=self.capacity,
+        )
+        self._gateways = GatewayPods(
+            lambda path, query: connection.read(path, query=query),
+            namespace=self._namespace,
+            selector=settings.gateways.selector,
+            urls=settings.gateways.urls,
+        )
+        self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
+        self._elector = Elector(
+            leases=self._leases, identity=settings.identity, gate=gate, lead=self._lead, seen=self._lease_called
+        )
+        self._scaling: ClusterScaling | None = None
+        """Only while leading."""
+        self._refused: frozenset[str] = frozenset()
+        """Namespaces that may not be listed, as far as that was told."""
+        self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def _capacity_check(self, connection: Connection) -> CapacityCheck:
+        endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+        everywhere = not self._settings.watch_namespaces  # else it may not list nodes
+        return CapacityCheck(
+            models=HubFacts(endpoint),
+            nodes=GpuNodes(connection) if everywhere else None,
+            now=time.monotonic,
+            enqueue=self._workers.add,
+        )
+
+    async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
+        """Until stopped; then whoever stands by may lead at once."""
+        resources = ResourceMetrics(self._store, leading=self._gate.is_open)
+        server = Server(
+            self._telemetry,
+            problem=self._problem,
+            ready=self._watching.is_set,
+            refresh=self._refresh_gauges,
+            decisions=lambda key: () if self._scaling is None else self._scaling.decisions(key),
+            resources=lambda: resources.text(datetime.now(UTC)),
+        )
+        self._catch_signals()
+        try:
+            port = await server.start(self._settings.host, self._settings.port)
+        except OSError as error:
+            where = f"{self._settings.host}:{self._settings.port}"
+            raise ClusterProblem(f"can't listen on {where}: {error.strerror}", hint="choose another --port") from error
+        logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
+        tasks = [asyncio.create_task(self._watch(login, webhook), name="watches")]
+        try:
+            # Whoever can't see must not lead: the first list comes before the first campaign.
+            await self._until_stopped(self._watching.wait(), *tasks)
+            tasks.append(asyncio.create_task(self._elector.run(), name="elector"))
+            await self._until_stopped(asyncio.Event().wait(), *tasks)
+        finally:
+            for task in reversed(tasks):  # the elector first: it releases the Lease
+                task.cancel()
+                await asyncio.wait({task})
+            await server.stop()
+            if self.capacity is not None:
+                await self.capacity.aclose()
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def _until_stopped(self, done: Awaitable[object], *tasks: asyncio.Task[None]) -> None:
+        """Until ``done``, until a signal, or until one of the tasks ends, which none does by itself."""
+        waiting = {asyncio.ensure_future(done), asyncio.ensure_future(self._stop.wait())}
+        await asyncio.wait(waiting | set(tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    # --- watching ---
+
+    async def _watch(self, login: Login, webhook: Webhook | None) -> None:
+        """Watches; begun anew when the CRD was removed and is there again, or whatever else ended them."""
+        inbox = Inbox(
+            store=self._store,
+            namespaces=frozenset(self._settings.watch_namespaces),
+            enqueue=self._workers.add,
+            relisted=self._relisted.set,
+            lease_seen=self._lease_seen,
+        )
+        lease_name = self._settings.lease_name
+        while True:
+            await self._wait_for_crd()
+            reason = await watch(
+                inbox,
+                login,
+                namespace=self._namespace,
+                lease_name=lease_name,
+                started=self._watches_started,
+                webhook=webhook,
+            )
+            self._watching.clear()
+            logger.warning("the watches ended and begin anew: %r", reason)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _watches_started(self) -> None:
+        self._catch_signals()  # kopf has just put its own handlers there
+        self._canary = Canary(started=time.monotonic())
+        self._watching.set()
+
+    async def _wait_for_crd(self) -> None:
+        told = None
+        while True:
+            try:
+                if await self._cluster.is_established():
+                    return
+                problem = "there is no LLMDeployment kind in this cluster yet: waiting for its CRD"
+            except ClusterError as error:
+                problem = f"waiting for the API server: {error}"
+            if problem != told:
+                logger.warning("%s", problem)
+                told = problem
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _lease_seen(self, holder: str, renewed: datetime | None) -> None:
+        self._canary.note_watch(renewed)
+        self._elector.notice(holder)
+
+    def _lease_called(self, renewed: datetime | None) -> None:
+        self._canary.note_call(renewed, time.monotonic())
+
+    # --- leading ---
+
+    async def _lead(self) -> None:
+        self._reconciler.forget()
+        await self._optional_kinds.look()
+        await self._sweep()
+        for key in self._store.live_keys():
+            self._workers.add(key)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
+            group.create_task(self._resync())
+            group.create_task(self._discover())
+            group.create_task(self._autoscale())
+
+    async def _resync(self) -> None:
+        period = self._settings.resync_seconds
+        while True:
+            try:
+                async with asyncio.timeout(period * random.uniform(0.9, 1.1)):
+                    await self._relisted.wait()
+            except TimeoutError:
+                await self._sweep()
+                for key in self._store.live_keys():
+                    self._workers.add_after(key, random.uniform(0, min(_JITTER_SECONDS, period / 2)))
+            else:
+                await asyncio.sleep(_SETTLE_SECONDS)
+                self._relisted.clear()
+                await self._sweep()
+
+    async def _discover(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.children.discovery_seconds * random.uniform(0.9, 1.1))
+            await self._optional_kinds.look()
+
+    def _around(self) -> Surroundings:
+        return replace(self._settings.children.around, served_kinds=self._optional_kinds.served)
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                kinds = tuple(CHILD_KINDS)
+                self._tell_refused(await sweep(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
+                return
+            except ClusterError as error:
+                logger.warning("not everything could be listed: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _tell_refused(self, namespaces: frozenset[str]) -> None:
+        if namespaces and namespaces != self._refused:
+            logger.warning(
+                "nothing may be listed in %s, and nothing is done there: if it is gone, take it out of "
+                "--watch-namespace (the chart's watchNamespaces); if not, see the operator's role there",
+                ", ".join(sorted(namespaces)),
+            )
+        self._refused = namespaces
+
+    async def _autoscale(self) -> None:
+        options, told = self._settings.prometheus, self._telemetry.scaling
+        prometheus = None if options is None else Prometheus(options, clock=self._clock, failed=told.prometheus_failed)
+        scraper, gateways = Scraper(clock=self._clock, failed=told.scrape_failed), Gateways(self._gateways.addresses)
+        sources = MetricsSources(pods=scraper, prometheus=prometheus, gateways=gateways)
+        self._scaling = scaling = ClusterScaling(
+            store=self._store,
+            reconciler=self._reconciler,
+            prometheus_problem=None if prometheus is None else lambda: prometheus.problem,
+        )
+        autoscaler = Autoscaler(metrics=sources, target=scaling, clock=self._clock)
+        told.show(
+            lambda: scaling.latest,
+            last_answer=None if prometheus is None else lambda: prometheus.last_answer,
+            gateways=lambda: None if gateways.asked is None else (gateways.asked, gateways.answered),
+        )
+        try:
+            period = self._settings.autoscaling_period_seconds
+            await keep_scaling(
+                autoscaler, scaling, tick_seconds=period, decided=self._count_decision, ticked=told.ticks.observe
+            )
+        finally:
+            self._scaling = None
+            told.hide()
+            await sources.aclose()
+
+    def _count_decision(self, decision: Decision) -> None:
+        self._telemetry.decisions.labels(reason=decision.reason.value).inc()
+
+    async def _reconcile(self, key: Key) -> float | None:
+        with self._telemetry.reconciles.time():
+            return await self._reconciler.reconcile(key)
+
+    def _on_error(self, key: Key, error: Exception) -> float | None:
+        self._telemetry.errors.labels(reason=type(error).__name__).inc()
+        if isinstance(error, NotLeading):
+            logger.info("%s: %s", key, error)
+        elif isinstance(error, ClusterError):
+            hint = "; see the operator's role" if isinstance(error, Forbidden) else ""
+            logger.warning("%s: %s%s", key, error, hint)
+        else:
+            logger.error("%s: this is a fault in quire", key, exc_info=error)
+        return retry_after(error)
+
+    # --- itself ---
+
+    def _problem(self) -> str | None:
+        if not self._watching.is_set():
+            return None  # there is nothing to see while there is no CRD; ``ready`` says so
+        return self._canary.problem()
+
+    def _refresh_gauges(self) -> None:
+        self._telemetry.stands(leading=self._gate.is_open(), waiting=len(self._workers.queue))
+        self._telemetry.watch_lag.set(self._canary.lag() if self._watching.is_set() else 0.0)
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError):  # not in the main thread: somebody else catches them
+                loop.add_signal_handler(number, self._stop.set)

@@ -1,0 +1,145 @@
+"""The autoscaler in the operator's metrics: what each LLMDeployment was last decided to need, and how the figures come.
+
+Fed by ``app`` and ``scaling_loop``; the series of each LLMDeployment are made at a scrape from its last decision, so
+that they go with it and cost nothing in between.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from time import time
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from quire_operator.domain.autoscaling.autoscaler import Decision
+from quire_operator.domain.cluster_state.observed import Key
+
+_PREFIX = "quire_operator_autoscaling_"
+_TICK_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0)
+
+
+class ScalingTelemetry:
+    """Counters and histograms; and, through ``show``, what a collector reads at each scrape."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.ticks = Histogram(
+            f"{_PREFIX}tick_seconds",
+            "Time of one look at all LLMDeployments that autoscale.",
+            buckets=_TICK_BUCKETS,
+            registry=registry,
+        )
+        self._prometheus_errors = Counter(
+            "quire_operator_prometheus_errors",
+            "Ticks to which Prometheus gave no answer, by why.",
+            ["reason"],
+            registry=registry,
+        )
+        self._scrape_errors = Counter(
+            "quire_operator_replica_scrape_errors",
+            "Replicas that gave no metrics when they were asked, by why.",
+            ["reason"],
+            registry=registry,
+        )
+        self._collector = _Decisions()
+        registry.register(self._collector)
+
+    def prometheus_failed(self, reason: str) -> None:
+        self._prometheus_errors.labels(reason=reason).inc()
+
+    def scrape_failed(self, reason: str) -> None:
+        self._scrape_errors.labels(reason=reason).inc()
+
+    def show(
+        self,
+        decisions: Callable[[], Mapping[str, Decision]],
+        *,
+        last_answer: Callable[[], float] | None,
+        gateways: Callable[[], tuple[int, int] | None],
+    ) -> None:
+        """While this process leads. ``last_answer`` is Prometheus's, None where there is none; ``gateways`` is how many
+        were asked and how many answered."""
+        self._collector.shown = _Shown(decisions=decisions, last_answer=last_answer, gateways=gateways)
+
+    def hide(self) -> None:
+        """Another process decides now."""
+        self._collector.shown = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    decisions: Callable[[], Mapping[str, Decision]]
+    last_answer: Callable[[], float] | None
+    gateways: Callable[[], tuple[int, int] | None]
+
+
+class _Decisions(Collector):
+    def __init__(self) -> None:
+        self.shown: _Shown | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        shown = self.shown
+        if shown is None:
+            return
+        yield from _decided(shown.decisions())
+        if shown.last_answer is not None:
+            yield GaugeMetricFamily(
+                "quire_operator_prometheus_last_answer_timestamp_seconds",
+                "When Prometheus last answered (Unix time); 0 before the first answer.",
+                value=shown.last_answer(),
+            )
+        gateways = shown.gateways()
+        if gateways is not None:
+            asked, answered = gateways
+            text = "Gateways that {} the last time they were asked about held requests."
+            yield GaugeMetricFamily("quire_operator_gateways", text.format("were asked"), value=asked)
+            yield GaugeMetricFamily("quire_operator_gateway_answers", text.format("answered"), value=answered)
+
+
+def _decided(decisions: Mapping[str, Decision]) -> Iterator[Metric]:
+    numbers = {name: _family(name, text) for name, text in _NUMBERS.items()}
+    need, seen, reasons = _family(*_NEED, "term"), _family(*_INPUT, "input"), _family(*_REASON, "reason")
+    age, now = _family(*_AGE), time()
+    for text, decision in decisions.items():
+        key = Key.parse(text)
+        labels = [key.namespace, key.name]
+        for name, value in _numbers(decision).items():
+            numbers[name].add_metric(labels, value)
+        for term in decision.terms:
+            need.add_metric([*labels, term.reason.value], term.need)
+        for name in _SEEN & decision.inputs.keys():
+            seen.add_metric([*labels, name], decision.inputs[name])
+        reasons.add_metric([*labels, decision.reason.value], 1.0)
+        if (oldest := decision.oldest_sample) is not None:
+            age.add_metric(labels, max(0.0, now - oldest))
+    yield from (*numbers.values(), need, seen, reasons, age)
+
+
+_NUMBERS = {
+    "desired_replicas": "Replicas the autoscaler last decided for; in Recommend mode: would have.",
+    "current_replicas": "Replicas that were asked for when it looked.",
+    "min_replicas": "spec.autoscaling.minReplicas.",
+    "max_replicas": "spec.autoscaling.maxReplicas.",
+    "enforced": "1 in mode Enforce, 0 in mode Recommend.",
+}
+_SEEN = frozenset({"ready", "starting", "fresh", "waiting", "running", "heldRequests"})
+"""What replicas say themselves is scraped from them; here is what they can't say, and what was decided by."""
+_NEED = ("need_replicas", "Replicas that demand asks for, by term, not rounded; the largest counts.")
+_INPUT = ("input", "What was seen at the last look.")
+_REASON = ("reason", "1 for the reason of the last decision.")
+_AGE = ("metrics_age_seconds", "Age of the oldest sample among the newest ones of the ready replicas.")
+
+
+def _family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=("namespace", "name", *labels))
+
+
+def _numbers(decision: Decision) -> dict[str, float]:
+    return {
+        "desired_replicas": decision.desired,
+        "current_replicas": decision.current,
+        "min_replicas": decision.bounds[0],
+        "max_replicas": decision.bounds[1],
+        "enforced": float(decision.enforced),
+    }

@@ -1,0 +1,153 @@
+"""What the operator tells of itself: its metrics, and whether it is alive.
+
+Fed by ``app``; served at /metrics, /healthz and /readyz, and the autoscaler's decisions at /decisions/NAMESPACE/NAME.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from quire_operator.app.scaling_telemetry import ScalingTelemetry
+from quire_operator.domain.autoscaling.ticks import Log
+
+_BLIND_SECONDS = 30.0
+_STARTING_SECONDS = 60.0
+_AWAY_SECONDS = 10.0
+
+
+class Telemetry:
+    """The metrics, each under the name it is scraped by."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.reconciles = Histogram(
+            "quire_operator_reconcile_seconds",
+            "Time of one pass over one LLMDeployment.",
+            buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "quire_operator_reconcile_errors", "Passes that failed, by reason.", ["reason"], registry=self.registry
+        )
+        self.writes = Counter(
+            "quire_operator_writes", "Mutating requests that succeeded.", ["verb", "kind"], registry=self.registry
+        )
+        self.decisions = Counter(
+            "quire_operator_decisions", "What the autoscaler decided, by reason.", ["reason"], registry=self.registry
+        )
+        self.queue = Gauge("quire_operator_queue_depth", "LLMDeployments that wait for a pass.", registry=self.registry)
+        self.watch_lag = Gauge(
+            "quire_operator_watch_lag_seconds", "How far the watches are behind our own calls.", registry=self.registry
+        )
+        self.scaling = ScalingTelemetry(self.registry)
+        self.leading = Gauge("quire_operator_leading", "1 while this process may write.", registry=self.registry)
+
+    def stands(self, *, leading: bool, waiting: int) -> None:
+        """Whether this process may write, and for how many LLMDeployments it has to."""
+        self.leading.set(leading)
+        # One that stands by collects them too, for when it leads; none of them waits for it.
+        self.queue.set(waiting if leading else 0)
+
+    def written(self, verb: str, kind: str) -> None:
+        self.writes.labels(verb=verb, kind=kind).inc()
+
+
+@dataclass(slots=True)
+class Canary:
+    """Whether the watches still show what happens: our Lease changes every 2 s, and a watch has to show it.
+
+    Measured by our own monotonic clock from the first change that our calls saw and no watch showed: the Lease's times
+    are those of whoever holds it. While the API server is away nothing changes, and nothing is wrong with us.
+    """
+
+    started: float
+    shown: datetime | None = None
+    """The renewal that a watch has shown last."""
+    unseen_since: float | None = None
+    """When our calls saw a renewal that no watch has shown, nor any after it."""
+    called: float | None = None
+    """When a call of ours saw the Lease last."""
+
+    def note_call(self, renewed: datetime | None, now: float) -> None:
+        """A call of ours has seen this renewal."""
+        was_away = self.called is None or now - self.called > _AWAY_SECONDS
+        self.called = now
+        if renewed == self.shown:
+            self.unseen_since = None
+        elif self.unseen_since is None or was_away:
+            self.unseen_since = now
+
+    def note_watch(self, renewed: datetime | None) -> None:
+        """A watch has shown this one."""
+        self.shown, self.unseen_since = renewed, None
+
+    def lag(self) -> float:
+        """For how many seconds our calls have seen what the watches have not shown."""
+        return 0.0 if self.unseen_since is None or self.called is None else self.called - self.unseen_since
+
+    def problem(self) -> str | None:
+        """Why this process is blind, or None."""
+        if self.shown is None and self.called is not None and self.called - self.started < _STARTING_SECONDS:
+            return None
+        lag = self.lag()
+        return f"the watches have shown nothing of our Lease for {lag:.0f} s" if lag > _BLIND_SECONDS else None
+
+
+class Server:
+    """/healthz, /readyz, /metrics."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        *,
+        problem: Callable[[], str | None],
+        ready: Callable[[], bool],
+        refresh: Callable[[], None],
+        decisions: Callable[[str], Log] = lambda key: (),
+        resources: Callable[[], str] = str,
+    ) -> None:
+        """``refresh`` sets the gauges before a scrape; ``decisions`` are the leader's, by ``namespace/name``;
+        ``resources`` is what a scrape gets beside the registry."""
+        self._telemetry, self._problem, self._ready, self._refresh = telemetry, problem, ready, refresh
+        self._decisions_of, self._resources = decisions, resources
+        app = web.Application()
+        app.add_routes(
+            [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
+            + [web.get("/decisions/{namespace}/{name}", self._decisions)]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, host: str, port: int) -> int:
+        """The port it listens on. Raises ``OSError`` if that is taken."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        address: tuple[str, int] = self._runner.addresses[0]
+        return address[1]
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        problem = self._problem()
+        return web.Response(text=problem or "ok", status=200 if problem is None else 503)
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        ready = self._ready()
+        return web.Response(text="ok" if ready else "the watches have not begun", status=200 if ready else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        self._refresh()
+        page = generate_latest(self._telemetry.registry) + self._resources().encode()
+        return web.Response(body=page, content_type="text/plain")
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        log = self._decisions_of(f"{request.match_info['namespace']}/{request.match_info['name']}")
+        if not log:
+            return web.Response(text="no decision: this process does not lead, or it does not autoscale", status=404)
+        return web.Response(body=msgspec.json.encode(log), content_type="application/json")

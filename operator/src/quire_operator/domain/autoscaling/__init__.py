@@ -1,0 +1,1 @@
+"""The autoscaling policy: from observations to a number of replicas."""

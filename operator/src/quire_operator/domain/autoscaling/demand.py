@@ -1,0 +1,201 @@
+"""How many replicas the demand asks for, term by term; the largest counts.
+
+Under ``autoscaler.decide``. Each term is a number of replicas, not rounded, with the figures it came from in words.
+Pure, and monotone: more waiting, running, queued, held or arriving never lowers a term.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from quire_operator.domain.autoscaling.history import Flow
+from quire_operator.domain.autoscaling.margin import Margin
+from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.rates import Rates
+from quire_operator.domain.autoscaling.rises import Rises
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.tuning import Tuning
+from quire_operator.domain.autoscaling.variation import Variation
+from quire_operator.domain.resource.quantities import format_duration
+from quire_operator.domain.resource.scaling import LatencyTarget, ScalingTargets
+
+_FULL = 0.8
+"""How full a replica may be by plan: what is left absorbs the next seconds."""
+_STILL_TO_COME = 0.5
+"""Of the mean answer: what a running sequence is still to generate."""
+_ACTIVE = 0.01
+_ENOUGH_SECONDS = 10.0
+"""A mean over less than this says nothing about arrivals."""
+_ENOUGH_LATE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    reason: Reason
+    need: float
+    """Replicas."""
+    detail: str
+    """Its numbers, to stand in a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """All fresh samples together."""
+
+    replicas: int
+    waiting: float
+    running: float
+    queued_prompt_tokens: float
+    kv_tokens_used: float
+
+    @classmethod
+    def of(cls, samples: Collection[ReplicaSample]) -> "Load":
+        waiting = running = queued = used = 0.0
+        for sample in samples:
+            waiting += sample.waiting
+            running += sample.running
+            queued += sample.queued_prompt_tokens
+            used += sample.kv_tokens_used
+        return cls(
+            replicas=len(samples), waiting=waiting, running=running, queued_prompt_tokens=queued, kv_tokens_used=used
+        )
+
+
+def gauge_terms(
+    load: Load, *, rates: Rates | None, kv_tokens: float, max_sequences: int, targets: ScalingTargets
+) -> list[Term]:
+    """What is at the replicas now."""
+    output = rates.mean_output_tokens if rates else 0.0
+    growth = output * load.running * _STILL_TO_COME
+    kv = (load.kv_tokens_used + load.queued_prompt_tokens + growth) / (_FULL * kv_tokens)
+    slots = (load.running + load.waiting) / (_FULL * max_sequences)
+    terms = [
+        Term(
+            reason=Reason.KV_DEMAND,
+            need=kv,
+            detail=f"{load.kv_tokens_used:,.0f} KV tokens in use + {load.queued_prompt_tokens:,.0f} queued + "
+            f"{growth:,.0f} still to be generated over {_FULL} × {kv_tokens:,.0f} a replica",
+        ),
+        Term(
+            reason=Reason.CONCURRENCY,
+            need=slots,
+            detail=f"{load.running:.0f} running + {load.waiting:.0f} waiting over {_FULL} × {max_sequences} "
+            "sequences a replica",
+        ),
+    ]
+    if targets.queue_depth is not None:
+        terms.append(
+            Term(
+                reason=Reason.QUEUE_DEPTH,
+                need=load.waiting / targets.queue_depth,
+                detail=f"{load.waiting:.0f} waiting over queueDepth {targets.queue_depth}",
+            )
+        )
+    if targets.kv_usage_percent is not None:
+        terms.append(
+            Term(
+                reason=Reason.KV_USAGE,
+                need=load.kv_tokens_used / (targets.kv_usage_percent / 100 * kv_tokens),
+                detail=f"{load.kv_tokens_used:,.0f} KV tokens in use over kvUsagePercent {targets.kv_usage_percent} of "
+                f"{kv_tokens:,.0f} a replica",
+            )
+        )
+    return terms
+
+
+def work_term(
+    flows: Sequence[Flow],
+    variation: Variation,
+    rises: Rises,
+    *,
+    start_up: float,
+    queued_prompt_tokens: float,
+    rates: Rates | None,
+    max_sequences: int,
+    percentile: int,
+    tuning: Tuning,
+) -> Term | None:
+    """What arrived of late, in busy replicas, with some to spare for how much it varies and how far it rises while a
+    replica starts, and those that work off what is queued.
+
+    None while too little is known.
+    """
+    seconds = sum(flow.seconds for flow in flows)
+    if rates is None or seconds < _ENOUGH_SECONDS:
+        return None
+    busy = busy_replicas(flows, rates, max_sequences)
+    # Where nothing came there is nothing to expect more of; the window remembers what came before.
+    deviation = variation.deviation(busy) if busy > 0 else 0.0
+    rise = rises.deviation(busy, start_up=start_up) if busy > 0 else 0.0
+    spare = tuning.spare_replicas(deviation, rise, percentile=percentile)
+    if busy + spare > busy / _FULL:
+        need = busy + spare
+        why = (
+            f"{busy:.2f} busy replicas and {spare:.2f} to spare for p{percentile}, as work varies by ±{deviation:.2f} "
+            f"and rises by {rise:.2f} in the {start_up:.0f} s that replicas take to start"
+        )
+    else:
+        need = busy / _FULL
+        why = f"{busy:.2f} busy replicas, over {_FULL}"
+    backlog = queued_prompt_tokens * rates.prefill_seconds_per_token / tuning.drain_seconds
+    if backlog > 0:
+        why += f", and {backlog:.2f} to work off {queued_prompt_tokens:,.0f} queued in {tuning.drain_seconds:.0f} s"
+    requests, tokens = sum(f.requests for f in flows) / seconds, sum(f.prompt_tokens for f in flows) / seconds
+    return Term(
+        reason=Reason.WORK,
+        need=need + backlog,
+        detail=f"{requests:.2f} requests/s of {rates.mean_output_tokens:.0f} output tokens and {tokens:,.0f} "
+        f"prompt tokens/s in the last {seconds:.0f} s are {why}",
+    )
+
+
+def busy_replicas(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> float:
+    """Seconds of a busy replica that arrived per second."""
+    requests, tokens = sum(flow.requests for flow in flows), sum(flow.prompt_tokens for flow in flows)
+    decode = rates.mean_output_tokens * rates.seconds_per_output_token(max_sequences)
+    return (tokens * rates.prefill_seconds_per_token + requests * decode) / sum(flow.seconds for flow in flows)
+
+
+def with_margin(work: Term, margin: Margin, *, now: float) -> Term:
+    """The work, counted for as much as late first tokens taught."""
+    if margin.factor <= 1.0:
+        return work
+    ago = format_duration(round(now - margin.learnt))
+    why = f"× {margin.factor:.2f} since first tokens were late with {margin.replicas} replicas {ago} ago"
+    return replace(work, need=work.need * margin.factor, detail=f"{work.detail}; {why}")
+
+
+def first_token_term(
+    flows: Sequence[Flow], *, target: LatencyTarget, replicas: int, tuning: Tuning, now: float
+) -> Term | None:
+    """One replica more, while more first tokens are late than the percentile allows; None while they are not."""
+    recent = [flow for flow in flows if flow.time > now - tuning.first_token_seconds]
+    total = sum(flow.first_tokens for flow in recent)
+    late = sum(flow.late_first_tokens for flow in recent)
+    if late < _ENOUGH_LATE or late <= total * (100 - target.percentile) / 100:
+        return None
+    return Term(
+        reason=Reason.FIRST_TOKEN,
+        need=float(replicas + 1),
+        detail=f"{late:.0f} of {total:.0f} first tokens in the last {tuning.first_token_seconds:.0f} s waited over "
+        f"{target.threshold_seconds:g} s beyond their own prefill, p{target.percentile} is the target",
+    )
+
+
+def activity_term(arrived: float, in_flight: int) -> Term | None:
+    """Next to nothing, but not nothing: whoever asks now and then keeps the last replica."""
+    if arrived <= 0 and in_flight <= 0:
+        return None
+    return Term(
+        reason=Reason.ACTIVITY,
+        need=_ACTIVE,
+        detail=f"{arrived:.0f} requests since the last look, {in_flight} in flight at the gateways",
+    )
+
+
+def held_term(held: int, *, max_sequences: int) -> Term:
+    """Requests that wait in the gateway for a first replica."""
+    return Term(
+        reason=Reason.HELD,
+        need=held / (_FULL * max_sequences),
+        detail=f"{held} requests held by the gateway",
+    )

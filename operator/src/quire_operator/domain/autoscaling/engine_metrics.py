@@ -1,0 +1,113 @@
+"""The engine's metrics as the autoscaler reads them: which names, and how they become a ``ReplicaSample``.
+
+Between the adapters, which fetch series (from the replica itself or from Prometheus), and ``observation``. The names
+are vLLM's where vLLM has one, else ``quire_``; tests/contract holds them to what the engine serves. Pure.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+CACHE_CONFIG = "vllm:cache_config_info"
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+CACHE_HITS = "vllm:prefix_cache_hits_total"
+FINISHED = "vllm:request_success_total"
+STEPS = "quire_steps_total"
+QUEUED_TOKENS = "quire_queued_tokens"
+ARRIVED_REQUESTS = "quire_arrived_requests_total"
+ARRIVED_PROMPT_TOKENS = "quire_uncached_prompt_tokens_total"
+STEP_SECONDS = "quire_step_seconds_total"
+FIRST_TOKEN_WAIT = "quire_first_token_wait_seconds"
+FIRST_TOKEN_WAIT_BUCKET = f"{FIRST_TOKEN_WAIT}_bucket"
+
+NAMES = frozenset(
+    {
+        RUNNING,
+        WAITING,
+        KV_USAGE,
+        CACHE_CONFIG,
+        PROMPT_TOKENS,
+        GENERATION_TOKENS,
+        CACHE_HITS,
+        FINISHED,
+        STEPS,
+        QUEUED_TOKENS,
+        ARRIVED_REQUESTS,
+        ARRIVED_PROMPT_TOKENS,
+        STEP_SECONDS,
+        FIRST_TOKEN_WAIT_BUCKET,
+    }
+)
+"""Every series the autoscaler needs."""
+LABELLED = frozenset({CACHE_CONFIG, FIRST_TOKEN_WAIT_BUCKET})
+"""Those whose labels say something; all others are summed over them."""
+
+
+class Point(NamedTuple):
+    """One series of one replica, now. A tuple, for there are a hundred thousand of them in a tick."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
+    """What a replica said of itself; None where it said too little to be judged by."""
+    sums: dict[str, float] = {}
+    buckets: dict[float, float] = {}
+    kv_tokens: float | None = None
+    for point in points:
+        if point.name == CACHE_CONFIG:
+            kv_tokens = _kv_tokens(point.labels)
+        elif point.name == FIRST_TOKEN_WAIT_BUCKET:
+            bound = _number(point.labels.get("le", ""))
+            if bound is not None:
+                buckets[bound] = buckets.get(bound, 0.0) + point.value
+        else:
+            # Over the labels that split one figure: engine, finished_reason, part.
+            sums[point.name] = sums.get(point.name, 0.0) + point.value
+    if kv_tokens is None or not {RUNNING, WAITING, KV_USAGE} <= sums.keys():
+        return None
+    return ReplicaSample(
+        time=time,
+        waiting=sums[WAITING],
+        running=sums[RUNNING],
+        queued_prompt_tokens=sums.get(QUEUED_TOKENS, 0.0),
+        kv_tokens_used=sums[KV_USAGE] * kv_tokens,
+        kv_tokens_capacity=kv_tokens,
+        arrived_requests=sums.get(ARRIVED_REQUESTS),
+        arrived_prompt_tokens=sums.get(ARRIVED_PROMPT_TOKENS),
+        prompt_tokens=sums.get(PROMPT_TOKENS, 0.0),
+        cached_prompt_tokens=sums.get(CACHE_HITS, 0.0),
+        generation_tokens=sums.get(GENERATION_TOKENS, 0.0),
+        finished_requests=sums.get(FINISHED, 0.0),
+        steps=sums.get(STEPS),
+        busy_seconds=sums.get(STEP_SECONDS),
+        first_token_waits=_histogram(buckets),
+    )
+
+
+def _kv_tokens(labels: Mapping[str, str]) -> float | None:
+    blocks, size = _number(labels.get("num_gpu_blocks", "")), _number(labels.get("block_size", ""))
+    return None if blocks is None or size is None else blocks * size
+
+
+def _histogram(buckets: Mapping[float, float]) -> Histogram | None:
+    if math.inf not in buckets:
+        return None
+    bounds = tuple(sorted(buckets))
+    return Histogram(bounds=bounds, counts=tuple(buckets[bound] for bound in bounds))
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value

@@ -1,0 +1,162 @@
+"""Differences of counters: what happened at the replicas since the tick before.
+
+Between ``observation`` (raw counters) and ``demand`` and ``rates`` (which want increments). An engine that restarted
+counts from zero again; a replica seen for the first time has no difference yet.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire_operator.domain.autoscaling.history import Flow
+from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
+from quire_operator.domain.autoscaling.rates import Evidence, Work
+from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Increment:
+    """What one replica's counters grew by."""
+
+    seconds: float
+    """Between the two samples."""
+    requests: float
+    prompt_tokens: float
+    first_tokens: float
+    late_first_tokens: float
+    work: Work | None
+    finished_requests: float
+    all_prompt_tokens: float
+    generation_tokens: float
+
+
+def increment(before: ReplicaSample, after: ReplicaSample, *, threshold_seconds: float) -> Increment:
+    """From one sample to the next of the same replica, across a restart of its engine if there was one."""
+    base = _since_restart(before) if _restarted(before, after) else before
+    prompts = after.prompt_tokens - base.prompt_tokens
+    cached = min(prompts, max(0.0, after.cached_prompt_tokens - base.cached_prompt_tokens))
+    generated = after.generation_tokens - base.generation_tokens
+    finished = after.finished_requests - base.finished_requests
+    total, late = _first_tokens(base.first_token_waits, after.first_token_waits, threshold_seconds)
+    return Increment(
+        seconds=after.time - before.time,
+        requests=_arrivals(base, after, finished),
+        prompt_tokens=_arrived_tokens(base, after, prompts - cached),
+        first_tokens=total,
+        late_first_tokens=late,
+        work=_work(base, after, prefill_tokens=prompts - cached, generation_tokens=generated),
+        finished_requests=finished,
+        all_prompt_tokens=prompts,
+        generation_tokens=generated,
+    )
+
+
+def flow(increments: Iterable[Increment], *, seconds: float, now: float) -> Flow:
+    """All replicas together, over one tick. What grew while a replica was not heard of counts at its mean rate, for all
+    of it at once would look like a burst.
+    """
+    parts = [(part, seconds / part.seconds if part.seconds > SAMPLE_SECONDS else 1.0) for part in increments]
+    return Flow(
+        time=now,
+        seconds=seconds,
+        requests=sum(part.requests * share for part, share in parts),
+        prompt_tokens=sum(part.prompt_tokens * share for part, share in parts),
+        first_tokens=sum(part.first_tokens * share for part, share in parts),
+        late_first_tokens=sum(part.late_first_tokens * share for part, share in parts),
+    )
+
+
+def learnt(evidence: Evidence, increments: Iterable[Increment]) -> Evidence:
+    """The evidence with what these increments show."""
+    for part in increments:
+        if part.work is not None:
+            evidence = evidence.with_work(part.work)
+        evidence = evidence.with_requests(
+            requests=part.finished_requests,
+            prompt_tokens=part.all_prompt_tokens,
+            output_tokens=part.generation_tokens,
+        )
+    return evidence
+
+
+def share_above(histogram: Histogram, threshold: float) -> float:
+    """How many observations lie above ``threshold``, evenly spread within the bucket that holds it."""
+    index = bisect_left(histogram.bounds, threshold)
+    if index >= len(histogram.bounds) - 1:
+        # In the last, unbounded bucket nothing says how far above.
+        return histogram.total - histogram.counts[-2] if len(histogram.counts) > 1 else 0.0
+    upper, below_upper = histogram.bounds[index], histogram.counts[index]
+    lower = histogram.bounds[index - 1] if index else 0.0
+    below_lower = histogram.counts[index - 1] if index else 0.0
+    inside = (threshold - lower) / (upper - lower)
+    return histogram.total - (below_lower + (below_upper - below_lower) * inside)
+
+
+def _restarted(before: ReplicaSample, after: ReplicaSample) -> bool:
+    """Some counter fell. Not one of what arrived: more arrivals must never look like the end of a restart."""
+    return (
+        after.prompt_tokens < before.prompt_tokens
+        or after.cached_prompt_tokens < before.cached_prompt_tokens
+        or after.generation_tokens < before.generation_tokens
+        or after.finished_requests < before.finished_requests
+        or (after.steps or 0.0) < (before.steps or 0.0)
+        or (after.busy_seconds or 0.0) < (before.busy_seconds or 0.0)
+        or _total(after.first_token_waits) < _total(before.first_token_waits)
+    )
+
+
+def _total(waits: Histogram | None) -> float:
+    return 0.0 if waits is None else waits.total
+
+
+def _since_restart(sample: ReplicaSample) -> ReplicaSample:
+    """The counters of an engine that has just begun."""
+    return ReplicaSample(
+        time=sample.time,
+        waiting=0.0,
+        running=0.0,
+        queued_prompt_tokens=0.0,
+        kv_tokens_used=0.0,
+        kv_tokens_capacity=sample.kv_tokens_capacity,
+        arrived_requests=None if sample.arrived_requests is None else 0.0,
+        arrived_prompt_tokens=None if sample.arrived_prompt_tokens is None else 0.0,
+        steps=None if sample.steps is None else 0.0,
+        busy_seconds=None if sample.busy_seconds is None else 0.0,
+    )
+
+
+def _arrivals(before: ReplicaSample, after: ReplicaSample, finished: float) -> float:
+    """Requests that came in; of an engine that does not count them: those that left, and the growth of those within."""
+    if before.arrived_requests is not None and after.arrived_requests is not None:
+        return max(0.0, after.arrived_requests - before.arrived_requests)
+    within = (after.waiting + after.running) - (before.waiting + before.running)
+    return max(0.0, finished + within)
+
+
+def _arrived_tokens(before: ReplicaSample, after: ReplicaSample, computed: float) -> float:
+    if before.arrived_prompt_tokens is not None and after.arrived_prompt_tokens is not None:
+        return max(0.0, after.arrived_prompt_tokens - before.arrived_prompt_tokens)
+    return max(0.0, computed + after.queued_prompt_tokens - before.queued_prompt_tokens)
+
+
+def _first_tokens(before: Histogram | None, after: Histogram | None, threshold: float) -> tuple[float, float]:
+    """First tokens since before, and how many of them waited beyond the threshold."""
+    if after is None:
+        return 0.0, 0.0
+    total, late = after.total, share_above(after, threshold)
+    if before is not None and before.bounds == after.bounds:
+        total, late = total - before.total, late - share_above(before, threshold)
+    return max(0.0, total), max(0.0, late)
+
+
+def _work(
+    before: ReplicaSample, after: ReplicaSample, *, prefill_tokens: float, generation_tokens: float
+) -> Work | None:
+    if before.steps is None or after.steps is None or before.busy_seconds is None or after.busy_seconds is None:
+        return None
+    return Work(
+        steps=after.steps - before.steps,
+        prefill_tokens=prefill_tokens,
+        generation_tokens=generation_tokens,
+        busy_seconds=after.busy_seconds - before.busy_seconds,
+    )

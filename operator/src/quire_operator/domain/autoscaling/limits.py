@@ -1,0 +1,67 @@
+"""How far and how fast replicas may change: stabilisation windows and step limits.
+
+Under ``autoscaler.decide``; pure arithmetic over what was needed and what was moved before.
+"""
+
+import math
+from collections.abc import Sequence
+
+from quire_operator.domain.autoscaling.history import Move, Need
+from quire_operator.domain.resource.scaling import Autoscaling, ScaleDown, ScaleUp
+
+_EPSILON = 1e-9
+
+
+def whole(need: float) -> int:
+    """Replicas enough for a need; a rounding error asks for no further one."""
+    return math.ceil(need - _EPSILON)
+
+
+def kept_needs(needs: Sequence[Need], *, rules: Autoscaling, now: float) -> tuple[Need, ...]:
+    """The needs of the longer window, and the last one before it, which shows that the window was watched whole."""
+    start = now - max(rules.scale_up.window_seconds, rules.scale_down.window_seconds)
+    inside = [need for need in needs if need.time > start]
+    before = [need for need in needs if need.time <= start]
+    return (*before[-1:], *inside)
+
+
+def kept_moves(moves: Sequence[Move], *, rules: Autoscaling, now: float) -> tuple[Move, ...]:
+    """The moves that a step limit still counts."""
+    period = max(rules.scale_up.period_seconds, rules.scale_down.period_seconds)
+    return tuple(move for move in moves if move.time > now - period)
+
+
+def steady_need_up(needs: Sequence[Need], *, rules: ScaleUp, now: float) -> float:
+    """What was needed all through the window."""
+    return min(need.up for need in needs if need.time >= now - rules.window_seconds)
+
+
+def highest_need_down(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> Need:
+    """The most that was needed within the window."""
+    return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.down)
+
+
+def highest_need_up(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> Need:
+    """The most that was asked for within the window."""
+    return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.up)
+
+
+def is_watched(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> bool:
+    """Demand is known for the whole window."""
+    return bool(needs) and needs[0].time <= now - rules.window_seconds
+
+
+def most_allowed(current: int, moves: Sequence[Move], *, rules: ScaleUp, now: float) -> int:
+    """The most replicas that the step limit lets there be now."""
+    recent = [move for move in moves if move.time > now - rules.period_seconds]
+    added = sum(max(0, move.to_replicas - move.from_replicas) for move in recent)
+    start = max(0, current - added)
+    step = max(math.ceil(start * rules.max_percent / 100), rules.max_step)
+    return max(current, start + step)
+
+
+def fewest_allowed(current: int, moves: Sequence[Move], *, rules: ScaleDown, now: float) -> int:
+    """The fewest replicas that the step limit lets there be now."""
+    recent = [move for move in moves if move.time > now - rules.period_seconds]
+    removed = sum(max(0, move.from_replicas - move.to_replicas) for move in recent)
+    return min(current, max(0, current + removed - rules.max_step))

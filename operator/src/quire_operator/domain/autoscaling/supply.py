@@ -1,0 +1,95 @@
+"""Which replicas there are and whose figures can be trusted.
+
+First station of ``autoscaler.decide``: an observation and the last known samples become counts and fresh samples.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire_operator.domain.autoscaling.observation import (
+    Observation,
+    ReplicaObservation,
+    ReplicaPhase,
+    ReplicaSample,
+    is_sane,
+    without_duplicates,
+)
+
+SAMPLE_SECONDS = 45.0
+"""Older samples say nothing of now: three scrapes of 15 s."""
+_SKEW_SECONDS = 30.0
+"""How far ahead a sample's clock may be."""
+
+_LOSES_LEAST = (ReplicaPhase.PENDING, ReplicaPhase.LOADING, ReplicaPhase.READY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """The replicas of one LLMDeployment at one tick."""
+
+    current: int
+    """Replicas asked for."""
+    replicas: tuple[ReplicaObservation, ...]
+    """Without those that drain: they are neither supply nor demand."""
+    ready: int
+    starting: int
+    """Asked for and not ready yet, whether they exist or not."""
+    fresh: Mapping[str, ReplicaSample]
+    """Samples of ready replicas, recent enough to decide by."""
+    oldest_sample: float | None
+    """When the oldest among the newest samples of the ready replicas was taken; None where there is none."""
+
+    @property
+    def missing(self) -> int:
+        """Ready replicas of which nothing recent is known."""
+        return self.ready - len(self.fresh)
+
+    @property
+    def is_stale(self) -> bool:
+        """Most of what serves is unknown: nothing can be decided from the rest."""
+        return self.ready > 0 and len(self.fresh) * 2 < self.ready
+
+    def victims(self, count: int) -> tuple[str, ...]:
+        """Those that would lose least: not ready yet, then fewest sequences, then least KV, then the last name."""
+        ranked = sorted(sorted((r.name for r in self.replicas), reverse=True), key=self._loss)
+        return tuple(ranked[:count])
+
+    def _loss(self, name: str) -> tuple[int, float, float]:
+        replica = next(r for r in self.replicas if r.name == name)
+        sample = self.fresh.get(name)
+        if sample is None:
+            return _LOSES_LEAST.index(replica.phase), float("inf"), float("inf")
+        return _LOSES_LEAST.index(replica.phase), sample.running + sample.waiting, sample.kv_tokens_used
+
+
+def known_samples(observation: Observation, before: Mapping[str, ReplicaSample]) -> dict[str, ReplicaSample]:
+    """The newest good sample of each replica there is, from this tick or an earlier one."""
+    known: dict[str, ReplicaSample] = {}
+    for replica in without_duplicates(observation.replicas):
+        sample, earlier = replica.sample, before.get(replica.name)
+        if sample is not None and not is_sane(sample):
+            sample = None
+        newest = max((s for s in (earlier, sample) if s is not None), key=lambda s: s.time, default=None)
+        if newest is not None:
+            known[replica.name] = newest
+    return known
+
+
+def take_stock(observation: Observation, known: Mapping[str, ReplicaSample], now: float) -> Supply:
+    """Count the replicas and pick the samples that can be trusted."""
+    replicas = tuple(r for r in without_duplicates(observation.replicas) if r.phase is not ReplicaPhase.DRAINING)
+    current = len(replicas) if observation.target is None else observation.target
+    ready = [r.name for r in replicas if r.phase is ReplicaPhase.READY]
+    fresh = {name: known[name] for name in ready if name in known and _is_fresh(known[name], now)}
+    return Supply(
+        current=current,
+        replicas=replicas,
+        ready=len(ready),
+        starting=max(len(replicas), current) - len(ready),
+        fresh=fresh,
+        oldest_sample=min((known[name].time for name in ready if name in known), default=None),
+    )
+
+
+def _is_fresh(sample: ReplicaSample, now: float) -> bool:
+    return -_SKEW_SECONDS <= now - sample.time <= SAMPLE_SECONDS

@@ -1,0 +1,203 @@
+"""The verdict: what bounds, windows and step limits make of what demand asks for, and why, in one sentence.
+
+Last station of ``autoscaler.decide``. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire_operator.domain.autoscaling.demand import Term
+from quire_operator.domain.autoscaling.history import Move, Need
+from quire_operator.domain.autoscaling.limits import (
+    fewest_allowed,
+    highest_need_down,
+    highest_need_up,
+    is_watched,
+    most_allowed,
+    steady_need_up,
+    whole,
+)
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS, Supply
+from quire_operator.domain.resource.quantities import format_duration
+from quire_operator.domain.resource.scaling import Autoscaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one tick's demand asks for."""
+
+    terms: tuple[Term, ...]
+    need: Need
+
+    @property
+    def top(self) -> Term | None:
+        return max(self.terms, key=lambda term: term.need, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that bears on one verdict."""
+
+    rules: Autoscaling
+    supply: Supply
+    demand: Demand
+    needs: Sequence[Need]
+    """Of the windows, this tick's last."""
+    moves: Sequence[Move]
+    rolling_out: bool
+    is_first: bool
+    """The first tick of this process: nothing is known of what was before."""
+    held: int | None
+    """Requests that wait in the gateways; None when none of them answered."""
+    in_flight: int | None
+    """Requests that the gateways have at a replica; None unless all of them answered."""
+    recommended: int | None
+    """What was last recommended; None where decisions are carried out."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    desired: int
+    reason: Reason
+    message: str
+
+
+def judge(s: Situation) -> Verdict:
+    """What to do; or, where nothing is done, what to recommend."""
+    verdict = _judge(s)
+    if s.recommended is None or not max(s.supply.current, verdict.desired) < s.recommended <= s.rules.max_replicas:
+        return verdict
+    return _recommended(s, verdict, s.recommended)
+
+
+def _judge(s: Situation) -> Verdict:
+    """Bounds first, for they are no matter of data; then nothing without data; then up at once, down with care."""
+    current = s.supply.current
+    bounded = max(s.rules.min_replicas, min(current, s.rules.max_replicas))
+    if bounded != current:
+        bounds = f"minReplicas {s.rules.min_replicas} to maxReplicas {s.rules.max_replicas}"
+        return _change(s, bounded, Reason.BOUNDS, f"{current} is outside {bounds}")
+    if s.supply.is_stale:
+        return _hold(s, Reason.METRICS_STALE, _missing(s))
+    if current == 0 and s.held is None:
+        return _hold(s, Reason.NO_GATEWAY, _missing(s))
+    if whole(s.demand.need.up) > current:
+        return _upward(s)
+    if current == s.rules.min_replicas or whole(s.demand.need.down) > current - 1:
+        return _steady(s)
+    return _downward(s)
+
+
+def _steady(s: Situation) -> Verdict:
+    """Neither more nor fewer, and whether that is for want of figures: a lesser need would not explain the number."""
+    current = s.supply.current
+    if s.supply.starting:
+        return _hold(s, Reason.STARTING, _needs(s))
+    if s.supply.missing and current > s.rules.min_replicas and whole(s.demand.need.up) < current:
+        return _hold(s, Reason.METRICS_PARTIAL, f"{_silent(s)}, and may be full; {_needs(s)}")
+    return _hold(s, Reason.STEADY, _needs(s))
+
+
+def _upward(s: Situation) -> Verdict:
+    current, limits = s.supply.current, s.rules.scale_up
+    if current == s.rules.max_replicas:
+        return _hold(s, Reason.AT_MAX, f"maxReplicas is {current}; {_needs(s)}")
+    # The first replica knows no window and no step: whoever asked waits for it.
+    first = 1 if current == 0 else 0
+    wanted = max(first, whole(steady_need_up(s.needs, rules=limits, now=s.now)))
+    if wanted <= current:
+        window = format_duration(limits.window_seconds)
+        return _hold(s, Reason.SCALE_UP_WINDOW, f"not needed all through the last {window}; {_needs(s)}")
+    most = min(s.rules.max_replicas, max(first, most_allowed(current, s.moves, rules=limits, now=s.now)))
+    if most == current:
+        period = format_duration(limits.period_seconds)
+        return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows no more within {period}; {_needs(s)}")
+    top = s.demand.top
+    assert top is not None, "a need above zero has a term"
+    return _change(s, min(wanted, most), top.reason, _needs(s))
+
+
+def _downward(s: Situation) -> Verdict:
+    current, limits = s.supply.current, s.rules.scale_down
+    obstacle = _obstacle_down(s)
+    if obstacle is not None:
+        return _hold(s, obstacle[0], f"{obstacle[1]}; {_needs(s)}")
+    window = format_duration(limits.window_seconds)
+    highest = highest_need_down(s.needs, rules=limits, now=s.now)
+    if whole(highest.down) > current - 1:
+        when = f"{highest.down:.2f} replicas were needed {format_duration(round(s.now - highest.time))} ago"
+        return _hold(s, Reason.SCALE_DOWN_WINDOW, f"{when}, within {window}; {_needs(s)}")
+    fewest = max(s.rules.min_replicas, fewest_allowed(current, s.moves, rules=limits, now=s.now))
+    if fewest == current:
+        period = format_duration(limits.period_seconds)
+        return _hold(s, Reason.SCALE_DOWN_LIMIT, f"scaleDown removes {limits.max_step} per {period}; {_needs(s)}")
+    least = max(fewest, whole(highest.down))
+    if least == 0 and s.in_flight is None:
+        # Nobody would hold the next request, and what streams now might be unseen.
+        if current == 1:
+            return _hold(s, Reason.NO_GATEWAY, f"the last one stays while not all gateways answer; {_needs(s)}")
+        least = 1
+    why = f"at most {highest.down:.2f} replicas were needed in the last {window}; {_needs(s)}"
+    return _change(s, least, Reason.DEMAND_FELL, why)
+
+
+def _recommended(s: Situation, verdict: Verdict, before: int) -> Verdict:
+    """More was recommended before: that goes down with as much care as replicas do."""
+    current, limits = s.supply.current, s.rules.scale_down
+    if verdict.reason in (Reason.METRICS_STALE, Reason.NO_GATEWAY):
+        return Verdict(desired=before, reason=verdict.reason, message=f"{current} → {before} as before: {_missing(s)}")
+    if not is_watched(s.needs, rules=limits, now=s.now):
+        return _change(s, before, Reason.SCALE_DOWN_WINDOW, f"as recommended before; {_needs(s)}")
+    highest = highest_need_up(s.needs, rules=limits, now=s.now)
+    least = min(before, whole(highest.up))
+    if least <= max(current, verdict.desired):
+        return verdict
+    when = f"{highest.up:.2f} replicas were needed {format_duration(round(s.now - highest.time))} ago"
+    return _change(s, least, Reason.SCALE_DOWN_WINDOW, f"{when}, within {format_duration(limits.window_seconds)}")
+
+
+def _obstacle_down(s: Situation) -> tuple[Reason, str] | None:
+    """What forbids to remove a replica now, whatever was needed."""
+    if s.is_first:
+        return Reason.RESTARTED, "nothing is removed at the first look after a start"
+    if s.rolling_out:
+        return Reason.ROLLING_OUT, "nothing is removed during a rollout"
+    if s.supply.missing:
+        return Reason.METRICS_PARTIAL, _silent(s)
+    if not is_watched(s.needs, rules=s.rules.scale_down, now=s.now):
+        window = format_duration(s.rules.scale_down.window_seconds)
+        return Reason.SCALE_DOWN_WINDOW, f"demand was not watched for {window} yet"
+    return None
+
+
+def _change(s: Situation, desired: int, reason: Reason, why: str) -> Verdict:
+    return Verdict(desired=desired, reason=reason, message=f"{s.supply.current} → {desired}: {why}")
+
+
+def _hold(s: Situation, reason: Reason, why: str) -> Verdict:
+    return Verdict(desired=s.supply.current, reason=reason, message=f"stays at {s.supply.current}: {why}")
+
+
+def _silent(s: Situation) -> str:
+    return f"{s.supply.missing} of {s.supply.ready} ready replicas gave no metrics"
+
+
+def _missing(s: Situation) -> str:
+    """Which figures there are none of."""
+    if s.supply.is_stale:
+        fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas gave metrics"
+        return f"{fresh} in the last {SAMPLE_SECONDS:.0f} s"
+    return "no gateway says whether requests are held"
+
+
+def _needs(s: Situation) -> str:
+    """The largest term with its numbers."""
+    supply, top = s.supply, s.demand.top
+    starting = f", {supply.starting} of {supply.current} still starting" if supply.starting else ""
+    if top is None:
+        return f"no replica is ready to ask{starting}"
+    if top.need == 0:
+        return f"nothing runs, waits or arrives{starting}"
+    return f"{top.reason.value} needs {top.need:.2f} replicas ({top.detail}){starting}"

@@ -1,0 +1,203 @@
+"""What a model needs of memory, and how many tokens and sequences then fit. Pure arithmetic.
+
+Used by ``quire plan``, by ``quire up`` before it starts anything, and by the operator before it creates pods. The share
+of ``kvCache.memoryPercent`` is what one replica may fill altogether: weights, working space, swap space, and the KV
+cache with the rest. How that is divided among layers with and without a sliding window, ``kv_groups`` says.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire_operator.domain.capacity.kv_groups import (
+    KVGroup,
+    Limits,
+    group_layers,
+    most_bytes,
+    sequence_bytes,
+    share_groups,
+)
+from quire_operator.domain.capacity.model_config import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts
+from quire_operator.domain.resource import DType, KVCacheSize, Spec
+
+Device = Literal["gpu", "cpu"]
+
+_CPU_RUNTIME_BYTES = 900 * 10**6
+"""An engine process beside weights and KV cache, most of it torch itself."""
+_GPU_RUNTIME_BYTES = 2**30
+"""CUDA context, libraries' workspaces and captured graphs."""
+_LOGITS_COPIES = 2
+"""Float32 logits of every sequence, and once more while they are sampled."""
+_FP8_BYTES = 1
+_INT8_BYTES = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one replica needs before it holds a single token."""
+
+    dtype: DTypeName
+    parameters: int
+    weight_bytes: int
+    workspace_bytes: int
+    """Runtime and the largest step's activations; an estimate."""
+    swap_bytes: int
+    """Of the memory that the weights are in; on a GPU swap space is elsewhere."""
+    kv_groups: tuple[KVGroup, ...]
+    kv_in_fp8: bool = False
+    weights_in_int8: bool = False
+    """Those that are multiplied by; embeddings are looked up in the arithmetic's own type."""
+
+    @property
+    def weight_dtype(self) -> str:
+        return "int8" if self.weights_in_int8 else self.dtype
+
+    @property
+    def kv_dtype(self) -> str:
+        return "fp8" if self.kv_in_fp8 else self.dtype
+
+    @property
+    def kv_width(self) -> int:
+        """Bytes of a number in the KV cache."""
+        return _FP8_BYTES if self.kv_in_fp8 else DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of a token that every layer holds."""
+        return sum(group.bytes_per_token for group in self.kv_groups)
+
+    @property
+    def base_bytes(self) -> int:
+        """All but the KV cache."""
+        return self.weight_bytes + self.workspace_bytes + self.swap_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """One replica runs in this memory."""
+
+    kv_cache_bytes: int
+    kv_tokens: int
+    sequences: int
+    """Of the longest length at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooSmall:
+    """It does not run there. What would make it."""
+
+    kv_cache_bytes: int
+    """What is left for the KV cache; 0 where not even the weights fit."""
+    needed_bytes: int
+    """Memory with which one sequence of the longest length would fit."""
+    longest_sequence_tokens: int
+    """What fits as it is; 0 where nothing does."""
+
+
+def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
+    """Bytes one token takes in the KV cache: a key and a value per layer and KV head.
+
+    The engine has the same formula in ``core/kv_layout``; tests/contract holds the two equal.
+    """
+    return 2 * layers * kv_heads * head_dim * dtype_bytes
+
+
+def compute_dtype(
+    asked: DType, stored: DTypeName | None, *, device: Device, cpu_multiplies_bfloat16: bool
+) -> DTypeName:
+    """The arithmetic a replica will use. Auto on a GPU keeps 16 bits; on a CPU only where it multiplies them fast."""
+    match asked:
+        case DType.FLOAT32:
+            return "float32"
+        case DType.FLOAT16:
+            return "float16"
+        case DType.BFLOAT16:
+            return "bfloat16"
+    if device == "cpu":
+        return "bfloat16" if cpu_multiplies_bfloat16 else "float32"
+    return "float16" if stored == "float16" else "bfloat16"
+
+
+def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeName, device: Device) -> Footprint:
+    """Needs of one replica; ``parameters`` as counted in the files, or ``config.parameters``."""
+    width = DTYPE_BYTES[dtype]
+    in_fp8 = spec.engine.kv_cache_in_fp8
+    workspace = _CPU_RUNTIME_BYTES
+    if device == "gpu":
+        # A client may ask for the logprobs of every token of its prompt: each then has logits.
+        per_token = (2 * config.hidden_size + 3 * config.intermediate_size + config.vocab_size) * width
+        logits = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
+        workspace = _GPU_RUNTIME_BYTES + spec.engine.max_batched_tokens * per_token + logits
+    return Footprint(
+        dtype=dtype,
+        parameters=parameters,
+        weight_bytes=_int8_bytes(config, parameters, width) if spec.engine.weights_in_int8 else parameters * width,
+        workspace_bytes=workspace,
+        swap_bytes=spec.engine.swap_space_bytes if device == "cpu" else 0,
+        kv_groups=group_layers(
+            config.windows,
+            layer_bytes_per_token=kv_bytes_per_token(
+                layers=1,
+                kv_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                dtype_bytes=_FP8_BYTES if in_fp8 else width,
+            ),
+        ),
+        kv_in_fp8=in_fp8,
+        weights_in_int8=spec.engine.weights_in_int8,
+    )
+
+
+def _int8_bytes(config: ModelConfig, parameters: int, width: int) -> int:
+    """The table that tokens are looked up in stays as it is; a head that is tied to it is held once more."""
+    table = config.vocab_size * config.hidden_size
+    multiplied = parameters if config.tied_embeddings else max(0, parameters - table)
+    return table * width + multiplied * _INT8_BYTES
+
+
+def limits(spec: Spec, config: ModelConfig) -> Limits:
+    """What the spec asks, with the model's own length where it names none."""
+    return Limits(
+        sequence_tokens=spec.engine.max_model_length or config.max_positions or 2048,
+        max_sequences=spec.engine.max_sequences,
+        max_batched_tokens=spec.engine.max_batched_tokens,
+        block_size=spec.engine.block_size,
+    )
+
+
+def measure(
+    spec: Spec, facts: ModelFacts, *, device: Device, cpu_multiplies_bfloat16: bool
+) -> tuple[Footprint, Limits]:
+    """What one replica needs, and what the spec asks."""
+    dtype = compute_dtype(
+        spec.engine.dtype, facts.config.dtype, device=device, cpu_multiplies_bfloat16=cpu_multiplies_bfloat16
+    )
+    needs = footprint(spec, facts.config, parameters=facts.parameters, dtype=dtype, device=device)
+    return needs, limits(spec, facts.config)
+
+
+def fit(spec: Spec, needs: Footprint, asked: Limits, *, memory_bytes: int) -> Fits | TooSmall:
+    """What one replica can hold in ``memory_bytes``."""
+    base = needs.base_bytes
+    one_sequence = sequence_bytes(needs.kv_groups, asked)
+    match spec.engine.kv_cache:
+        case KVCacheSize(size_bytes=size):
+            available = size if base + size <= memory_bytes else max(0, memory_bytes - base)
+            enough = base + size <= memory_bytes and size >= one_sequence
+            needed = base + max(size, one_sequence)
+        case share:
+            available = max(0, memory_bytes * share.memory_percent // 100 - base)
+            enough = available >= one_sequence
+            needed = -(-(base + one_sequence) * 100 // share.memory_percent)
+    held = share_groups(available, needs.kv_groups, asked)
+    if not enough:
+        return TooSmall(
+            kv_cache_bytes=available,
+            needed_bytes=needed,
+            longest_sequence_tokens=min(held.tokens, asked.sequence_tokens),
+        )
+    return Fits(kv_cache_bytes=available, kv_tokens=held.tokens, sequences=held.sequences)
+
+
+def useful_kv_cache_bytes(fits: Fits, needs: Footprint, asked: Limits) -> int:
+    """The cache to really allocate: never more than all sequences together could fill."""
+    return min(fits.kv_cache_bytes, most_bytes(needs.kv_groups, asked))

@@ -1,0 +1,132 @@
+"""The shape of a model, read from its config.json: what capacity needs to know, and nothing else.
+
+Keys are those of Hugging Face configurations; a multimodal one keeps the language model's under ``text_config``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from quire_operator.domain.capacity.attention_windows import Windows, read_windows
+from quire_operator.domain.resource.fields import Fields, Problem
+
+DTypeName = Literal["float32", "float16", "bfloat16"]
+# What a config means where it leaves a field out; the engine's ``model/dialect`` says the same.
+_HEAD_DIM: Mapping[str, int] = {"Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
+_TIED_UNSAID = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM"})
+_MAX_INT32 = 2**31 - 1
+_MOST_LAYERS = 10_000
+"""Each is gone through, and whoever publishes a model writes what he likes: the operator reads it too."""
+DTYPE_BYTES: Mapping[DTypeName, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes of a decoder-only transformer."""
+
+    family: str
+    """The first of ``architectures``, else ``model_type``; for people."""
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    """Fewer than heads with grouped-query attention: the KV cache holds only these."""
+    head_dim: int
+    intermediate_size: int
+    experts: int
+    """Feed-forward blocks per layer; 1 for a dense model."""
+    vocab_size: int
+    tied_embeddings: bool
+    max_positions: int | None
+    """The longest sequence the model was made for."""
+    dtype: DTypeName | None
+    """What the checkpoint is stored in; None where the config doesn't say."""
+    windows: Windows
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the plain Llama-like layout; a close estimate for its relatives."""
+        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        router = self.hidden_size * self.experts if self.experts > 1 else 0
+        feed_forward = 3 * self.hidden_size * self.intermediate_size * self.experts + router
+        norms = 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.layers * (attention + feed_forward + norms) + embeddings + self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What capacity is worked out from."""
+
+    config: ModelConfig
+    parameters: int
+    counted: bool
+    """In the headers of the weights; else worked out from the configuration."""
+
+
+def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Problem, ...]:
+    """The shape in a config.json, or every reason why none can be read from it."""
+    problems: list[Problem] = []
+    root = Fields(body, path="", problems=problems)
+    text = root.section("text_config") if root.has("text_config") else root
+    heads = _size(text, "num_attention_heads", "n_head")
+    hidden = _size(text, "hidden_size", "n_embd")
+    experts = text.integer("num_local_experts", default=None) or text.integer("num_experts", default=None) or 1
+    family = _family(root)
+    layers = _size(text, "num_hidden_layers", "n_layer", maximum=_MOST_LAYERS)
+    config = ModelConfig(
+        family=family,
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=text.integer("num_key_value_heads", default=heads, minimum=1),
+        head_dim=text.integer("head_dim", default=_HEAD_DIM.get(family, max(1, hidden // heads)), minimum=1),
+        intermediate_size=_intermediate_size(text, hidden, experts),
+        experts=experts,
+        vocab_size=_size(text, "vocab_size"),
+        tied_embeddings=_are_embeddings_tied(family, root, text),
+        max_positions=text.integer("max_position_embeddings", default=None, minimum=1),
+        dtype=_dtype(root, text),
+        windows=read_windows(family, text, layers),
+    )
+    if not problems and config.heads % config.kv_heads:
+        text.problem("num_key_value_heads", f"must divide num_attention_heads ({heads}), got {config.kv_heads}")
+    return tuple(problems) if problems else config
+
+
+def _size(fields: Fields, *keys: str, maximum: int = _MAX_INT32) -> int:
+    """A required size under the first of the names that is there; 1 after a problem was noted."""
+    for key in keys:
+        if fields.has(key):
+            return fields.integer(key, default=1, minimum=1, maximum=maximum)
+    fields.problem(keys[0], "is missing")
+    return 1
+
+
+def _are_embeddings_tied(family: str, *places: Fields) -> bool:
+    """Some families' embeddings are, where nothing is said."""
+    said = [fields.raw("tie_word_embeddings") for fields in places]
+    return True in said or (family in _TIED_UNSAID and False not in said)
+
+
+def _intermediate_size(fields: Fields, hidden: int, experts: int) -> int:
+    if experts > 1 and fields.has("moe_intermediate_size"):
+        return fields.integer("moe_intermediate_size", default=1, minimum=1)
+    return fields.integer("intermediate_size", default=4 * hidden, minimum=1)
+
+
+def _family(root: Fields) -> str:
+    names = root.raw("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    return root.text("model_type", default="unknown")
+
+
+def _dtype(*places: Fields) -> DTypeName | None:
+    """transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
+    for fields in places:
+        for key in ("dtype", "torch_dtype"):
+            match fields.raw(key):
+                case "float32" | "float16" | "bfloat16" as name:
+                    return name
+    return None

@@ -1,0 +1,23 @@
+"""What a person can change so that a model fits: for ``quire plan``, ``quire up`` and the operator's check. Pure."""
+
+from quire_operator.domain.capacity.fit import Footprint, TooSmall
+from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.resource import KVCacheSize, Spec
+from quire_operator.domain.resource.quantities import format_bytes
+
+
+def remedies(spec: Spec, needs: Footprint, limits: Limits, small: TooSmall, *, shared: bool) -> list[str]:
+    """Each by itself. ``shared``: all replicas live in the same memory."""
+    advice: list[str] = []
+    one_sequence = sequence_bytes(needs.kv_groups, limits)
+    if isinstance(spec.engine.kv_cache, KVCacheSize) and small.kv_cache_bytes >= one_sequence:
+        mebibytes = small.kv_cache_bytes // 2**20
+        advice.append(f"lower spec.engine.kvCache.size to {mebibytes}Mi")
+    elif isinstance(spec.engine.kv_cache, KVCacheSize) and spec.engine.kv_cache.size_bytes < one_sequence:
+        advice.append(f"raise spec.engine.kvCache.size to {-(-one_sequence // 2**20)}Mi")
+    if 0 < small.longest_sequence_tokens < limits.sequence_tokens:
+        advice.append(f"set spec.engine.maxModelLength to {small.longest_sequence_tokens} or less")
+    if shared and spec.max_replicas > 1:
+        field = "spec.autoscaling.maxReplicas" if spec.autoscaling else "spec.replicas"
+        advice.append(f"lower {field}, for the replicas share the memory")
+    return [*advice, f"give a replica {format_bytes(small.needed_bytes)}"]

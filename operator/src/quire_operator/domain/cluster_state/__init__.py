@@ -1,0 +1,1 @@
+"""What was observed on the cluster, and who owns which of its fields."""

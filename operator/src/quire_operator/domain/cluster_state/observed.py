@@ -1,0 +1,328 @@
+"""What the operator keeps of the objects it watches: a few fields of each, so that thousands fit in memory.
+
+``handlers`` and ``reconcile`` make these from raw objects (``trim_*``); ``store`` keeps them; ``plan`` and ``status``
+judge them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire_operator.domain.cluster_state.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
+from quire_operator.domain.resource.names import (
+    ANNOTATION_SENIORITY,
+    ANNOTATION_SERVED_NAME,
+    API_VERSION,
+    KIND,
+    LABEL_DEPLOYMENT,
+)
+
+JSON = Mapping[str, object]
+
+_FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
+"""Kinds whose spec its own controllers write to (a claim's volume): what is foreign there is as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One LLMDeployment."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Key":
+        namespace, _, name = text.partition("/")
+        return cls(namespace, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """One child, in the namespace of its LLMDeployment."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """An LLMDeployment as it is in the cluster, less its managed fields."""
+
+    key: Key
+    uid: str
+    version: str
+    generation: int
+    deleting: bool
+    body: JSON
+    """What ``Spec.parse`` reads: kind, names and spec."""
+    status: JSON
+    created: str = ""
+    """When, in RFC 3339; empty while it is only being asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The controller in an object's owner references."""
+
+    kind: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A condition that another controller set, as far as we read it."""
+
+    is_true: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentState:
+    """What the Deployment asks for and how far its controller is."""
+
+    replicas_asked: int
+    generation: int
+    observed_generation: int
+    replicas: int
+    updated: int
+    ready: int
+    available: int
+    revision: str
+    progressing: Condition | None
+    failure: Condition | None
+    """ReplicaFailure: pods can't even be created."""
+
+    @property
+    def is_rolling(self) -> bool:
+        """Whether pods of an older template are left, or the controller has not yet looked at the newest one."""
+        return self.observed_generation < self.generation or self.updated < self.replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """An object that belongs to an LLMDeployment, or has the name of one that should."""
+
+    ref: Ref
+    uid: str
+    version: str
+    owner: Owner | None
+    deleting: bool
+    fingerprint: str
+    foreign: tuple[ForeignField, ...]
+    deployment: DeploymentState | None = None
+    served_name: str = ""
+    """Of a Service that serves a model, and empty for all else."""
+    seniority: str = ""
+    """By which Services of one served name are ordered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerState:
+    """Why a container does not run, or how it ended last; empty strings where it is fine."""
+
+    name: str
+    init: bool
+    ready: bool
+    restarts: int
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    ended_reason: str = ""
+    ended_message: str = ""
+    ended_code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One replica."""
+
+    name: str
+    uid: str
+    version: str
+    ip: str
+    phase: str
+    ready: bool
+    deleting: bool
+    revision: str
+    """The hash of the template it was made from."""
+    created: str
+    unschedulable: str
+    """The scheduler's message, or empty."""
+    containers: tuple[ContainerState, ...]
+    deletion_cost: str
+    failed: str = ""
+    """Why the kubelet gave it up for good (evicted, no device left for it), or empty."""
+    ready_changed: str = ""
+    """When it became, or ceased to be, ready; empty before its kubelet has spoken."""
+
+
+def is_newer(version: str, than: str) -> bool:
+    """Whether a resourceVersion is later than another of the same kind (they are comparable since Kubernetes 1.35)."""
+    if version.isdecimal() and than.isdecimal():
+        return int(version) > int(than)
+    return version != than
+
+
+def key_of_child(body: JSON) -> Key | None:
+    """The LLMDeployment that an object belongs to: its owner, else (a pod, or an object not ours) by its label."""
+    metadata = _map(body, "metadata")
+    owner = _controller(metadata)
+    name: object = _map(metadata, "labels").get(LABEL_DEPLOYMENT)
+    if owner is not None and owner.kind == KIND:
+        name = owner.name  # whoever edits the label does not hide the object from us
+    return Key(_text(metadata, "namespace"), name) if isinstance(name, str) else None
+
+
+def own_deployment(resource: Resource, children: Mapping[Ref, Child]) -> DeploymentState | None:
+    """The state of its Deployment; None where there is none, or one of that name that is not its own."""
+    child = children.get(Ref("Deployment", resource.key.name))
+    is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
+    return child.deployment if child is not None and is_ours else None
+
+
+def trim_resource(body: JSON) -> Resource:
+    """An LLMDeployment."""
+    metadata = _map(body, "metadata")
+    key = Key(_text(metadata, "namespace"), _text(metadata, "name"))
+    kept = {
+        "apiVersion": body.get("apiVersion"),
+        "kind": body.get("kind", KIND),
+        "metadata": {"name": key.name, "namespace": key.namespace},
+    }
+    if "spec" in body:
+        kept["spec"] = body["spec"]
+    return Resource(
+        key=key,
+        uid=_text(metadata, "uid"),
+        version=_text(metadata, "resourceVersion"),
+        generation=_number(metadata, "generation"),
+        deleting="deletionTimestamp" in metadata,
+        body=kept,
+        status=dict(_map(body, "status")),
+        created=_text(metadata, "creationTimestamp"),
+    )
+
+
+def trim_child(body: JSON, *, kind: str) -> Child:
+    """An object of one of the kinds we make."""
+    metadata = _map(body, "metadata")
+    annotations = _map(metadata, "annotations") if kind == "Service" else {}
+    return Child(
+        ref=Ref(kind, _text(metadata, "name")),
+        uid=_text(metadata, "uid"),
+        version=_text(metadata, "resourceVersion"),
+        owner=_controller(metadata),
+        deleting="deletionTimestamp" in metadata,
+        fingerprint=fingerprint(body),
+        foreign=foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else (),
+        deployment=_deployment(body) if kind == "Deployment" else None,
+        served_name=_text(annotations, ANNOTATION_SERVED_NAME),
+        seniority=_seniority(metadata, annotations),
+    )
+
+
+def trim_pod(body: JSON) -> Pod:
+    """A pod of ours."""
+    metadata, status = _map(body, "metadata"), _map(body, "status")
+    conditions = {_text(c, "type"): c for c in _maps(status, "conditions")}
+    scheduled = conditions.get("PodScheduled", {})
+    return Pod(
+        name=_text(metadata, "name"),
+        uid=_text(metadata, "uid"),
+        version=_text(metadata, "resourceVersion"),
+        ip=_text(status, "podIP"),
+        phase=_text(status, "phase"),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        revision=_text(_map(metadata, "labels"), "pod-template-hash"),
+        created=_text(metadata, "creationTimestamp"),
+        unschedulable=_text(scheduled, "message") if scheduled.get("reason") == "Unschedulable" else "",
+        containers=(
+            *(_container(c, init=True) for c in _maps(status, "initContainerStatuses")),
+            *(_container(c, init=False) for c in _maps(status, "containerStatuses")),
+        ),
+        deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
+        failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
+        ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
+    )
+
+
+def _seniority(metadata: JSON, annotations: JSON) -> str:
+    """What a Service says of its age, if the LLMDeployment with the uid it says controls it. As the gateway has it."""
+    said, owners = _text(annotations, ANNOTATION_SENIORITY), _maps(metadata, "ownerReferences")
+    ours = (owner for owner in owners if (owner.get("apiVersion"), owner.get("kind")) == (API_VERSION, KIND))
+    uid = next((_text(owner, "uid") for owner in ours if owner.get("controller")), "")
+    return said if uid and said.endswith(f"/{uid}") else _text(metadata, "creationTimestamp")
+
+
+def _controller(metadata: JSON) -> Owner | None:
+    for owner in _maps(metadata, "ownerReferences"):
+        if owner.get("controller"):
+            return Owner(kind=_text(owner, "kind"), name=_text(owner, "name"), uid=_text(owner, "uid"))
+    return None
+
+
+def _deployment(body: JSON) -> DeploymentState:
+    metadata, spec, status = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
+    conditions = {_text(c, "type"): _condition(c) for c in _maps(status, "conditions")}
+    return DeploymentState(
+        replicas_asked=_number(spec, "replicas"),
+        generation=_number(metadata, "generation"),
+        observed_generation=_number(status, "observedGeneration"),
+        replicas=_number(status, "replicas"),
+        updated=_number(status, "updatedReplicas"),
+        ready=_number(status, "readyReplicas"),
+        available=_number(status, "availableReplicas"),
+        revision=_text(_map(metadata, "annotations"), "deployment.kubernetes.io/revision"),
+        progressing=conditions.get("Progressing"),
+        failure=conditions.get("ReplicaFailure"),
+    )
+
+
+def _condition(body: JSON) -> Condition:
+    return Condition(is_true=body.get("status") == "True", reason=_text(body, "reason"), message=_text(body, "message"))
+
+
+def _container(status: JSON, *, init: bool) -> ContainerState:
+    waiting = _map(_map(status, "state"), "waiting")
+    ended = _map(_map(status, "state"), "terminated") or _map(_map(status, "lastState"), "terminated")
+    return ContainerState(
+        name=_text(status, "name"),
+        init=init,
+        ready=status.get("ready") is True,
+        restarts=_number(status, "restartCount"),
+        waiting_reason=_text(waiting, "reason"),
+        waiting_message=_text(waiting, "message"),
+        ended_reason=_text(ended, "reason"),
+        ended_message=_text(ended, "message"),
+        ended_code=_number(ended, "exitCode"),
+    )
+
+
+def _map(body: JSON, key: str) -> JSON:
+    value = body.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(body: JSON, key: str) -> list[JSON]:
+    value = body.get(key)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
+
+
+def _text(body: JSON, key: str) -> str:
+    value = body.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _number(body: JSON, key: str) -> int:
+    value = body.get(key)
+    return value if isinstance(value, int) else 0

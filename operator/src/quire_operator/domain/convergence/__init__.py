@@ -1,0 +1,1 @@
+"""The actions that bring the observed objects to the desired ones."""

@@ -1,0 +1,183 @@
+"""What has to be done so that the cluster has what is desired: ``plan(desired, observed, applied) -> Plan``, pure.
+
+After ``desired``; ``reconcile`` carries the actions out in order. Whether an object still is as we left it is told by
+the fingerprint of our managed fields, not by comparing bodies: the API server defaults, rounds and reorders.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from quire_operator.domain.cluster_state.observed import Child, Ref
+from quire_operator.domain.cluster_state.ownership import ForeignField, breaks_contract, exists_in, removal_patch
+from quire_operator.domain.manifests.desired import Manifest, Manifests
+from quire_operator.domain.resource.names import KIND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What an object was when we applied it last. Memory only: after a restart every child is applied once."""
+
+    uid: str
+    digest: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Apply an object that is not there; not forced, for somebody may be quicker."""
+
+    manifest: Manifest
+    reason: str = "it is not there"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """Apply over an object of ours, forced: its fields are ours to set."""
+
+    manifest: Manifest
+    reason: str
+    drift: tuple[ForeignField, ...] = ()
+    """Fields of ours that others had set."""
+    is_repair: bool = False
+    """It is not as this process left it, though it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveFields:
+    """Take out what others added and what would break a replica's contract."""
+
+    ref: Ref
+    version: str
+    patch: Mapping[str, object]
+    fields: tuple[ForeignField, ...]
+
+    @property
+    def reason(self) -> str:
+        return f"others added {', '.join(map(str, self.fields))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """An object of ours that is no longer wanted."""
+
+    ref: Ref
+    uid: str
+    reason: str
+
+
+Action = Create | Update | RemoveFields | Delete
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conflict:
+    """An object that has the name of a child and is not ours: never touched."""
+
+    ref: Ref
+    message: str
+    passing: bool
+    """It is being deleted, or will be: the name becomes free by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Nothing at all when everything is as it should be."""
+
+    actions: tuple[Action, ...]
+    conflicts: tuple[Conflict, ...]
+    additions: tuple[ForeignField, ...]
+    """What others added to the children and may keep there."""
+
+
+def plan(
+    desired: Manifests,
+    observed: Mapping[Ref, Child],
+    applied: Mapping[Ref, Applied],
+    *,
+    name: str,
+    uid: str,
+) -> Plan:
+    """The way from ``observed`` to ``desired`` for the LLMDeployment with this name and uid."""
+    actions: list[Action] = []
+    conflicts: list[Conflict] = []
+    for manifest in desired:
+        child = observed.get(manifest.ref)
+        conflict = None if child is None else _conflict(child, name=name, uid=uid)
+        if conflict is None:
+            actions += _actions(manifest, child, applied.get(manifest.ref))
+        else:
+            conflicts.append(conflict)
+    actions += _leftovers(desired, observed, uid=uid)
+    return Plan(
+        actions=tuple(actions), conflicts=tuple(conflicts), additions=tuple(_additions(desired, observed, uid=uid))
+    )
+
+
+def _additions(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -> Iterator[ForeignField]:
+    """What may stay, each with the object it is in; those of the Deployment, which matter most, first."""
+    for manifest in sorted(desired, key=lambda manifest: manifest is not desired.deployment):
+        child = observed.get(manifest.ref)
+        if child is not None and child.owner is not None and child.owner.uid == uid:
+            for field in _added(child, manifest, breaking=False):
+                yield replace(field, child=str(manifest.ref))
+
+
+def _conflict(child: Child, *, name: str, uid: str) -> Conflict | None:
+    if child.owner is not None and child.owner.uid == uid:
+        if not child.deleting:
+            return None
+        return Conflict(
+            ref=child.ref, message=f"{child.ref} is being deleted; it is made anew after that", passing=True
+        )
+    if child.owner is not None and (child.owner.kind, child.owner.name) == (KIND, name):
+        message = f"{child.ref} belongs to an earlier {KIND} of this name and goes with it"
+        return Conflict(ref=child.ref, message=message, passing=True)
+    if child.owner is not None:
+        whose = f"belongs to {child.owner}"
+    elif child.fingerprint:
+        whose = "was left behind when its LLMDeployment was deleted without it (--cascade=orphan)"
+    else:
+        whose = "was not made by quire"
+    message = f"{child.ref} is there already and {whose}; delete or rename it, or choose another name"
+    return Conflict(ref=child.ref, message=message, passing=False)
+
+
+def _actions(manifest: Manifest, child: Child | None, applied: Applied | None) -> Iterator[Action]:
+    if child is None:
+        yield Create(manifest=manifest)
+        return
+    if (update := _update(manifest, child, applied)) is not None:
+        yield update
+    breaking = tuple(_added(child, manifest, breaking=True))
+    if breaking:
+        patch = removal_patch([field.path for field in breaking])
+        yield RemoveFields(ref=manifest.ref, version=child.version, patch=patch, fields=breaking)
+
+
+def _update(manifest: Manifest, child: Child, applied: Applied | None) -> Update | None:
+    drift = tuple(field for field in child.foreign if exists_in(manifest.body, field.path))
+    is_repair = False
+    if applied is None or applied.uid != child.uid:
+        reason = "this process has not applied it yet"
+    elif applied.digest != manifest.digest:
+        reason = "the desired state changed"
+    elif applied.fingerprint != child.fingerprint:
+        is_repair = True
+        reason = (
+            f"others changed it: {', '.join(map(str, drift))}" if drift else "others changed or removed fields of it"
+        )
+    else:
+        return None
+    return Update(manifest=manifest, reason=reason, drift=drift, is_repair=is_repair)
+
+
+def _added(child: Child, manifest: Manifest, *, breaking: bool) -> Iterator[ForeignField]:
+    for field in child.foreign:
+        if not exists_in(manifest.body, field.path) and breaks_contract(field.path) is breaking:
+            yield field
+
+
+def _leftovers(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -> Iterator[Delete]:
+    wanted = {manifest.ref for manifest in desired}
+    for ref, child in observed.items():
+        if ref not in wanted and not child.deleting and child.owner is not None and child.owner.uid == uid:
+            yield Delete(ref=ref, uid=child.uid, reason="the spec no longer asks for it")

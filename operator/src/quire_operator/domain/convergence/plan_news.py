@@ -1,0 +1,58 @@
+"""What people are told of a plan that was carried out, or could not be: blockers and Events, pure.
+
+Used by ``reconcile``.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.cluster_state.ownership import ForeignField
+from quire_operator.domain.convergence.plan import Action, Conflict, Create, Delete, RemoveFields, Update
+from quire_operator.domain.manifests.surroundings import ASIDE_KINDS
+from quire_operator.domain.status.conditions import Blocker
+from quire_operator.domain.status.status import Event
+
+
+def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[Blocker | None, Blocker | None]:
+    """Of children that replicas need, and of the others."""
+
+    def blocker(found: Sequence[Conflict]) -> Blocker | None:
+        messages = "; ".join(conflict.message for conflict in found)
+        return Blocker(reason="NameConflict", message=messages) if found else None
+
+    beside = [conflict for conflict in conflicts if conflict.ref.kind in ASIDE_KINDS]
+    return blocker([conflict for conflict in conflicts if conflict not in beside]), blocker(beside)
+
+
+def refused(action: Action, message: str) -> Blocker:
+    """The API server will not have a child made, changed or deleted."""
+    match action:
+        case Create(manifest=manifest) | Update(manifest=manifest):
+            what = f"the {manifest.ref} made of this spec"
+            return Blocker(reason="InvalidSpec", message=f"the API server refuses {what}: {message}")
+        case RemoveFields(ref=ref, fields=fields):
+            what = f"to take out of the {ref} what others added and what breaks it, {listed(fields)}"
+            return Blocker(reason="RemovalRefused", message=f"the API server refuses {what}: {message}")
+        case Delete(ref=ref, reason=reason):
+            what = f"to delete the {ref}, though {reason}"
+            return Blocker(reason="DeletionRefused", message=f"the API server refuses {what}: {message}")
+        case _:
+            assert_never(action)
+
+
+def repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
+    """Fields of ours were set back."""
+    return Event(
+        warning=True, reason="DriftRepaired", message=f"{ref} was changed by others, and changed back: {listed(drift)}"
+    )
+
+
+def removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
+    """What others added was taken out."""
+    return Event(warning=True, reason="FieldsRemoved", message=f"{ref} had additions that break it: {listed(fields)}")
+
+
+def listed(fields: Sequence[ForeignField]) -> str:
+    """Each with who set it."""
+    return ", ".join(map(str, fields))

@@ -1,0 +1,1 @@
+"""The Kubernetes objects that an LLMDeployment should have."""

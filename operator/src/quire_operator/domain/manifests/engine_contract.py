@@ -1,0 +1,69 @@
+"""What the operator and the engine have agreed on: addresses, probe paths, command line, exit code.
+
+The two distributions don't import each other; tests/contract holds this file to what the engine really serves. Metrics
+are in ``engine_metrics``. Used by ``desired`` (pods) and by ``local.up`` (replicas on this machine).
+"""
+
+from quire_operator.domain.resource import KVCacheShare, KVCacheSize, PrefixCaching, Spec
+
+ENGINE_COMMAND = "quire-engine"
+HTTP_PORT = 8000
+HTTP_PORT_NAME = "http"
+READY_PATH = "/readyz"
+"""200 once a token was produced and while requests are taken; 503 while loading and draining."""
+LIVE_PATH = "/livez"
+METRICS_PATH = "/metrics"
+
+CONFIG_ERROR_EXIT_CODE = 2
+"""The engine's exit code for what no restart mends: a wrong flag, a model that can't be served."""
+
+_SIGKILL_MARGIN_SECONDS = 10.0
+
+
+def kill_grace_seconds(spec: Spec) -> float:
+    """From SIGTERM to SIGKILL: the drain, and time to end in peace after it."""
+    return spec.drain.timeout_seconds + _SIGKILL_MARGIN_SECONDS
+
+
+def engine_args(
+    spec: Spec,
+    *,
+    model_path: str,
+    host: str = "0.0.0.0",
+    port: int = HTTP_PORT,
+    kv_cache_bytes: int | None = None,
+    threads: int | None = None,
+    api_key_file: str | None = None,
+) -> list[str]:
+    """The engine's arguments for one replica, without the command itself.
+
+    ``kv_cache_bytes`` stands above ``kvCache``: for where several replicas share one machine. ``extraArgs`` come last.
+    """
+    engine = spec.engine
+    args = ["--model", model_path, "--served-model-name", spec.model.served_name]
+    args += ["--host", host, "--port", str(port)]
+    args += ["--dtype", engine.dtype.lower(), "--block-size", str(engine.block_size)]
+    args += ["--max-num-seqs", str(engine.max_sequences), "--max-num-batched-tokens", str(engine.max_batched_tokens)]
+    if engine.max_model_length is not None:
+        args += ["--max-model-len", str(engine.max_model_length)]
+    match engine.kv_cache:
+        case _ if kv_cache_bytes is not None:
+            args += ["--kv-cache-memory-bytes", str(kv_cache_bytes)]
+        case KVCacheSize(size_bytes=size):
+            args += ["--kv-cache-memory-bytes", str(size)]
+        case KVCacheShare(memory_percent=percent):
+            args += ["--gpu-memory-utilization", f"{percent / 100:g}"]
+    if spec.resources.gpus:
+        # Without it an engine that cannot use its GPU would serve from the CPU, slowly, on a node that costs a GPU's.
+        args += ["--device", "cuda"]
+    if engine.prefix_caching is PrefixCaching.DISABLED:
+        args += ["--no-enable-prefix-caching"]
+    args += ["--scheduling-policy", engine.scheduling_policy.lower(), "--preemption-mode", engine.preemption.lower()]
+    if engine.swap_space_bytes:
+        args += ["--swap-space-bytes", str(engine.swap_space_bytes)]
+    args += ["--drain-timeout", f"{spec.drain.timeout_seconds:g}"]
+    if threads is not None:
+        args += ["--threads", str(threads)]
+    if api_key_file is not None:
+        args += ["--api-key-file", api_key_file]
+    return [*args, *engine.extra_args]

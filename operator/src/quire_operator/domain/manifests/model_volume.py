@@ -1,0 +1,91 @@
+"""How a pod comes by its model: which volume, which folder of it, and what downloads it first.
+
+Part of ``pod_template``. A model is always below ``/models`` except where ``file:///`` names a folder of the image.
+"""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from quire_operator.domain.resource import (
+    BucketSource,
+    ClaimSource,
+    ExistingClaim,
+    FileSource,
+    HubSource,
+    ImageSource,
+    NewClaim,
+    RemoteSource,
+    Spec,
+)
+from quire_operator.domain.resource.names import child_names
+from quire_operator.domain.resource.sources import link_name
+
+JSON = dict[str, object]
+
+MODELS_PATH = "/models"
+VOLUME = "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVolume:
+    """Where the engine finds its model, and what brings it there."""
+
+    model_path: str
+    volume: JSON | None
+    """The volume at ``/models``, without its name; None where there is none."""
+    fetch: RemoteSource | None = None
+    """What an init container downloads to ``model_path``."""
+    image: ImageSource | None = None
+    """What the kubelet mounts as it is."""
+
+    @property
+    def is_mounted(self) -> bool:
+        return self.volume is not None
+
+
+def model_volume(spec: Spec, *, image_volumes: bool = False) -> ModelVolume:
+    """The volume that a spec's source and cache ask for; ``image_volumes`` are there for whoever wants no cache."""
+    claim = _claim_volume(spec)
+    match spec.model.source:
+        case ImageSource() as image if wants_image_volume(spec) and image_volumes:
+            return ModelVolume(model_path=_below(image.path), volume={"image": {"reference": image.image}}, image=image)
+        case HubSource() | BucketSource() | ImageSource() as remote:
+            # A claim may be shared by many models, and is mounted elsewhere by whoever looks into it.
+            path = f"{MODELS_PATH}/{link_name(remote)}"
+            return ModelVolume(model_path=path, volume=claim or {"emptyDir": {}}, fetch=remote)
+        case ClaimSource(claim_name=name, path=path):
+            # Read-only for the whole pod: a claim with ReadOnlyMany can be mounted on several nodes only like this.
+            volume: JSON = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+            return ModelVolume(model_path=_below(path), volume=volume)
+        case FileSource(path=path, relative=True):
+            return ModelVolume(model_path=_below(path), volume=claim)
+        case FileSource(path=path):
+            return ModelVolume(model_path=path, volume=claim)
+
+
+def wants_image_volume(spec: Spec) -> bool:
+    """Whether the kubelet should bring the model where it can: a person who names a cache wants it to be there."""
+    return isinstance(spec.model.source, ImageSource) and spec.model.cache is None
+
+
+def source_problem(spec: Spec) -> str | None:
+    """Why a pod can't have this source though a laptop can, or None."""
+    match spec.model.source:
+        case FileSource(path=path, relative=True) if ".." in PurePosixPath(path).parts:
+            return f"leads out of {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
+        case _:
+            return None
+
+
+def _below(path: str) -> str:
+    return f"{MODELS_PATH}/{path}" if path else MODELS_PATH
+
+
+def _claim_volume(spec: Spec) -> JSON | None:
+    match spec.model.cache:
+        case ExistingClaim(claim_name=name):
+            return {"persistentVolumeClaim": {"claimName": name}}
+        case NewClaim():
+            return {"persistentVolumeClaim": {"claimName": child_names(spec.name).cache_claim}}
+        case None:
+            return None

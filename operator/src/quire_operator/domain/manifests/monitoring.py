@@ -1,0 +1,96 @@
+"""What the Prometheus operator is told of one LLMDeployment: how to scrape it, and when to alert by what its spec says.
+
+Pure; part of ``desired``. Alerts that are the same for every LLMDeployment are the chart's. The names and buckets that
+are asked for here are the engine's own (``engine_metrics``); tests/contract tries the alerts on a real Prometheus.
+"""
+
+from collections.abc import Mapping
+
+from quire_operator.domain.autoscaling import engine_metrics as metrics
+from quire_operator.domain.manifests import engine_contract as engine
+from quire_operator.domain.manifests.surroundings import Monitoring
+from quire_operator.domain.resource import Autoscaling, LatencyTarget, Spec
+from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
+from quire_operator.domain.resource.quantities import format_duration
+
+JSON = dict[str, object]
+
+SERIES_LABEL = "quire_dev_llmdeployment"
+"""What Prometheus makes of the pods' label quire.dev/llmdeployment."""
+_RATE, _UNBROKEN = "5m", "5m"
+_LATE_FOR, _FULL_FOR = "5m", "15m"
+
+
+def pod_monitor(options: Monitoring, *, selector: Mapping[str, str]) -> JSON:
+    """The PodMonitor's spec. Labels of the target (namespace, pod) stand above those of the page, as is the default."""
+    return {
+        "selector": {"matchLabels": dict(selector)},
+        "podTargetLabels": [LABEL_DEPLOYMENT],
+        "podMetricsEndpoints": [
+            {"port": engine.HTTP_PORT_NAME, "path": engine.METRICS_PATH, "interval": options.interval}
+        ],
+    }
+
+
+def prometheus_rule(spec: Spec, options: Monitoring) -> JSON | None:
+    """The PrometheusRule's spec; None where nothing to alert by is in the LLMDeployment's."""
+    if spec.autoscaling is None:
+        return None
+    rules = [
+        _rule(spec, options, _first_token_high(spec, spec.autoscaling.targets.time_to_first_token)),
+        _rule(spec, options, _at_max_replicas(spec, spec.autoscaling)),
+    ]
+    return {"groups": [{"name": f"quire-{spec.name}", "rules": rules}]}
+
+
+def _rule(spec: Spec, options: Monitoring, rule: JSON) -> JSON:
+    annotations = rule["annotations"]
+    assert isinstance(annotations, dict)
+    runbook = f"{options.runbook_url.rstrip('/')}/{rule['alert']}.md"
+    return {
+        **rule,
+        "labels": {"severity": "warning", "namespace": spec.namespace, "name": spec.name},
+        "annotations": {**annotations, "runbook_url": runbook},
+    }
+
+
+def _first_token_high(spec: Spec, target: LatencyTarget) -> JSON:
+    buckets = f"{metrics.FIRST_TOKEN_WAIT_BUCKET}{_series(spec)}"
+    quantile = f"histogram_quantile({target.percentile / 100:g}, sum by (le) (rate({buckets}[{_RATE}])))"
+    threshold = format_duration(target.threshold_seconds)
+    return {
+        "alert": "QuireTimeToFirstTokenHigh",
+        "expr": f"{quantile} > {target.threshold_seconds:g}",
+        "for": _LATE_FOR,
+        "annotations": {
+            "summary": f"First tokens of {spec.namespace}/{spec.name} come late.",
+            "description": (
+                f"{target.percentile} % of the requests should wait at most {threshold} beyond their own prefill "
+                f"(spec.autoscaling.targets.timeToFirstToken); in the last {_RATE} they waited up to "
+                "{{ $value | humanizeDuration }}."
+            ),
+        },
+    }
+
+
+def _at_max_replicas(spec: Spec, autoscaling: Autoscaling) -> JSON:
+    series, most = _series(spec), autoscaling.max_replicas
+    # By pod first: a replica that is scraped twice is still one.
+    replicas = f"count(count by (pod) ({metrics.RUNNING}{series}))"
+    waiting = f"sum(max by (pod) (min_over_time({metrics.WAITING}{series}[{_UNBROKEN}])))"
+    return {
+        "alert": "QuireAtMaxReplicas",
+        "expr": f"{waiting} > 0 and {replicas} >= {most}",
+        "for": _FULL_FOR,
+        "annotations": {
+            "summary": f"{spec.namespace}/{spec.name} needs more than its {most} replicas.",
+            "description": (
+                f"All {most} replicas that spec.autoscaling.maxReplicas allows are there, and for {_FULL_FOR} requests "
+                "have been waiting without a break: {{ $value | humanize }} at the least."
+            ),
+        },
+    }
+
+
+def _series(spec: Spec) -> str:
+    return f'{{namespace="{spec.namespace}",{SERIES_LABEL}="{spec.name}"}}'

@@ -1,0 +1,149 @@
+"""What ``spec.podTemplate`` may not change: what the gateway, the probes, the drain and the operator's sight rely on.
+
+Called by ``pod_template`` with the pod before and after the merge; what keeps pods apart from all else is in
+``pod_security``. Everything that neither names is the user's to change.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from quire_operator.domain.manifests import engine_contract
+from quire_operator.domain.manifests.pod_security import loosened_container, loosened_own_container, loosened_pod
+from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.resource.names import ENGINE_ENVIRONMENT_PREFIX
+
+JSON = Mapping[str, object]
+
+ENGINE = "engine"
+_FIXED = {
+    "image": "set spec.engine.image instead",
+    "command": "the operator sets it",
+    "args": "set the fields of spec.engine, or spec.engine.extraArgs",
+    "ports": "the gateway and the probes use it",
+    "lifecycle": "draining relies on it",
+    "terminationMessagePolicy": "status tells by it why a replica ended",
+    "terminationMessagePath": "status tells by it why a replica ended",
+}
+_FIXED_IN_INIT = {field: "the operator sets it" for field in ("image", "command", "args", "restartPolicy")}
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+_AMOUNTS = ("limits", "requests")
+_CONTAINER_LISTS = ("containers", "initContainers")
+_SCRATCH = "cache"
+"""The one volume of ours that may be any other: what is kept there is kept for speed alone."""
+
+
+def contract_problems(before: JSON, after: JSON, *, selector: Mapping[str, str]) -> Iterator[Problem]:
+    """Why the merged pod template ``after`` is refused; nothing if it is fine."""
+    labels = _map(_map(after, "metadata"), "labels")
+    for name, value in selector.items():
+        if labels.get(name) != value:
+            yield _problem(f"metadata.labels[{name}]", "may not be changed: replicas are found by it")
+    pod_before, pod_after = _map(before, "spec"), _map(after, "spec")
+    yield from _pod_problems(pod_before, pod_after)
+    yield from _volume_problems(pod_before, pod_after)
+    for field in _CONTAINER_LISTS:
+        yield from _container_problems(_by_name(pod_before, field), _by_name(pod_after, field), field)
+    engine_before = _by_name(pod_before, "containers")[ENGINE]
+    engine_after = _by_name(pod_after, "containers").get(ENGINE)
+    if engine_after is not None:
+        yield from _engine_problems(engine_before, engine_after)
+
+
+def _pod_problems(before: JSON, after: JSON) -> Iterator[Problem]:
+    for path, message in loosened_pod(before, after):
+        yield _problem(f"spec.{path}", message)
+    if after.get("enableServiceLinks") is not False:
+        yield _problem(
+            "spec.enableServiceLinks", "must stay false: names of Services would become the engine's settings"
+        )
+    if after.get("nodeName"):
+        yield _problem("spec.nodeName", "may not be set: replicas need the scheduler; use nodeSelector or affinity")
+    grace, least = after.get("terminationGracePeriodSeconds"), before["terminationGracePeriodSeconds"]
+    if not isinstance(grace, int) or not isinstance(least, int) or grace < least:
+        yield _problem(
+            "spec.terminationGracePeriodSeconds", f"must be >= {least}, so that spec.drain.timeout can be kept"
+        )
+
+
+def _volume_problems(before: JSON, after: JSON) -> Iterator[Problem]:
+    volumes = _by_name(after, "volumes")
+    for name, ours in _by_name(before, "volumes").items():
+        theirs, where = volumes.get(name), f"spec.volumes[name={name}]"
+        if theirs is None:
+            yield _problem(where, "may not be removed: containers of ours use it")
+        elif name != _SCRATCH and "emptyDir" in ours and theirs.keys() != ours.keys():
+            yield _problem(where, "is the operator's: only the size and medium of its emptyDir may be changed")
+        elif name != _SCRATCH and "emptyDir" not in ours and theirs != ours:
+            yield _problem(where, "is the operator's: give a volume of your own another name")
+
+
+def _container_problems(before: Mapping[str, JSON], after: Mapping[str, JSON], field: str) -> Iterator[Problem]:
+    for name in before.keys() - after.keys():
+        yield _problem(f"spec.{field}[name={name}]", "may not be removed")
+    for name, container in after.items():
+        where = f"spec.{field}[name={name}]"
+        for path, message in loosened_container(container):
+            yield _problem(f"{where}.{path}", message)
+        if name in before:
+            for path, message in loosened_own_container(before[name], container):
+                yield _problem(f"{where}.{path}", message)
+            if field == "initContainers":
+                yield from _changed(before[name], container, where, _FIXED_IN_INIT)
+        else:
+            yield from _port_problems(container, where)
+
+
+def _port_problems(container: JSON, where: str) -> Iterator[Problem]:
+    """All containers of a pod share its ports, and a Service finds its by name, wherever it stands first."""
+    for port in _items(container, "ports"):
+        if port.get("containerPort") == engine_contract.HTTP_PORT:
+            yield _problem(f"{where}.ports", f"may not have {engine_contract.HTTP_PORT}: the engine listens there")
+        if port.get("name") == engine_contract.HTTP_PORT_NAME:
+            yield _problem(f"{where}.ports", f"may not be called {engine_contract.HTTP_PORT_NAME}: the engine's is")
+
+
+def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
+    where = f"spec.containers[name={ENGINE}]"
+    yield from _changed(before, after, where, _FIXED)
+    for probe in _PROBES:
+        if _asks(_map(after, probe)) != _asks(_map(before, probe)):
+            yield _problem(f"{where}.{probe}", "may change its times and thresholds only, not what it asks")
+    for amounts in _AMOUNTS:
+        if _map(after, "resources").get(amounts) != _map(before, "resources").get(amounts):
+            yield _problem(
+                f"{where}.resources.{amounts}", f"set spec.resources.{amounts} instead: capacity is told by it"
+            )
+    for variable in _items(after, "env"):
+        if str(variable.get("name")).startswith(ENGINE_ENVIRONMENT_PREFIX):
+            yield _problem(f"{where}.env[name={variable['name']}]", _FIXED["args"])
+    mounts = {mount.get("mountPath"): mount for mount in _items(after, "volumeMounts")}
+    for mount in _items(before, "volumeMounts"):
+        if mounts.get(mount["mountPath"]) != mount:
+            yield _problem(f"{where}.volumeMounts[mountPath={mount['mountPath']}]", "may not be changed")
+
+
+def _asks(probe: JSON) -> dict[str, object]:
+    return {field: value for field, value in probe.items() if field in ("httpGet", "exec", "tcpSocket", "grpc")}
+
+
+def _changed(before: JSON, after: JSON, where: str, fixed: Mapping[str, str]) -> Iterator[Problem]:
+    for field, instead in fixed.items():
+        if after.get(field) != before.get(field):
+            yield _problem(f"{where}.{field}", f"may not be changed: {instead}")
+
+
+def _problem(path: str, message: str) -> Problem:
+    return Problem(path=f"spec.podTemplate.{path}", message=message)
+
+
+def _map(body: JSON, key: str) -> JSON:
+    value = body.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(body: JSON, key: str) -> Sequence[JSON]:
+    value = body.get(key)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _by_name(pod: JSON, field: str) -> dict[str, JSON]:
+    return {str(item.get("name")): item for item in _items(pod, field)}

@@ -1,0 +1,233 @@
+"""The pod of one replica: our engine container and all it needs, with ``spec.podTemplate`` merged in.
+
+Called by ``desired``. Pods run as nobody, on a read-only root, without capabilities and without a token of the API
+server.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from quire_operator.domain.manifests import engine_contract as engine
+from quire_operator.domain.manifests import key_volume as keys
+from quire_operator.domain.manifests.model_volume import MODELS_PATH, VOLUME, ModelVolume, model_volume, source_problem
+from quire_operator.domain.manifests.pod_contract import ENGINE, contract_problems
+from quire_operator.domain.manifests.source_credentials import credentials_environment
+from quire_operator.domain.manifests.strategic_merge import merge
+from quire_operator.domain.resource import HubSource, RemoteSource, Spec
+from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.resource.names import LABEL_APP, LABEL_INSTANCE, child_names
+
+JSON = dict[str, object]
+
+FETCH = "fetch-model"
+USER_ID = 65532
+STARTUP_SECONDS = 1800
+"""How long weights may take to load before the kubelet starts the container anew."""
+PRE_STOP_SECONDS = 5
+"""Between the pod leaving the endpoints and SIGTERM: so long do clients take to notice."""
+_EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
+_SHARED_MEMORY = "256Mi"
+_CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
+_TERMINATION_LOG = "/dev/termination-log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What pods are made of where the spec does not say."""
+
+    engine: str
+    operator: str
+    """Downloads models: it has the ``quire`` command."""
+    hub_endpoint: str | None = None
+    """Another address of the model hub, such as a mirror."""
+    image_volumes: bool | None = None
+    """Whether the kubelet mounts images as volumes; None until somebody has asked the cluster."""
+
+
+def pod_template(
+    spec: Spec, images: Images, *, labels: Mapping[str, str], selector: Mapping[str, str]
+) -> JSON | tuple[Problem, ...]:
+    """The Deployment's pod template, or every reason why ``spec.podTemplate`` can't be merged into it."""
+    base: JSON = {
+        "metadata": {"labels": dict(labels), "annotations": _scrape_annotations()},
+        "spec": _pod_spec(spec, images, selector=selector),
+    }
+    problems: list[Problem] = []
+    if (problem := source_problem(spec)) is not None:
+        problems.append(Problem(path="spec.model.source", message=problem))
+    for key in spec.pod_template.keys() - {"metadata", "spec"}:
+        problems.append(Problem(path=f"spec.podTemplate.{key}", message="unknown field; there are: metadata, spec"))
+    merged = merge(base, spec.pod_template, path="spec.podTemplate", problems=problems)
+    problems += contract_problems(base, merged, selector={**selector, **_identity(labels)})
+    return tuple(problems) if problems else merged
+
+
+def _identity(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: labels[name] for name in (LABEL_APP, LABEL_INSTANCE)}
+
+
+def _scrape_annotations() -> JSON:
+    # For a Prometheus without its operator, which finds pods by these.
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(engine.HTTP_PORT),
+        "prometheus.io/path": engine.METRICS_PATH,
+    }
+
+
+def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSON:
+    volume = model_volume(spec, image_volumes=bool(images.image_volumes))
+    pod: JSON = {
+        "serviceAccountName": child_names(spec.name).service_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(engine.kill_grace_seconds(spec)),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": dict(selector)},
+                "matchLabelKeys": ["pod-template-hash"],
+            }
+        ],
+        "containers": [_engine_container(spec, images, volume)],
+        "volumes": _volumes(spec, volume),
+    }
+    init: list[JSON] = []
+    if spec.auth_secret is not None:
+        # Before the download: what is missing is told at once.
+        image = spec.engine.image or images.engine
+        check = keys.check_container(spec.auth_secret, image=image, security=_container_security())
+        init.append({**check, "resources": _init_resources(spec)})
+    if volume.fetch is not None:
+        init.append(_fetch_container(spec, images, volume.fetch, volume.model_path))
+    if init:
+        pod["initContainers"] = init
+    if pull_secrets := _pull_secrets(spec, volume):
+        pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
+    return pod
+
+
+def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
+    """Those of the pod's images, of which a model may be one."""
+    model = spec.model.credentials_secret if volume.image is not None else None
+    return list(dict.fromkeys((*spec.engine.image_pull_secrets, *([] if model is None else [model]))))
+
+
+def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
+    container: JSON = {
+        "name": ENGINE,
+        "image": spec.engine.image or images.engine,
+        "command": [engine.ENGINE_COMMAND],
+        "args": engine.engine_args(
+            spec, model_path=volume.model_path, api_key_file=None if spec.auth_secret is None else keys.KEY_FILE
+        ),
+        "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],
+        "env": _environment(),
+        "resources": _resources(spec),
+        "startupProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=STARTUP_SECONDS // 5),
+        "readinessProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=2),
+        "livenessProbe": _probe(engine.LIVE_PATH, period=10, timeout=5, failures=3),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": _TMP_PATH},
+            {"name": "cache", "mountPath": _CACHE_PATH},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+    mounts = container["volumeMounts"]
+    assert isinstance(mounts, list)
+    if volume.is_mounted:
+        mounts.append({"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True})
+    if spec.auth_secret is not None:
+        mounts.append(keys.key_mount())
+    return container
+
+
+def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_path: str) -> JSON:
+    env = _environment()
+    if images.hub_endpoint is not None and isinstance(source, HubSource):
+        env.append({"name": "HF_ENDPOINT", "value": images.hub_endpoint})
+    return {
+        "name": FETCH,
+        "image": images.operator,
+        "command": ["quire"],
+        "args": ["fetch", str(source), "--to", model_path, "--termination-log", _TERMINATION_LOG],
+        "env": env + credentials_environment(source, spec.model.credentials_secret),
+        "resources": _init_resources(spec),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": _container_security(),
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": _TMP_PATH},
+            {"name": "cache", "mountPath": _CACHE_PATH},
+            {"name": VOLUME, "mountPath": MODELS_PATH},
+        ],
+    }
+
+
+def _environment() -> list[JSON]:
+    # The root is read-only and the user has no home: whatever libraries like to keep goes to the two empty volumes.
+    paths = {
+        "HOME": _TMP_PATH,
+        "XDG_CACHE_HOME": _CACHE_PATH,
+        "HF_HOME": f"{_CACHE_PATH}/huggingface",
+        "NUMBA_CACHE_DIR": f"{_CACHE_PATH}/numba",
+        "TRITON_CACHE_DIR": f"{_CACHE_PATH}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{_CACHE_PATH}/torchinductor",
+    }
+    return [{"name": name, "value": value} for name, value in paths.items()]
+
+
+def _resources(spec: Spec) -> JSON:
+    amounts = {"limits": dict(spec.resources.limits), "requests": dict(spec.resources.requests)}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _init_resources(spec: Spec) -> JSON:
+    """What runs before the engine has what the engine has, but for devices: it takes nothing more of a node or a quota,
+    and the pod keeps its quality of service, which is that of its least container."""
+    amounts = {"limits": spec.resources.limits, "requests": spec.resources.requests}
+    kept = {name: {of: amount[of] for of in _EVERYBODYS if of in amount} for name, amount in amounts.items()}
+    return {name: amount for name, amount in kept.items() if amount}
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> JSON:
+    return {
+        "httpGet": {"path": path, "port": engine.HTTP_PORT_NAME},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
+
+
+def _container_security() -> JSON:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
+    volumes: list[JSON] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "cache", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
+    ]
+    if volume.volume is not None:
+        volumes.append({"name": VOLUME, **volume.volume})
+    if spec.auth_secret is not None:
+        volumes.append(keys.key_volume(spec.auth_secret))
+    return volumes

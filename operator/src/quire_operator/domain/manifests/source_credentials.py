@@ -1,0 +1,36 @@
+"""What a download in a pod is told of credentials: environment variables out of the secret that the spec names.
+
+Part of ``pod_template``; ``adapters`` read the variables, which are those of each source's own tools. A secret or key
+that is missing keeps the container from being created, which the pod's status says: no right to read secrets is needed.
+"""
+
+from quire_operator.domain.resource import BucketSource, HubSource, ImageSource, RemoteSource
+
+JSON = dict[str, object]
+
+HUB_TOKEN_KEY = "token"
+REGISTRY_KEY = ".dockerconfigjson"
+"""As in secrets of the type kubernetes.io/dockerconfigjson."""
+AWS_REQUIRED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+AWS_OPTIONAL = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
+
+
+def credentials_environment(source: RemoteSource, secret: str | None) -> list[JSON]:
+    """Nothing without a secret: then the pod's own identity counts, or none is needed."""
+    if secret is None:
+        return []
+    match source:
+        case HubSource():
+            return [_variable("HF_TOKEN", secret, HUB_TOKEN_KEY)]
+        case BucketSource():
+            required = [_variable(key, secret, key) for key in AWS_REQUIRED]
+            return required + [_variable(key, secret, key, optional=True) for key in AWS_OPTIONAL]
+        case ImageSource():
+            return [_variable("DOCKER_AUTH_CONFIG", secret, REGISTRY_KEY)]
+
+
+def _variable(name: str, secret: str, key: str, *, optional: bool = False) -> JSON:
+    reference: JSON = {"name": secret, "key": key}
+    if optional:
+        reference["optional"] = True
+    return {"name": name, "valueFrom": {"secretKeyRef": reference}}

@@ -1,0 +1,71 @@
+"""An LLMDeployment as values. ``Spec.parse(body) -> Spec | Invalid`` is the way in; the rest are its parts."""
+
+from quire_operator.domain.resource.deployment import Invalid, Spec
+from quire_operator.domain.resource.engine import (
+    GPU_RESOURCE,
+    DType,
+    Engine,
+    KVCacheShare,
+    KVCacheSize,
+    Preemption,
+    PrefixCaching,
+    Resources,
+    SchedulingPolicy,
+)
+from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.resource.model import AccessMode, ExistingClaim, Model, NewClaim
+from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
+from quire_operator.domain.resource.scaling import (
+    Autoscaling,
+    AutoscalingMode,
+    LatencyTarget,
+    MetricsSource,
+    ScaleDown,
+    ScaleUp,
+    ScalingTargets,
+)
+from quire_operator.domain.resource.sources import (
+    BucketSource,
+    ClaimSource,
+    FileSource,
+    HubSource,
+    ImageSource,
+    RemoteSource,
+    Source,
+)
+
+__all__ = [
+    "AccessMode",
+    "GPU_RESOURCE",
+    "Autoscaling",
+    "AutoscalingMode",
+    "BucketSource",
+    "ClaimSource",
+    "DType",
+    "Drain",
+    "Engine",
+    "ExistingClaim",
+    "FileSource",
+    "HubSource",
+    "ImageSource",
+    "Invalid",
+    "KVCacheShare",
+    "KVCacheSize",
+    "LatencyTarget",
+    "MetricsSource",
+    "Model",
+    "NewClaim",
+    "Preemption",
+    "PrefixCaching",
+    "Problem",
+    "RemoteSource",
+    "Resources",
+    "Rollout",
+    "RolloutStrategy",
+    "ScaleDown",
+    "ScaleUp",
+    "ScalingTargets",
+    "SchedulingPolicy",
+    "Source",
+    "Spec",
+]

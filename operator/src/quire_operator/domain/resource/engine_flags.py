@@ -1,0 +1,181 @@
+"""The engine's command-line flags, and what is wrong with the extra ones a person asks for.
+
+The schema is a committed copy of what ``quire-engine --flag-schema`` prints (``make engine-flags`` renews it,
+tests/contract holds the two equal), because the operator runs where no engine is installed.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+
+from quire_operator.domain.resource.fields import one_of, shown
+
+OWNED_FLAGS: Mapping[str, str] = {
+    "model": "spec.model.source",
+    "served-model-name": "spec.model.servedName",
+    "dtype": "spec.engine.dtype",
+    "max-model-len": "spec.engine.maxModelLength",
+    "max-num-batched-tokens": "spec.engine.maxBatchedTokens",
+    "max-num-seqs": "spec.engine.maxSequences",
+    "block-size": "spec.engine.blockSize",
+    "kv-cache-memory-bytes": "spec.engine.kvCache.size",
+    "gpu-memory-utilization": "spec.engine.kvCache.memoryPercent",
+    "tensor-parallel-size": "spec.parallelism.tensor",
+    "pipeline-parallel-size": "spec.parallelism.pipeline",
+    "drain-timeout": "spec.drain.timeout",
+    "enable-prefix-caching": "spec.engine.prefixCaching",
+    "no-enable-prefix-caching": "spec.engine.prefixCaching",
+    "scheduling-policy": "spec.engine.schedulingPolicy",
+    "preemption-mode": "spec.engine.preemption",
+    "swap-space-bytes": "spec.engine.swapSpace",
+    "device": "spec.resources",
+    "api-key-file": "spec.auth",
+}
+"""Flags that a field of the LLMDeployment sets."""
+RESERVED_FLAGS = frozenset(
+    {
+        *("host", "port", "flag-schema", "help", "version"),
+        *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs", "metrics-key-file"),
+    }
+)
+"""Flags that belong to whoever starts the engine: probes, gateway and scrapes come by HTTP, to the port of the pod, and
+without a key."""
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgProblem:
+    """What is wrong with the argument at ``index``."""
+
+    index: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """A flag as it was written: ``--name value …`` or ``--name=value``."""
+
+    index: int
+    name: str
+    values: tuple[str, ...]
+
+
+@cache
+def flag_schema() -> Mapping[str, Mapping[str, object]]:
+    """Flag (without dashes) → its JSON Schema. Package data, read once."""
+    text = resources.files("quire_operator.domain.resource").joinpath("engine_flags.json").read_text()
+    properties: Mapping[str, Mapping[str, object]] = json.loads(text)["properties"]
+    return properties
+
+
+def extra_args_problems(args: Sequence[str]) -> list[ArgProblem]:
+    """Every reason against these arguments, in their order."""
+    problems: list[ArgProblem] = []
+    seen: set[str] = set()
+    for given in _flags(args):
+        if isinstance(given, ArgProblem):
+            problems.append(given)
+            continue
+        message = _flag_problem(given)
+        if message is None and given.name in seen:
+            message = f"--{given.name} is given twice"
+        seen.add(given.name)
+        if message is not None:
+            problems.append(ArgProblem(index=given.index, message=message))
+    return problems
+
+
+def _flags(args: Sequence[str]) -> Iterator[_Given | ArgProblem]:
+    index = 0
+    while index < len(args):
+        start, arg = index, args[index]
+        index += 1
+        if not arg.startswith("--") or arg == "--":
+            yield ArgProblem(index=start, message=f"must be a flag of the engine such as --seed, got {shown(arg)}")
+            continue
+        name, equals, value = arg.removeprefix("--").partition("=")
+        values = [value] if equals else []
+        most = 0 if equals else _most_values(name)
+        while index < len(args) and not args[index].startswith("--") and len(values) < most:
+            values.append(args[index])
+            index += 1
+        yield _Given(index=start, name=name, values=tuple(values))
+
+
+def _most_values(name: str) -> int:
+    match flag_schema().get(name, {}).get("type"):
+        case "boolean":
+            return 0
+        case "array":
+            return 1000
+        case _:
+            return 1
+
+
+def _flag_problem(given: _Given) -> str | None:
+    if given.name in OWNED_FLAGS:
+        return f"--{given.name} is set by {OWNED_FLAGS[given.name]}; set it there"
+    if given.name in RESERVED_FLAGS:
+        return f"--{given.name} is set by quire itself; remove it"
+    schema = flag_schema().get(given.name)
+    if schema is None:
+        allowed = [name for name in flag_schema() if name not in OWNED_FLAGS and name not in RESERVED_FLAGS]
+        near = get_close_matches(given.name, allowed, n=1)
+        return f"the engine has no flag {shown('--' + given.name)}" + (f"; did you mean --{near[0]}?" if near else "")
+    reason = _values_problem(schema, given.values)
+    return None if reason is None else f"--{given.name} {reason}"
+
+
+def _values_problem(schema: Mapping[str, object], values: tuple[str, ...]) -> str | None:
+    if schema.get("type") == "boolean":
+        return f"takes no value, got {shown(values[0])}" if values else None
+    if not values:
+        return "needs a value"
+    items = schema.get("items")
+    one = items if isinstance(items, Mapping) else schema
+    return next((reason for value in values if (reason := _value_problem(one, value)) is not None), None)
+
+
+def _value_problem(schema: Mapping[str, object], value: str) -> str | None:
+    """Why the text of one value does not satisfy its schema: the part of JSON Schema that the engine's flags use."""
+    words = schema.get("enum")
+    if isinstance(words, list):
+        known = [str(word) for word in words]
+        return None if value in known else f"must be {one_of(known)}, got {shown(value)}"
+    kinds = schema.get("type")
+    if isinstance(kinds, list):  # a number, or one with a unit
+        pattern = schema.get("pattern")
+        suits = isinstance(pattern, str) and re.search(pattern, value)
+        return None if suits else f"must be a number, or one with a unit, got {shown(value)}"
+    if kinds == "integer" and not _INTEGER.fullmatch(value):
+        return f"must be a whole number, got {shown(value)}"
+    if kinds == "number" and not _NUMBER.fullmatch(value):
+        return f"must be a number, got {shown(value)}"
+    if kinds in ("integer", "number"):
+        return _bounds_problem(schema, float(value), value)
+    if not value.strip():
+        return "must not be empty"
+    pattern, examples = schema.get("pattern"), schema.get("examples")
+    if isinstance(pattern, str) and not re.search(pattern, value):
+        wanted = f"like {one_of([str(example) for example in examples])}" if isinstance(examples, list) else "otherwise"
+        return f"must be {wanted}, got {shown(value)}"
+    return None
+
+
+def _bounds_problem(schema: Mapping[str, object], number: float, value: str) -> str | None:
+    match schema.get("minimum"):
+        case int() | float() as bound if number < bound:
+            return f"must be >= {bound:g}, got {value}"
+    match schema.get("exclusiveMinimum"):
+        case int() | float() as bound if number <= bound:
+            return f"must be > {bound:g}, got {value}"
+    match schema.get("maximum"):
+        case int() | float() as bound if number > bound:
+            return f"must be <= {bound:g}, got {value}"
+    return None

@@ -1,0 +1,244 @@
+"""Reads a document field by field and collects what is wrong with it, each with its path; nothing is raised.
+
+Under ``domain.spec``, which says what the fields are. A read that fails notes a Problem and returns the default, so
+that the reading goes on and a person sees every mistake at once; the caller hands out the result only when there is
+no problem. Every key that is read is known; ``done`` names the others.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import TypeVar
+
+from quire_operator.domain.resource.quantities import format_duration, parse_bytes, parse_duration_seconds
+
+E = TypeVar("E", bound=StrEnum)
+T = TypeVar("T")
+_MAX_INT32 = 2**31 - 1
+_SHOWN = 60
+_MAX_LEVELS = 50
+"""Of what is passed on as it is: several times what Kubernetes itself has, and safe to go through by recursion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong with a document: where, and what would be right."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, and in the words of YAML rather than of Python."""
+    match value:
+        case None:
+            return "null"
+        case bool() | int() if abs(value) <= 2**63:
+            return json.dumps(value)
+        case str():
+            quoted = json.dumps(value[:_SHOWN], ensure_ascii=False)
+            return quoted if len(value) <= _SHOWN else f'{quoted[:-1]}…"'
+        case Mapping():
+            return "a mapping"
+        case Sequence():
+            return "a list"
+        case float():
+            return str(value)
+        case int():
+            return "a number beyond 64 bits"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+class Fields:
+    """One mapping of a document, at ``path``."""
+
+    def __init__(self, body: object, *, path: str, problems: list[Problem]) -> None:
+        self.path = path
+        self.problems = problems
+        self._known: set[str] = set()
+        self._is_mapping = body is None or isinstance(body, Mapping)
+        if isinstance(body, Mapping):
+            self._body: dict[str, object] = {str(key): value for key, value in body.items()}
+        else:
+            self._body = {}
+            if not self._is_mapping:
+                problems.append(Problem(path=path, message=f"must be a mapping, got {shown(body)}"))
+
+    def at(self, key: str) -> str:
+        """The path of a field of this mapping."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def problem(self, key: str, message: str) -> None:
+        """Note what is wrong with a field; of what is no mapping that has been said already."""
+        if self._is_mapping:
+            self.problems.append(Problem(path=self.at(key), message=message))
+
+    def knows(self, *keys: str) -> None:
+        """These keys may stand here, though nobody reads them."""
+        self._known.update(keys)
+
+    def has(self, key: str) -> bool:
+        """Whether a person set this field; null counts as unset, as it does for Kubernetes."""
+        self._known.add(key)
+        return self._body.get(key) is not None
+
+    def raw(self, key: str) -> object:
+        self._known.add(key)
+        return self._body.get(key)
+
+    def done(self) -> None:
+        """Name every field that nobody read, and the known one it was probably meant to be."""
+        for key in sorted(self._body.keys() - self._known):
+            near = get_close_matches(key, self._known, n=1, cutoff=0.6)
+            fields = ", ".join(sorted(self._known))
+            hint = f"did you mean {near[0]}?" if near else f"there are: {fields}"
+            self.problem(key[:_SHOWN], f"unknown field; {hint}")
+
+    def section(self, key: str) -> "Fields":
+        """A nested mapping; absent is empty."""
+        return Fields(self.raw(key), path=self.at(key), problems=self.problems)
+
+    def sections(self, key: str) -> list["Fields"]:
+        """A list of mappings."""
+        items = self._list(key)
+        return [Fields(item, path=f"{self.at(key)}[{i}]", problems=self.problems) for i, item in enumerate(items)]
+
+    def mapping(self, key: str) -> dict[str, object]:
+        """A mapping that is passed on as it is."""
+        value = self.raw(key)
+        if value is None:
+            return {}
+        if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+            if not _is_deeper_than(_MAX_LEVELS, value):
+                return dict(value)
+            self.problem(key, f"must be nested at most {_MAX_LEVELS} levels deep")
+            return {}
+        self.problem(key, f"must be a mapping, got {shown(value)}")
+        return {}
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings."""
+        items = self._list(key)
+        for index, item in enumerate(items):
+            if not isinstance(item, str):
+                self.problem(f"{key}[{index}]", f"must be a string, got {shown(item)}")
+        return tuple(item for item in items if isinstance(item, str))
+
+    def text(self, key: str, *, default: T, check: Callable[[str], str | None] | None = None) -> str | T:
+        """A non-empty string; ``check`` gives the reason against one."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or not value:
+            self.problem(key, f"must be a non-empty string, got {shown(value)}")
+            return default
+        reason = check(value) if check else None
+        if reason is not None:
+            self.problem(key, f"{reason}; got {shown(value)}")
+            return default
+        return value
+
+    def integer(self, key: str, *, default: T, minimum: int = 0, maximum: int = _MAX_INT32) -> int | T:
+        """A whole number within bounds."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.problem(key, f"must be a whole number, got {shown(value)}")
+            return default
+        if not minimum <= value <= maximum:
+            bound = f">= {minimum}" if value < minimum else f"<= {maximum}"
+            self.problem(key, f"must be {bound}, got {shown(value)}")
+            return default
+        return value
+
+    def duration(self, key: str, *, default: float, minimum: float = 0.0, maximum: float = 86_400.0) -> float:
+        """Seconds of a duration string."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        seconds = parse_duration_seconds(value) if isinstance(value, str) else None
+        if seconds is None:
+            self.problem(key, f'must be a duration such as "90s", "500ms" or "1h30m", got {shown(value)}')
+            return default
+        if not minimum <= seconds <= maximum:
+            bound = f">= {format_duration(minimum)}" if seconds < minimum else f"<= {format_duration(maximum)}"
+            self.problem(key, f"must be {bound}, got {shown(value)}")
+            return default
+        return seconds
+
+    def byte_size(self, key: str, *, minimum: int = 1) -> int | None:
+        """Bytes of a quantity such as 4Gi."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        readable = isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
+        size = parse_bytes(value) if readable and isinstance(value, str | int) else None
+        if size is None or size < minimum:
+            self.problem(key, f'must be an amount of memory such as "4Gi" or "512Mi", got {shown(value)}')
+            return None
+        return size
+
+    def choice(self, key: str, kind: type[E], *, default: E, later: Mapping[str, str] | None = None) -> E:
+        """One of the words of ``kind``; ``later`` are those of a later version, and what to write until then."""
+        value = self.raw(key)
+        if value is None:
+            return default
+        words = [word.value for word in kind if word.value not in (later or {})]
+        if isinstance(value, str) and later and value in later:
+            self.problem(key, later_version(shown(value), later[value]))
+            return default
+        if isinstance(value, str) and value in words:
+            return kind(value)
+        near = _near(value, words)
+        self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
+        return default
+
+    def _list(self, key: str) -> Sequence[object]:
+        value = self.raw(key)
+        if value is None:
+            return ()
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return value
+        self.problem(key, f"must be a list, got {shown(value)}")
+        return ()
+
+
+def later_version(what: str, instead: str) -> str:
+    """The reason against a value that this version does not have yet."""
+    return f"{what} comes with a later version of quire; {instead}"
+
+
+def one_of(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _near(value: object, words: Sequence[str]) -> str:
+    if not isinstance(value, str):
+        return ""
+    folded = {re.sub("[^a-z0-9]", "", word.lower()): word for word in words}
+    near = get_close_matches(re.sub("[^a-z0-9]", "", value.lower()), folded, n=1, cutoff=0.6)
+    return f"; did you mean {folded[near[0]]}?" if near else ""
+
+
+def _is_deeper_than(levels: int, value: object) -> bool:
+    """Without recursion: what is asked may be deeper than any stack."""
+    layer = [value]
+    for _ in range(levels + 1):
+        inner: list[object] = []
+        for item in layer:
+            if isinstance(item, Mapping):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        if not inner:
+            return False
+        layer = inner
+    return True

@@ -1,0 +1,89 @@
+"""The names quire goes by in Kubernetes: the API it serves, the labels it sets, what it calls the children it makes.
+
+Pure text; the CRD, the manifests, the watches and the gateway's discovery all take their names from here.
+"""
+
+import re
+from dataclasses import dataclass
+
+GROUP = "quire.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "LLMDeployment"
+PLURAL = "llmdeployments"
+FIELD_MANAGER = "quire"
+
+LABEL_APP = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_DEPLOYMENT = f"{GROUP}/llmdeployment"
+"""On every child: the LLMDeployment it belongs to. Watches and the gateway select by it."""
+ANNOTATION_SERVED_NAME = f"{GROUP}/served-name"
+"""On the Service: the model name that clients ask for."""
+ANNOTATION_SENIORITY = f"{GROUP}/seniority"
+"""On the Service: of two that claim one served name, the one with the lesser text has it."""
+ENGINE_ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
+"""Environment variables with this prefix are flags of the engine."""
+ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+_HEADLESS_SUFFIX = "-headless"
+_MAX_LABEL = 63
+MAX_NAME_LENGTH = _MAX_LABEL - len(_HEADLESS_SUFFIX)
+"""The longest LLMDeployment name whose longest child name still fits a Service's 63 characters."""
+
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildNames:
+    """What the children of one LLMDeployment are called."""
+
+    deployment: str
+    service: str
+    headless_service: str
+    pod_disruption_budget: str
+    service_account: str
+    cache_claim: str
+    network_policy: str
+    pod_monitor: str
+    prometheus_rule: str
+
+
+def child_names(name: str) -> ChildNames:
+    """Names of the children of the LLMDeployment called ``name``."""
+    return ChildNames(
+        deployment=name,
+        service=name,
+        headless_service=f"{name}{_HEADLESS_SUFFIX}",
+        pod_disruption_budget=name,
+        service_account=name,
+        cache_claim=f"{name}-models",
+        network_policy=name,
+        pod_monitor=name,
+        prometheus_rule=name,
+    )
+
+
+def name_problem(name: str) -> str | None:
+    """Why an LLMDeployment can't be called ``name``, or None if it can."""
+    if _DNS_LABEL.fullmatch(name) is None:
+        return "must be a DNS label: lower-case letters, digits and '-', starting with a letter"
+    if len(name) > MAX_NAME_LENGTH:
+        return (
+            f"must be at most {MAX_NAME_LENGTH} characters, so that its Services can be named after it; has {len(name)}"
+        )
+    return None
+
+
+def object_name_problem(name: str) -> str | None:
+    """Why no Kubernetes object (a secret, a claim) can be called ``name``, or None if one can."""
+    if len(name) > 253 or _DNS_SUBDOMAIN.fullmatch(name) is None:
+        return "must be the name of a Kubernetes object: lower-case letters, digits, '-' and '.'"
+    return None
+
+
+def is_http_url(text: str) -> bool:
+    """Whether it is an http or https URL with a host."""
+    return re.fullmatch(r"https?://[^\s/]+(/\S*)?", text) is not None

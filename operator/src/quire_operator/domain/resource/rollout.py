@@ -1,0 +1,61 @@
+"""spec.rollout and spec.drain: how replicas are replaced, and how long one that goes may finish what it streams."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quire_operator.domain.resource.fields import Fields, later_version
+
+
+class RolloutStrategy(StrEnum):
+    ROLLING_UPDATE = "RollingUpdate"
+    RECREATE = "Recreate"
+    """For clusters with no spare GPU and no wish to roll one by one."""
+    CANARY = "Canary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    strategy: RolloutStrategy
+    max_surge: int
+    max_unavailable: int
+    progress_deadline_seconds: float | None
+    """None: as long as this model may take to start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    timeout_seconds: float
+
+
+def read_rollout(fields: Fields) -> Rollout:
+    until = "use RollingUpdate or Recreate"
+    rollout = Rollout(
+        strategy=fields.choice(
+            "strategy", RolloutStrategy, default=RolloutStrategy.ROLLING_UPDATE, later={"Canary": until}
+        ),
+        max_surge=fields.integer("maxSurge", default=1),
+        max_unavailable=fields.integer("maxUnavailable", default=0),
+        progress_deadline_seconds=_read_deadline(fields),
+    )
+    if fields.has("canary"):
+        fields.problem("canary", later_version("a canary", f"remove it and {until}"))
+    if rollout.strategy is RolloutStrategy.RECREATE:
+        for key in ("maxSurge", "maxUnavailable"):
+            if fields.has(key):
+                fields.problem(key, "is not used by strategy Recreate: remove it")
+    elif rollout.max_surge == 0 and rollout.max_unavailable == 0:
+        fields.problem("maxUnavailable", "must be at least 1 while maxSurge is 0: otherwise no replica can be replaced")
+    fields.done()
+    return rollout
+
+
+def _read_deadline(fields: Fields) -> float | None:
+    if not fields.has("progressDeadline"):
+        return None
+    return fields.duration("progressDeadline", default=600.0, minimum=10.0)
+
+
+def read_drain(fields: Fields) -> Drain:
+    drain = Drain(timeout_seconds=fields.duration("timeout", default=120.0, maximum=3600.0))
+    fields.done()
+    return drain

@@ -1,0 +1,127 @@
+"""spec.autoscaling: between which bounds, by which targets and how fast replicas come and go."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quire_operator.domain.resource.fields import Fields
+
+
+class AutoscalingMode(StrEnum):
+    ENFORCE = "Enforce"
+    RECOMMEND = "Recommend"
+    """Decide and explain, change nothing."""
+
+
+class MetricsSource(StrEnum):
+    PROMETHEUS = "Prometheus"
+    PODS = "Pods"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTarget:
+    """``percentile`` of the first tokens wait at most ``threshold_seconds`` beyond their own prefill."""
+
+    percentile: int
+    threshold_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingTargets:
+    """What one replica should carry at most. Queue and KV bound the need from below where a person sets them."""
+
+    queue_depth: int | None
+    kv_usage_percent: int | None
+    time_to_first_token: LatencyTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleUp:
+    """In each period at most the larger of ``max_percent`` of the replicas and ``max_step``."""
+
+    window_seconds: float
+    max_percent: int
+    max_step: int
+    period_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleDown:
+    """At most ``max_step`` in each period, and only if the need of the whole window fits."""
+
+    window_seconds: float
+    max_step: int
+    period_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaling:
+    mode: AutoscalingMode
+    min_replicas: int
+    """0: to none while nobody asks; the gateways hold the first requests."""
+    max_replicas: int
+    metrics_source: MetricsSource | None
+    """None: Prometheus where the operator has one set, else the pods themselves."""
+    targets: ScalingTargets
+    scale_up: ScaleUp
+    scale_down: ScaleDown
+
+
+def read_autoscaling(fields: Fields) -> Autoscaling:
+    minimum = fields.integer("minReplicas", default=1)
+    if not fields.has("maxReplicas"):
+        fields.problem("maxReplicas", "is required")
+    maximum = fields.integer("maxReplicas", default=max(1, minimum))
+    if maximum < minimum:
+        fields.problem("maxReplicas", f"must be >= minReplicas ({minimum}), got {maximum}")
+    elif maximum == 0:
+        fields.problem("maxReplicas", "must be >= 1, got 0")
+    source = fields.choice("metricsSource", MetricsSource, default=MetricsSource.PODS)
+    autoscaling = Autoscaling(
+        mode=fields.choice("mode", AutoscalingMode, default=AutoscalingMode.ENFORCE),
+        min_replicas=minimum,
+        max_replicas=maximum,
+        metrics_source=source if fields.has("metricsSource") else None,
+        targets=_read_targets(fields.section("targets")),
+        scale_up=_read_scale_up(fields.section("scaleUp")),
+        scale_down=_read_scale_down(fields.section("scaleDown")),
+    )
+    fields.done()
+    return autoscaling
+
+
+def _read_targets(fields: Fields) -> ScalingTargets:
+    latency = fields.section("timeToFirstToken")
+    targets = ScalingTargets(
+        queue_depth=fields.integer("queueDepth", default=None, minimum=1),
+        kv_usage_percent=fields.integer("kvUsagePercent", default=None, minimum=1, maximum=100),
+        time_to_first_token=LatencyTarget(
+            percentile=latency.integer("percentile", default=95, minimum=1, maximum=99),
+            threshold_seconds=latency.duration("threshold", default=1.0, minimum=0.001, maximum=3600.0),
+        ),
+    )
+    latency.done()
+    fields.done()
+    return targets
+
+
+def _read_scale_up(fields: Fields) -> ScaleUp:
+    rules = ScaleUp(
+        window_seconds=fields.duration("window", default=0.0),
+        max_percent=fields.integer("maxPercent", default=100),
+        max_step=fields.integer("maxStep", default=4),
+        period_seconds=fields.duration("period", default=15.0, minimum=1.0),
+    )
+    if rules.max_percent == 0 and rules.max_step == 0:
+        fields.problem("maxStep", "must be at least 1 while maxPercent is 0: otherwise no replica can be added")
+    fields.done()
+    return rules
+
+
+def _read_scale_down(fields: Fields) -> ScaleDown:
+    rules = ScaleDown(
+        window_seconds=fields.duration("window", default=300.0),
+        max_step=fields.integer("maxStep", default=1),
+        period_seconds=fields.duration("period", default=60.0, minimum=1.0),
+    )
+    fields.done()
+    return rules

@@ -1,0 +1,1 @@
+"""The status of an LLMDeployment: conditions, replicas, and why."""

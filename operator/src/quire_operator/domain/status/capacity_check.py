@@ -1,0 +1,132 @@
+"""Whether a replica can run where it will be put, judged before any pod is made: pure.
+
+The same arithmetic as ``quire plan``'s. Used by ``capacity_check``, which finds out what the model is and which nodes
+there are. What is not known is never a refusal: the engine looks again before it loads.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire_operator.domain.capacity import fit as capacity
+from quire_operator.domain.capacity.fit import Footprint, TooSmall
+from quire_operator.domain.capacity.gpus import MIB
+from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.remedies import remedies
+from quire_operator.domain.cluster_state.observed import Resource
+from quire_operator.domain.resource import HubSource, KVCacheShare, Spec
+from quire_operator.domain.resource.quantities import format_bytes
+from quire_operator.domain.status.conditions import READY, Blocker
+
+GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
+"""Of NVIDIA's GPU feature discovery; memory in MiB."""
+INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY = "InsufficientMemory", "InsufficientGPUMemory"
+_REASONS = frozenset({INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY})
+_HUB_VARIABLE = "HF_ENDPOINT"
+
+Labels = Mapping[str, str]
+"""Of one node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMemory:
+    """What one replica has."""
+
+    size_bytes: int
+    on_gpu: bool
+    where: str
+    """As a sentence names it."""
+
+
+def hub_source(spec: Spec) -> HubSource | None:
+    """The model, if anybody may read about it: on the operator's hub, without credentials."""
+    source = spec.model.source
+    if not isinstance(source, HubSource) or spec.model.credentials_secret is not None:
+        return None
+    return None if _HUB_VARIABLE in repr(spec.pod_template) else source  # the pods ask another hub
+
+
+def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory | None:
+    """Of the pod's limit, or of the largest GPU of the nodes it may be put on; None where that is not known."""
+    if _sets_resources(spec):
+        return None
+    if spec.resources.gpus:
+        return _largest_gpu(_pod_spec(spec), nodes or ())
+    limit = spec.resources.memory_limit_bytes
+    where = "spec.resources.limits.memory"
+    return None if limit is None else ReplicaMemory(size_bytes=limit, on_gpu=False, where=where)
+
+
+def judge(spec: Spec, facts: ModelFacts, memory: ReplicaMemory) -> Blocker | None:
+    """Why it does not fit, in one sentence; None if it does, as far as can be told from here."""
+    # Which CPU it will run on is not known: the smaller of what it might need.
+    device: capacity.Device = "gpu" if memory.on_gpu else "cpu"
+    needs, asked = capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=True)
+    outcome = capacity.fit(spec, needs, asked, memory_bytes=memory.size_bytes)
+    if not isinstance(outcome, TooSmall):
+        return None
+    reason = INSUFFICIENT_GPU_MEMORY if memory.on_gpu else INSUFFICIENT_MEMORY
+    return Blocker(reason=reason, message=_sentence(spec, needs, asked, outcome, memory))
+
+
+def is_let_in(resource: Resource) -> bool:
+    """Whether the spec as it is now was carried out once: then its pods say best what becomes of it."""
+    conditions = resource.status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else ():
+        if condition.get("type") == READY:
+            return (
+                condition.get("observedGeneration") == resource.generation and condition.get("reason") not in _REASONS
+            )
+    return False
+
+
+def _sentence(spec: Spec, needs: Footprint, asked: Limits, small: TooSmall, memory: ReplicaMemory) -> str:
+    share = spec.engine.kv_cache
+    filled = f", of which it may fill {share.memory_percent} %" if isinstance(share, KVCacheShare) else ""
+    parts = [
+        f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype})",
+        f"working space {format_bytes(needs.workspace_bytes)}",
+        *([f"swap space {format_bytes(needs.swap_bytes)}"] if needs.swap_bytes else []),
+        f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, asked))} for one sequence of "
+        f"{asked.sequence_tokens:,} tokens",
+    ]
+    advice = remedies(spec, needs, asked, small, shared=False)
+    return (
+        f"a replica needs {format_bytes(small.needed_bytes)} and {memory.where} is {format_bytes(memory.size_bytes)}"
+        f"{filled}: {', '.join(parts)}; {', or '.join(advice)}"
+    )
+
+
+def _largest_gpu(pod: Labels | Mapping[str, object], nodes: Sequence[Labels]) -> ReplicaMemory | None:
+    wanted = pod.get("nodeSelector")
+    admitted = [node for node in nodes if _admits(node, wanted)]
+    sizes = [(size, node.get(GPU_PRODUCT_LABEL, "")) for node in admitted if (size := _gpu_memory(node))]
+    if not sizes:
+        return None
+    size, product = max(sizes)
+    chosen = "of the nodes that podTemplate selects" if wanted else "of this cluster's nodes"
+    where = f"the largest GPU {chosen}{f' ({product})' if product else ''}"
+    return ReplicaMemory(size_bytes=size, on_gpu=True, where=where)
+
+
+def _admits(node: Labels, selector: object) -> bool:
+    return not isinstance(selector, Mapping) or all(node.get(name) == value for name, value in selector.items())
+
+
+def _gpu_memory(node: Labels) -> int:
+    """In bytes; 0 where the node does not say."""
+    text = node.get(GPU_MEMORY_LABEL, "")
+    return int(text) * MIB if text.isascii() and text.isdecimal() and len(text) < 12 else 0
+
+
+def _pod_spec(spec: Spec) -> Mapping[str, object]:
+    pod = spec.pod_template.get("spec")
+    return pod if isinstance(pod, Mapping) else {}
+
+
+def _sets_resources(spec: Spec) -> bool:
+    """Whether the pod template has its own word on what a container may use."""
+    containers = _pod_spec(spec).get("containers")
+    if not isinstance(containers, list):
+        return False
+    return any(isinstance(container, Mapping) and "resources" in container for container in containers)

@@ -1,0 +1,273 @@
+"""The conditions of an LLMDeployment: ``conditions(view) -> tuple[ConditionState, …]``, pure; and how they are kept.
+
+Part of ``status``. A condition says what is so now, with the reason nearest to the cause; a message changes only with
+what it tells, so that a quiet cluster sees no writes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
+from quire_operator.domain.cluster_state.ownership import ForeignField
+from quire_operator.domain.cluster_state.rival_scalers import contest_message
+from quire_operator.domain.manifests.desired import progress_deadline_seconds
+from quire_operator.domain.resource import AutoscalingMode, Spec
+from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.status import rollout
+from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
+
+JSON = Mapping[str, object]
+
+READY, PROGRESSING, AVAILABLE = "Ready", "Progressing", "Available"
+MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
+_MAX_MESSAGE = 2000
+_HELD = "the number of replicas is held until "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """Why what is desired could not be brought into the cluster."""
+
+    reason: str
+    message: str
+
+    @classmethod
+    def invalid(cls, problems: Sequence[Problem]) -> "Blocker":
+        """All that is wrong with the spec."""
+        return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsProblem:
+    """Why the autoscaler has no figures to decide by."""
+
+    reason: str
+    message: str
+    until: str = "metrics are back"
+    """What would mend it."""
+
+    @property
+    def told(self) -> str:
+        """As the condition says it."""
+        return f"{_HELD}{self.until}: {self.message}"
+
+
+def problem_told(status: JSON) -> MetricsProblem | None:
+    """What the condition last said the autoscaler lacks: so it is for a new leader too, until its own first look."""
+    listed = status.get("conditions")
+    for condition in listed if isinstance(listed, Sequence) else ():
+        if isinstance(condition, Mapping) and condition.get("type") == AUTOSCALING:
+            held, _, rest = str(condition.get("message", "")).partition(_HELD)
+            until, _, message = rest.partition(": ")
+            if not held and until:
+                return MetricsProblem(reason=str(condition.get("reason")), message=message, until=until)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the conditions are judged from."""
+
+    spec: Spec | None
+    """None when it is invalid."""
+    blocker: Blocker | None
+    target: int | None
+    """Replicas to ask for; None while that can't be told."""
+    deployment: DeploymentState | None
+    pods: tuple[Pod, ...]
+    additions: tuple[ForeignField, ...]
+    contested: str | None
+    """Who else sets the number of replicas."""
+    metrics_problem: MetricsProblem | None
+    """Why the autoscaler holds."""
+    aside: Blocker | None = None
+    """Why something that replicas serve without is not as desired."""
+    rival: str | None = None
+    """Why requests for the served name go to another LLMDeployment; None if they come to this one."""
+    fought_over: str = ""
+    """What others change again and again as often as it is set back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionState:
+    type: str
+    is_true: bool
+    reason: str
+    message: str
+
+
+def conditions(view: View) -> tuple[ConditionState, ...]:
+    """All of them, always, in the order of the CRD."""
+    failure = _advised(worst_failure(view.pods, view.deployment), view)
+    return (
+        _ready(view, failure),
+        _progressing(view, failure),
+        _available(view, failure),
+        _model_loaded(view, failure),
+        _autoscaling(view),
+        _degraded(view, failure),
+    )
+
+
+def _advised(failure: Failure | None, view: View) -> Failure | None:
+    rules = None if view.spec is None else view.spec.rollout
+    advice = "" if failure is None else rollout.advice(failure, view.deployment, rules)
+    return replace(failure, message=f"{failure.message}; {advice}") if failure is not None and advice else failure
+
+
+def merged(old: Sequence[JSON], new: Sequence[ConditionState], *, generation: int, now: str) -> list[dict[str, object]]:
+    """The conditions as status has them; the time of transition is kept where the status did not turn."""
+    known = {condition.get("type"): condition for condition in old}
+    result = []
+    for condition in new:
+        before = known.get(condition.type, {})
+        status = "True" if condition.is_true else "False"
+        since = before.get("lastTransitionTime") if before.get("status") == status else None
+        result.append(
+            {
+                "type": condition.type,
+                "status": status,
+                "reason": condition.reason,
+                "message": condition.message[:_MAX_MESSAGE],
+                "observedGeneration": generation,
+                "lastTransitionTime": since or now,
+            }
+        )
+    return result
+
+
+def _ready(view: View, failure: Failure | None) -> ConditionState:
+    def no(reason: str, message: str) -> ConditionState:
+        return ConditionState(type=READY, is_true=False, reason=reason, message=message)
+
+    deployment = view.deployment
+    if view.blocker is not None or view.spec is None:
+        blocker = view.blocker or Blocker(reason="InvalidSpec", message="")
+        return no(blocker.reason, blocker.message)
+    if view.rival is not None:
+        return no("ServedNameConflict", view.rival)
+    if deployment is None:
+        return no("Creating", "its Deployment is not there yet")
+    if deployment.replicas_asked == 0:
+        return no("ScaledToZero", _why_none(view.spec))
+    counts = rollout.standing(deployment, view.pods)
+    if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec, deployment):
+        return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
+    if failure is not None:
+        return no(failure.reason, f"{counts}; {failure.message}")
+    return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", counts)
+
+
+def _why_none(spec: Spec) -> str:
+    if spec.autoscaling is None:
+        return "spec.replicas is 0"
+    if spec.only_recommends:
+        return "there were no replicas when spec.autoscaling.mode became Recommend, which makes none"
+    return "nobody asked of late, so there are no replicas; the first request brings one"
+
+
+def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
+    if spec.autoscaling is None:
+        return max(1, spec.replicas)
+    # More may be asked for than is ready at any time, and that takes nothing from those who serve.
+    fewest = max(1, spec.autoscaling.min_replicas)
+    return min(fewest, deployment.replicas_asked) if spec.only_recommends else fewest  # then nobody makes more
+
+
+def _progressing(view: View, failure: Failure | None) -> ConditionState:
+    deployment = view.deployment
+    is_true, reason, message = True, "Creating", "its Deployment is being made"
+    if view.blocker is not None:
+        is_true, reason, message = False, view.blocker.reason, "the spec was not carried out; see Ready"
+    elif deployment is not None and view.spec is not None and rollout.is_overdue(deployment):
+        is_true, reason = False, FailureReason.DEADLINE_EXCEEDED
+        seconds = progress_deadline_seconds(view.spec)
+        message = rollout.overdue(deployment, view.pods, deadline_seconds=seconds, failure=failure)
+    elif failure is not None:
+        is_true, reason, message = False, failure.reason, failure.message
+    elif deployment is not None:
+        finished = not deployment.is_rolling and deployment.ready >= deployment.replicas_asked
+        done = finished and deployment.replicas == deployment.replicas_asked
+        is_true, reason = (False, "Complete") if done else (True, "RollingOut" if deployment.is_rolling else "Scaling")
+        message = rollout.standing(deployment, view.pods)
+    return ConditionState(type=PROGRESSING, is_true=is_true, reason=reason, message=message)
+
+
+def _available(view: View, failure: Failure | None) -> ConditionState:
+    ready = 0 if view.deployment is None else view.deployment.ready
+    if ready:
+        return ConditionState(
+            type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica answers"
+        )
+    if _is_held_for(view, failure):
+        message = "no replica is up; the gateway holds requests until one is ready"
+        return ConditionState(type=AVAILABLE, is_true=True, reason="HeldByGateway", message=message)
+    return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica answers")
+
+
+def _is_held_for(view: View, failure: Failure | None) -> bool:
+    """Whether a request now would be answered though no replica is there: it would have one started, and wait."""
+    autoscaling = None if view.spec is None else view.spec.autoscaling
+    if autoscaling is None or autoscaling.min_replicas > 0 or autoscaling.mode is not AutoscalingMode.ENFORCE:
+        return False
+    hindered = view.blocker is not None or failure is not None or view.metrics_problem is not None
+    return view.deployment is not None and not hindered
+
+
+_MODEL_FAILURES = frozenset(
+    {
+        FailureReason.MODEL_DOWNLOAD_FAILED,
+        FailureReason.OUT_OF_MEMORY,
+        FailureReason.ENGINE_REFUSED,
+        FailureReason.CRASH_LOOPING,
+    }
+)
+
+
+def _model_loaded(view: View, failure: Failure | None) -> ConditionState:
+    is_true, reason, message = False, "NoReplica", "no replica is there to load it"
+    if any(pod.ready for pod in view.pods):
+        is_true, reason, message = True, "Loaded", "a replica has produced a token with it"
+    elif failure is not None and failure.reason in _MODEL_FAILURES:
+        reason, message = failure.reason, failure.message
+    elif view.pods:
+        reason, message = "Loading", "no replica has loaded it yet"
+    return ConditionState(type=MODEL_LOADED, is_true=is_true, reason=reason, message=message)
+
+
+def _autoscaling(view: View) -> ConditionState:
+    is_true, reason, message = False, "NotConfigured", "spec.autoscaling is not set"
+    autoscaling = None if view.spec is None else view.spec.autoscaling
+    if view.spec is None:
+        reason, message = "InvalidSpec", "the spec can't be read"
+    elif view.contested is not None:
+        reason = "ReplicasContested"
+        message = contest_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
+    elif autoscaling is not None and view.metrics_problem is not None:
+        reason, message = view.metrics_problem.reason, view.metrics_problem.told
+    elif autoscaling is not None:
+        is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
+        reason = "Enforcing" if enforced else "Recommending"
+        bounds = f"between {autoscaling.min_replicas} and {autoscaling.max_replicas} replicas"
+        message = bounds if enforced else f"decides and explains, changes nothing; {bounds}"
+    return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
+
+
+def _degraded(view: View, failure: Failure | None) -> ConditionState:
+    is_true, reason, message = True, "AsExpected", ""
+    if view.blocker is not None:
+        reason, message = view.blocker.reason, view.blocker.message
+    elif failure is not None:
+        reason, message = failure.reason, failure.message
+    elif view.rival is not None:
+        reason, message = "ServedNameConflict", view.rival
+    elif view.aside is not None:
+        reason, message = view.aside.reason, view.aside.message
+    elif view.fought_over:
+        reason, message = "FieldsContested", view.fought_over
+    elif view.additions:
+        reason = "ForeignFields"
+        message = f"others added {', '.join(map(str, view.additions))}"
+    else:
+        is_true, message = False, "nothing is known to be wrong"
+    return ConditionState(type=DEGRADED, is_true=is_true, reason=reason, message=message)

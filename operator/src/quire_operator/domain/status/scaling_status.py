@@ -1,0 +1,159 @@
+"""The autoscaler's record as ``status.autoscaling`` and ``status.capacity`` hold it, and back.
+
+Called by ``status`` and by whoever starts an autoscaler again. API objects carry no floats. What was written by hand or
+by another version and can't be read counts as absent: nothing is decided from it.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import isfinite
+
+from quire_operator.domain.autoscaling.history import Change, ScalingRecord
+from quire_operator.domain.autoscaling.rates import Rates
+from quire_operator.domain.resource import Spec
+
+JSON = Mapping[str, object]
+_MAX_MESSAGE = 1024
+
+
+def scaling_sections(record: ScalingRecord, spec: Spec) -> dict[str, object]:
+    """The sections of status that hold a record; one that would be empty is absent."""
+    sections = {
+        "autoscaling": autoscaling_status(record),
+        "capacity": capacity_status(record, block_size=spec.engine.block_size),
+    }
+    return {name: section for name, section in sections.items() if section}
+
+
+def autoscaling_status(record: ScalingRecord) -> dict[str, object]:
+    """``status.autoscaling``: what was decided."""
+    status: dict[str, object] = {}
+    if record.desired_replicas is not None:
+        status["desiredReplicas"] = record.desired_replicas
+    if record.changes:
+        status["lastDecision"] = _change_status(record.changes[-1])
+        status["history"] = [_change_status(change) for change in record.changes]
+    return status
+
+
+def capacity_status(record: ScalingRecord, *, block_size: int) -> dict[str, object]:
+    """``status.capacity``: what one replica was seen to hold and do; empty before that."""
+    start_up = {} if record.start_up_seconds is None else {"startUpSeconds": record.start_up_seconds}
+    rates = record.rates
+    if rates is None:
+        return {**start_up}
+    return {
+        "kvTokens": round(rates.kv_tokens),
+        "kvBlocks": round(rates.kv_tokens) // block_size,
+        "prefillTokensPerSecond": _per_second(rates.prefill_seconds_per_token),
+        "stepMicroseconds": round(rates.step_seconds * 1e6),
+        "decodeNanosecondsPerToken": round(rates.decode_seconds_per_token * 1e9),
+        "meanPromptTokens": round(rates.mean_prompt_tokens),
+        "meanOutputTokens": round(rates.mean_output_tokens),
+        "learntTime": format_time(record.rates_time),
+        **start_up,
+    }
+
+
+def _per_second(seconds: float) -> int:
+    # 0 stands for no cost at all, so the slowest and the quickest cost are told as the nearest that can be.
+    return 0 if seconds == 0 else max(1, round(1 / max(seconds, 1e-9)))
+
+
+def scaling_record(status: JSON) -> ScalingRecord | None:
+    """What a whole ``status`` says was persisted; None where it says nothing of autoscaling."""
+    section, capacity = status.get("autoscaling"), status.get("capacity")
+    if not isinstance(section, Mapping):
+        return None
+    desired, history = section.get("desiredReplicas"), section.get("history")
+    changes = [_change(item) for item in history if isinstance(item, Mapping)] if isinstance(history, list) else []
+    capacity = capacity if isinstance(capacity, Mapping) else {}
+    rates = _rates(capacity)
+    return ScalingRecord(
+        desired_replicas=desired if isinstance(desired, int) and desired >= 0 else None,
+        changes=tuple(change for change in changes if change is not None),
+        rates=rates,
+        rates_time=0.0 if rates is None else parse_time(capacity.get("learntTime")) or 0.0,
+        start_up_seconds=_count(capacity, "startUpSeconds") or None,
+    )
+
+
+def format_time(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: object) -> float | None:
+    """Unix seconds, or None."""
+    try:
+        time = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return None if time is None or time.tzinfo is None else time.timestamp()
+
+
+def _change_status(change: Change) -> dict[str, object]:
+    return {
+        "time": format_time(change.time),
+        "from": change.from_replicas,
+        "to": change.to_replicas,
+        "reason": change.reason,
+        "message": change.message[:_MAX_MESSAGE],
+        "inputs": {name: _amount(value) for name, value in change.inputs.items()},
+    }
+
+
+def _change(item: JSON) -> Change | None:
+    time, before, after = parse_time(item.get("time")), item.get("from"), item.get("to")
+    inputs = item.get("inputs")
+    if time is None or not isinstance(before, int) or not isinstance(after, int):
+        return None
+    return Change(
+        time=time,
+        from_replicas=before,
+        to_replicas=after,
+        reason=str(item.get("reason", "")),
+        message=str(item.get("message", "")),
+        inputs=_amounts(inputs) if isinstance(inputs, Mapping) else {},
+    )
+
+
+def _rates(capacity: JSON) -> Rates | None:
+    step, prefill, decode = (
+        _count(capacity, "stepMicroseconds"),
+        _count(capacity, "prefillTokensPerSecond"),
+        _count(capacity, "decodeNanosecondsPerToken"),
+    )
+    prompt, output, kv = (_count(capacity, name) for name in ("meanPromptTokens", "meanOutputTokens", "kvTokens"))
+    if step is None or prefill is None or decode is None or prompt is None or output is None or kv is None:
+        return None
+    return Rates(
+        step_seconds=step / 1e6,
+        prefill_seconds_per_token=1 / prefill if prefill else 0.0,
+        decode_seconds_per_token=decode / 1e9,
+        mean_prompt_tokens=float(prompt),
+        mean_output_tokens=float(output),
+        kv_tokens=float(kv),
+    )
+
+
+def _count(section: JSON, name: str) -> int | None:
+    """None for what is no whole number, or a negative one."""
+    value = section.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _amounts(section: JSON) -> dict[str, float]:
+    amounts: dict[str, float] = {}
+    for name, text in section.items():
+        try:
+            amount = float(str(text))
+        except ValueError:
+            continue
+        if isfinite(amount):
+            amounts[str(name)] = amount
+    return amounts
+
+
+def _amount(value: float) -> str:
+    return f"{value:.6g}"

@@ -1,0 +1,124 @@
+"""``status`` of an LLMDeployment, and what changed in it that people should hear of: pure.
+
+Last station of ``reconcile``: everything that was found and done goes in, the whole status comes out; it is written
+only when it differs from the one that is there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire_operator.domain.cluster_state.observed import Resource
+from quire_operator.domain.manifests import engine_contract
+from quire_operator.domain.manifests.desired import selector
+from quire_operator.domain.resource import names
+from quire_operator.domain.status import conditions as c
+from quire_operator.domain.status.conditions import View, conditions, merged
+from quire_operator.domain.status.pod_failures import FailureReason
+from quire_operator.domain.status.scaling_status import format_time, scaling_record, scaling_sections
+
+JSON = Mapping[str, object]
+_BEGINNINGS = ("Creating", "Starting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of ``kubectl describe``."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -> dict[str, object]:
+    """The whole status. ``now`` is used only where a condition turns."""
+    key, deployment = resource.key, view.deployment
+    pairs = (f"{name}={value}" for name, value in sorted(selector(key.name).items()))
+    service = names.child_names(key.name).service
+    port = engine_contract.HTTP_PORT
+    result: dict[str, object] = {
+        "observedGeneration": resource.generation,
+        "replicas": 0 if deployment is None else deployment.replicas,
+        "readyReplicas": 0 if deployment is None else deployment.ready,
+        "selector": ",".join(pairs),
+        "endpoint": f"http://{service}.{key.namespace}.svc.{cluster_domain}:{port}/v1",
+        "conditions": merged(
+            _conditions_of(resource.status),
+            conditions(view),
+            generation=resource.generation,
+            now=format_time(now).partition(".")[0] + "Z",
+        ),
+    }
+    if view.target is not None:
+        result["desiredReplicas"] = view.target
+    if deployment is not None and deployment.revision:
+        result["currentRevision"] = deployment.revision
+    if view.spec is None:
+        # An invalid spec says nothing of autoscaling; what was learnt stays.
+        kept = ("autoscaling", "capacity")
+        return result | {section: resource.status[section] for section in kept if section in resource.status}
+    record = scaling_record(resource.status)
+    if view.spec.autoscaling is not None and record is not None:
+        result |= scaling_sections(record, view.spec)
+    return result
+
+
+def events(before: JSON, after: JSON, *, recommends: bool = False) -> tuple[Event, ...]:
+    """What is worth telling of the way from one status to the next: turns of Ready and Degraded, and scaling.
+
+    ``recommends``: what was decided is not carried out.
+    """
+    return (*_condition_events(before, after), *_scaling_events(before, after, recommends=recommends))
+
+
+def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
+    known = {condition.get("type"): condition for condition in _conditions_of(before)}
+    told = []
+    for condition in _conditions_of(after):
+        kind, is_true = condition["type"], condition["status"] == "True"
+        old = known.get(kind, {})
+        if (old.get("status"), old.get("reason")) == (condition["status"], condition["reason"]):
+            continue
+        overdue = kind == c.PROGRESSING and condition["reason"] == FailureReason.DEADLINE_EXCEEDED
+        warning = (
+            overdue
+            or (kind == c.DEGRADED and is_true)
+            or (kind == c.AUTOSCALING and condition["reason"] != "NotConfigured")
+        )
+        # That replicas start is no news while none has served yet.
+        begins = condition["reason"] in _BEGINNINGS and old.get("status") != "True"
+        worth_telling = (kind == c.READY and not begins) or (warning and not (kind == c.AUTOSCALING and is_true))
+        if worth_telling:
+            told.append(Event(warning=warning, reason=str(condition["reason"]), message=str(condition["message"])))
+    # Ready and Degraded often turn for the same reason: that is one piece of news.
+    return list({event.reason: event for event in told}.values())
+
+
+def _scaling_events(before: JSON, after: JSON, *, recommends: bool) -> Sequence[Event]:
+    old, new = _history(before), _history(after)
+    return [_scaling_event(change, recommends=recommends) for change in new if change not in old]
+
+
+def _scaling_event(change: JSON, *, recommends: bool) -> Event:
+    is_up = _number(change, "to") > _number(change, "from")
+    way = f"{change.get('from')} → {change.get('to')}"
+    why = str(change.get("message")).removeprefix(f"{way}: ")
+    if recommends:
+        reason = "ScaleUpRecommended" if is_up else "ScaleDownRecommended"
+        return Event(warning=False, reason=reason, message=f"{way} replicas, which nobody carries out: {why}")
+    return Event(warning=False, reason="ScaledUp" if is_up else "ScaledDown", message=f"{way} replicas: {why}")
+
+
+def _conditions_of(status: JSON) -> Sequence[JSON]:
+    value = status.get("conditions")
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _history(status: JSON) -> Sequence[JSON]:
+    section = status.get("autoscaling")
+    history = section.get("history") if isinstance(section, Mapping) else None
+    return [item for item in history if isinstance(item, Mapping)] if isinstance(history, list) else []
+
+
+def _number(change: JSON, key: str) -> int:
+    value = change.get(key)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,1 @@
+"""Event handlers: kopf delivers, nothing is decided."""

@@ -1,0 +1,297 @@
+"""What kopf is asked to watch, and what becomes of an event: the store is updated and the key enqueued, nothing else.
+
+kopf only delivers: ``@on.event`` alone, for its other handlers write finalizers and annotations to the objects. Errors
+in these handlers would never be retried, and two of one key may run at once: ``workqueue`` takes care of both.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import kopf
+
+from quire_operator.domain.cluster_state.observed import Key, key_of_child, trim_child, trim_pod, trim_resource
+from quire_operator.domain.resource import names
+from quire_operator.domain.status.review import Review
+from quire_operator.reconcile.store import Store
+
+logger = logging.getLogger(__name__)
+
+CHILD_KINDS: Mapping[str, tuple[str, str, str]] = {
+    "Deployment": ("apps", "v1", "deployments"),
+    "Service": ("", "v1", "services"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "PersistentVolumeClaim": ("", "v1", "persistentvolumeclaims"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
+}
+_PODS = ("", "v1", "pods")
+_LEASES = ("coordination.k8s.io", "v1", "leases")
+_WATCH_SECONDS = 15
+_SILENCE_SECONDS = 20.0
+_CREDENTIALS_LAST = timedelta(minutes=5)
+_PAGE = 200
+WEBHOOK_PATH = "llmdeployments"
+_CERTIFICATE_SECONDS = 10.0
+
+
+class Credentials(Protocol):
+    """What it takes to reach the API server."""
+
+    @property
+    def server(self) -> str: ...
+    @property
+    def ca_path(self) -> str | None: ...
+    @property
+    def certificate_path(self) -> str | None: ...
+    @property
+    def private_key_path(self) -> str | None: ...
+    @property
+    def token(self) -> str | None: ...
+    @property
+    def verify(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbox:
+    """Where events go."""
+
+    store: Store
+    namespaces: frozenset[str]
+    """Those that are ours to act in; empty: all."""
+    enqueue: Callable[[Key], None]
+    relisted: Callable[[], None]
+    """A watch began anew: what was deleted meanwhile will not be told."""
+    lease_seen: Callable[[str, datetime | None], None]
+    """Holder and time of renewal."""
+
+    def takes(self, key: Key) -> bool:
+        return not self.namespaces or key.namespace in self.namespaces
+
+
+Login = Callable[[], Awaitable[Credentials]]
+Judge = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Awaitable[Review]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """Where the API server sends what is about to be stored, and who judges it."""
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    judge: Judge
+
+
+async def watch(
+    inbox: Inbox,
+    login: Login,
+    *,
+    namespace: str,
+    lease_name: str,
+    started: Callable[[], None],
+    webhook: Webhook | None = None,
+) -> BaseException | None:
+    """Deliver events until kopf ends, as it does when the CRD goes; why it ended. ``namespace`` is the Lease's."""
+    asked, settings = registry(inbox, login), operator_settings(namespace=namespace, lease_name=lease_name)
+    if webhook is not None:
+        _serve_reviews(asked, settings, webhook)
+    tasks = await kopf.spawn_tasks(
+        registry=asked,
+        settings=settings,
+        clusterwide=not inbox.namespaces,
+        namespaces=sorted({*inbox.namespaces, namespace}) if inbox.namespaces else (),
+    )
+    started()
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next((task.exception() for task in done if not task.cancelled()), None)
+    finally:
+        left: set[asyncio.Future[None]] = set(tasks)
+        while left:  # kopf waits by means that can lose a cancellation, so one may not be enough
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=2.0)
+
+
+def registry(inbox: Inbox, login: Login) -> kopf.OperatorRegistry:
+    """All that kopf is to call."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+        return _connection_info(await login())
+
+    @kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry)
+    async def on_resource(event: Mapping[str, Any], **_: Any) -> None:
+        resource = trim_resource(event["object"])
+        if not inbox.takes(resource.key):
+            return
+        if event["type"] == "DELETED":
+            inbox.store.drop_resource(resource.key, resource.uid)
+            inbox.enqueue(resource.key)
+        elif inbox.store.put_resource(resource):
+            inbox.enqueue(resource.key)
+        _note_listing(inbox, event)
+
+    for kind, selector in CHILD_KINDS.items():
+        kopf.on.event(*selector, registry=registry, id=f"on_{kind.lower()}")(_child_handler(inbox, kind))
+
+    @kopf.on.event(*_PODS, registry=registry)
+    async def on_pod(event: Mapping[str, Any], **_: Any) -> None:
+        pod, key = trim_pod(event["object"]), key_of_child(event["object"])
+        if key is None or not inbox.takes(key):
+            return
+        if event["type"] == "DELETED":
+            inbox.store.drop_pod(key, pod.name, pod.uid)
+            inbox.enqueue(key)
+        elif inbox.store.put_pod(key, pod):
+            inbox.enqueue(key)
+        _note_listing(inbox, event)
+
+    @kopf.on.event(*_LEASES, registry=registry)
+    async def on_lease(event: Mapping[str, Any], **_: Any) -> None:
+        spec = event["object"].get("spec") or {}
+        renewed = spec.get("renewTime")
+        holder = "" if event["type"] == "DELETED" else spec.get("holderIdentity") or ""
+        inbox.lease_seen(holder, None if renewed is None else datetime.fromisoformat(renewed))
+
+    return registry
+
+
+def _child_handler(inbox: Inbox, kind: str) -> Callable[..., Awaitable[None]]:
+    async def on_child(event: Mapping[str, Any], **_: Any) -> None:
+        child, key = trim_child(event["object"], kind=kind), key_of_child(event["object"])
+        if key is None or not inbox.takes(key):
+            return
+        if event["type"] == "DELETED":
+            inbox.store.drop_child(key, child.ref, child.uid)
+            inbox.enqueue(key)
+        elif inbox.store.put_child(key, child):
+            inbox.enqueue(key)
+        _note_listing(inbox, event)
+
+    return on_child
+
+
+def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, webhook: Webhook) -> None:
+    """Have kopf take reviews; its certificate is read again when the file changes."""
+    settings.admission.server = lambda call: reviews_server(webhook, call)
+    logging.getLogger("kopf.objects").addFilter(_is_no_refusal)
+
+    @kopf.on.validate(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id=WEBHOOK_PATH)
+    async def on_review(*, body: kopf.Body, warnings: list[str], **rest: Any) -> None:
+        if rest["operation"] not in ("CREATE", "UPDATE"):
+            return
+        review = await webhook.judge(body, rest["old"])
+        warnings.extend(review.warnings)
+        if review.problems:
+            raise kopf.AdmissionError(review.message, code=422)
+
+
+async def reviews_server(
+    webhook: Webhook, call: kopf.WebhookFn, *, check_seconds: float = _CERTIFICATE_SECONDS
+) -> AsyncIterator[kopf.WebhookClientConfig]:
+    """kopf's own, begun anew where it ends: one bad renewal of its certificate would end all watches with it."""
+    while True:
+        server = kopf.WebhookServer(
+            addr=webhook.host,
+            port=webhook.port,
+            certfile=webhook.certificate,
+            pkeyfile=webhook.key,
+            file_check_interval=check_seconds,
+        )
+        try:
+            async for configuration in server(call):
+                yield configuration
+        except OSError as error:  # ssl.SSLError is one
+            logger.error("the webhook does not serve until its certificate, key and port are right: %s", error)
+        await asyncio.sleep(check_seconds)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """kopf logs each refusal as an error of ours; it is the writer's, who is told."""
+    return not record.getMessage().startswith(f"Webhook '{WEBHOOK_PATH}' failed permanently")
+
+
+def _note_listing(inbox: Inbox, event: Mapping[str, Any]) -> None:
+    if event["type"] is None:
+        inbox.relisted()
+
+
+class _Backoffs:
+    """Waits between a request's tries: never more than 5 s, never an end (a watch must outlive its API server)."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.2, 0.5, 1.0, 2.0)
+        while True:
+            yield 5.0
+
+
+class _NoEssence(kopf.DiffBaseStorage):
+    """kopf compares each object with what it was; we do not ask, and its copies were a sixth of the operator's work."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None: ...
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Event handlers have none."""
+
+    def fetch(self, *, key: str, body: kopf.Body) -> None:
+        return None
+
+    def store(self, *, key: str, record: Any, body: kopf.Body, patch: kopf.Patch) -> None: ...
+    def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None: ...
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None: ...
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        return essence
+
+
+def operator_settings(*, namespace: str, lease_name: str) -> kopf.OperatorSettings:
+    """kopf as a mere messenger. ``namespace`` is the Lease's."""
+    settings = kopf.OperatorSettings()
+    watching = settings.watching
+    for selector in (*CHILD_KINDS.values(), _PODS):
+        watching.label_selectors[selector] = names.LABEL_DEPLOYMENT
+    watching.field_selectors[_LEASES] = f"metadata.name={lease_name},metadata.namespace={namespace}"
+    watching.server_timeout = _WATCH_SECONDS
+    watching.inactivity_timeout = _SILENCE_SECONDS
+    watching.connect_timeout = 5.0
+    watching.chunk_size = _PAGE
+    # With scanning on, kopf can stay blind after the CRD was made anew; ``app`` waits for it and watches again.
+    settings.scanning.disabled = True
+    settings.networking.error_backoffs = _Backoffs()
+    settings.networking.request_timeout = 30.0
+    settings.networking.connect_timeout = 5.0
+    settings.persistence.diffbase_storage = _NoEssence()
+    settings.persistence.progress_storage = _NoProgress()
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.peering.standalone = True
+    settings.queueing.idle_timeout = 1.0
+    return settings
+
+
+def _connection_info(credentials: Credentials) -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(
+        server=credentials.server,
+        ca_path=credentials.ca_path,
+        insecure=not credentials.verify,
+        certificate_path=credentials.certificate_path,
+        private_key_path=credentials.private_key_path,
+        token=credentials.token,
+        # A token from a file or a plugin lives for minutes: it is read anew before it can be too old.
+        expiration=None if credentials.token is None else datetime.now(UTC) + _CREDENTIALS_LAST,
+    )

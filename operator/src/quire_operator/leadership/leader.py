@@ -1,0 +1,138 @@
+"""Which of several operators writes: the holder of a Lease, and only while it can be sure to be the holder.
+
+``Elector.run`` campaigns, leads, and campaigns again; ``gate`` is what it opens. Others take over 15 s after the Lease
+last changed, by their own clock. Why not the client library's election: ADR 0017.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from quire_operator.leadership.gate import Gate, boottime
+from quire_operator.ports import ClusterError, Conflict, Lease, Leases
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds. A lease lasts longer than the gate is open and a call takes, together."""
+
+    duration: float = 15.0
+    retry: float = 2.0
+    call: float = 5.0
+
+
+class Elector:
+    """One candidate. ``lead`` runs while it holds the Lease, and is cancelled when it can't be sure of that."""
+
+    def __init__(
+        self,
+        *,
+        leases: Leases,
+        identity: str,
+        gate: Gate,
+        lead: Callable[[], Awaitable[None]],
+        seen: Callable[[datetime | None], None] = lambda renewed: None,
+        timing: Timing = Timing(),
+    ) -> None:
+        """``seen`` is told of each renewal, anybody's, that our own calls see: a watch that is alive shows it too."""
+        self._seen = seen
+        self._leases, self._identity, self._gate, self._lead, self._timing = leases, identity, gate, lead, timing
+        self._lease = Lease(version=None)
+        self._unchanged_since = boottime()
+        self._news = asyncio.Event()
+
+    def notice(self, holder: str) -> None:
+        """A watch shows this holder: act now, not at the next round."""
+        leading = self._gate.is_open()
+        if leading and holder not in ("", self._identity):
+            self._gate.close()
+        if not holder or (leading and holder != self._identity):
+            self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled; then the Lease is released, if it is ours. Raises what ``lead`` raises."""
+        try:
+            while True:
+                while not await self._try(self._acquire):
+                    await self._wait()
+                logger.info("leading, as %s", self._identity)
+                await self._hold()
+                logger.warning("no longer leading")
+        finally:
+            await self._try(self._release)
+
+    async def _hold(self) -> None:
+        task = asyncio.ensure_future(self._lead())
+        task.add_done_callback(lambda _: self._news.set())
+        try:
+            while not task.done() and self._gate.is_open():
+                await self._wait()
+                if self._gate.is_open() and not await self._try(self._renew) and self._lease.holder != self._identity:
+                    break
+            self._gate.close()  # lost: nothing under way may write any more
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            self._gate.close()
+        if not task.cancelled():
+            task.result()
+
+    async def _acquire(self) -> bool:
+        await self._look()
+        seen, is_ours = self._lease, self._lease.holder == self._identity
+        if seen.holder and not is_ours and boottime() - self._unchanged_since < self._timing.duration:
+            return False
+        now = datetime.now(UTC)
+        acquired = seen.acquired if is_ours else now
+        transitions = seen.transitions + (not is_ours and seen.version is not None)
+        await self._write(replace(seen, holder=self._identity, acquired=acquired, renewed=now, transitions=transitions))
+        return True
+
+    async def _renew(self) -> bool:
+        try:
+            await self._write(replace(self._lease, renewed=datetime.now(UTC)))
+        except Conflict:
+            await self._look()
+            return False
+        return True
+
+    async def _release(self) -> bool:
+        if self._lease.holder == self._identity:
+            released = replace(self._lease, holder="", renewed=datetime.now(UTC))
+            async with asyncio.timeout(self._timing.call):
+                await self._leases.write(released, duration_seconds=1.0)
+        return True
+
+    async def _look(self) -> None:
+        async with asyncio.timeout(self._timing.call):
+            seen = await self._leases.read()
+        if seen != self._lease:
+            self._lease, self._unchanged_since = seen, boottime()
+        self._seen(seen.renewed)
+
+    async def _write(self, lease: Lease) -> None:
+        sent = boottime()
+        async with asyncio.timeout(self._timing.call):
+            self._lease = await self._leases.write(lease, duration_seconds=self._timing.duration)
+        self._gate.renewed(sent)
+        self._seen(self._lease.renewed)
+
+    async def _wait(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timing.retry):  # wait_for of Python 3.11 can lose a cancellation
+                await self._news.wait()
+        self._news.clear()
+
+    async def _try(self, step: Callable[[], Awaitable[bool]]) -> bool:
+        try:
+            return await step()
+        except Conflict:
+            return False  # somebody was quicker; look again at the next round
+        except (ClusterError, TimeoutError) as error:
+            logger.warning("the Lease could not be read or written: %s", error or "no answer in time")
+            return False

@@ -1,0 +1,1 @@
+"""Reconciling one LLMDeployment: observe, desired, plan, apply, status."""

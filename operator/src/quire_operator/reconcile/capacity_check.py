@@ -1,0 +1,165 @@
+"""Whether what an LLMDeployment asks for can run, as far as is known now: asked by ``reconcile`` and ``admission``.
+
+Keeps what hub and cluster said, and asks them in tasks of its own, so that neither ever holds a pass up for long. What
+is not known yet, or can't be known, is never a refusal. The judgement is ``domain.capacity_check``'s.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource
+from quire_operator.domain.resource import HubSource, Spec
+from quire_operator.domain.status.capacity_check import Labels, hub_source, is_let_in, judge, replica_memory
+from quire_operator.domain.status.conditions import Blocker
+from quire_operator.ports import ClusterError, ModelReader, ModelUnknown, Nodes
+
+logger = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 3.0
+"""For the first answer about a model; who comes later waits for the rest of that."""
+_LOOKUP_SECONDS = 20.0
+"""For all of a lookup; each answer in it has five."""
+_FRESH_SECONDS = 600.0
+_NODES_SECONDS = 60.0
+_DOWN_SECONDS = 60.0
+LOOK_AGAIN_SECONDS = 60.0
+"""After a refusal: nodes and models change, and nothing of them is watched."""
+_AT_ONCE = 8
+_MOST_MODELS = 2048
+
+
+@dataclass(slots=True)
+class _Model:
+    """What is known of one model."""
+
+    facts: ModelFacts | None = None
+    """What was said last; kept when asking again fails."""
+    fresh_until: float = 0.0
+    lookup: asyncio.Task[None] | None = None
+    asked: float = 0.0
+    waiting: set[Key] = field(default_factory=set)
+    """Who went on without the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a pass is told of a spec. Nothing, where it fits or that is not known."""
+
+    blocker: Blocker | None = None
+    """It can't run: nothing is made or changed."""
+    aside: Blocker | None = None
+    """It can't run, and was carried out before that was known."""
+
+
+class CapacityCheck:
+    """One for all passes and reviews of a process; close it."""
+
+    def __init__(
+        self, *, models: ModelReader, nodes: Nodes | None, now: Callable[[], float], enqueue: Callable[[Key], None]
+    ) -> None:
+        """``nodes`` None: they may not be asked about. ``now`` is a monotonic clock's."""
+        self._models, self._nodes, self._now, self._enqueue = models, nodes, now, enqueue
+        self._known: dict[HubSource, _Model] = {}
+        self._turn = asyncio.Semaphore(_AT_ONCE)
+        self._hub_down_until = 0.0
+        self._labels: tuple[Labels, ...] | None = None
+        self._labels_until = 0.0
+        self._listing = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        lookups = [model.lookup for model in self._known.values() if model.lookup is not None]
+        for lookup in lookups:
+            lookup.cancel()
+        await asyncio.gather(*lookups, return_exceptions=True)
+        await self._models.aclose()
+
+    async def look(self, resource: Resource, spec: Spec, deployment: DeploymentState | None) -> Finding:
+        """What keeps a pass from carrying the spec out, or only is to be told.
+
+        What was carried out once goes on: one replica that is ready proves any estimate wrong.
+        """
+        if deployment is None or not is_let_in(resource):
+            return Finding(blocker=await self.refusal(spec, key=resource.key))
+        if deployment.ready:
+            return Finding()
+        return Finding(aside=await self.refusal(spec, key=resource.key, wait_seconds=0.0))
+
+    async def refusal(
+        self, spec: Spec, *, key: Key | None = None, wait_seconds: float = _WAIT_SECONDS
+    ) -> Blocker | None:
+        """Why it can't run; None also where that is not known, and then ``key`` is enqueued when it is."""
+        source = hub_source(spec)
+        if source is None:
+            return None
+        memory = replica_memory(spec, await self._node_labels() if spec.resources.gpus else None)
+        if memory is None:
+            return None
+        facts = await self._facts(source, key, wait_seconds)
+        return None if facts is None else judge(spec, facts, memory)
+
+    async def _node_labels(self) -> tuple[Labels, ...] | None:
+        if self._nodes is None:
+            return None
+        async with self._listing:
+            if self._now() >= self._labels_until:
+                try:
+                    self._labels = tuple(await self._nodes.labels())
+                except ClusterError as error:
+                    logger.debug("the nodes' GPUs are not known: %s", error)
+                self._labels_until = self._now() + _NODES_SECONDS
+        return self._labels
+
+    async def _facts(self, source: HubSource, key: Key | None, wait_seconds: float) -> ModelFacts | None:
+        model = self._model(source)
+        now = self._now()
+        if model.lookup is None and now >= model.fresh_until and now >= self._hub_down_until:
+            model.asked = now
+            model.lookup = asyncio.create_task(self._look_up(source, model), name=f"capacity of {source}")
+        if model.lookup is None or model.facts is not None:
+            return model.facts
+        await asyncio.wait({model.lookup}, timeout=max(0.0, model.asked + wait_seconds - self._now()))
+        if model.lookup is not None and key is not None:
+            model.waiting.add(key)
+        return model.facts
+
+    def _model(self, source: HubSource) -> _Model:
+        """Also the most recently used one from now on; the others go first."""
+        model = self._known.pop(source, None) or _Model()
+        self._known[source] = model
+        while len(self._known) > _MOST_MODELS:
+            gone = self._known.pop(next(iter(self._known)))
+            if gone.lookup is not None:
+                gone.lookup.cancel()
+        return model
+
+    async def _look_up(self, source: HubSource, model: _Model) -> None:
+        before = model.facts
+        try:
+            async with self._turn:
+                if self._now() < self._hub_down_until:
+                    return
+                model.facts = await self._read(source, before)
+            model.fresh_until = self._now() + _FRESH_SECONDS
+        finally:
+            model.lookup = None
+            waiting, model.waiting = model.waiting, set()
+        if model.facts != before:
+            for key in waiting:
+                self._enqueue(key)
+
+    async def _read(self, source: HubSource, before: ModelFacts | None) -> ModelFacts | None:
+        """What is said now; what was said before if nothing is."""
+        try:
+            async with asyncio.timeout(_LOOKUP_SECONDS):
+                return await self._models.facts(source)
+        except TimeoutError:
+            unknown = ModelUnknown(f"no answer about {source} within {_LOOKUP_SECONDS:g} s", unreachable=True)
+        except ModelUnknown as error:
+            unknown = error
+        logger.debug("whether %s fits is left to the engine: %s", source, unknown)
+        if unknown.unreachable:
+            self._hub_down_until = self._now() + _DOWN_SECONDS
+        return before

@@ -1,0 +1,64 @@
+"""Kinds that a cluster may lack, come to have, and lose again: looked for now and then, and never missed.
+
+Run by ``app`` while leading. kopf is not asked to watch them: a watch of a kind that goes away ends all others. Their
+objects are few and change seldom, so they are listed at each look instead; what was done to them is set right then.
+"""
+
+import logging
+from collections.abc import Callable
+
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS
+from quire_operator.ports import Cluster, ClusterError, Forbidden, NotFound
+from quire_operator.reconcile.store import Store
+from quire_operator.reconcile.sweep import sweep_children
+
+logger = logging.getLogger(__name__)
+
+
+class OptionalKinds:
+    """``served`` is what the last look found."""
+
+    def __init__(self, *, cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> None:
+        self._cluster, self._store, self._enqueue = cluster, store, enqueue
+        self.served: frozenset[str] = frozenset()
+        self._told = ""
+
+    async def look(self) -> None:
+        """Never raises: what could not be found out stays as it was known."""
+        try:
+            found = await self._cluster.served_kinds()
+            served = frozenset([kind for kind in sorted(found) if await self._listed(kind)])
+        except ClusterError as error:
+            self._tell(f"could not look for {', '.join(sorted(OPTIONAL_KINDS))}: {error}")
+            return
+        for kind in OPTIONAL_KINDS - served:
+            self._forget(kind)
+        if served == self.served:
+            return
+        logger.info("this cluster has %s", ", ".join(sorted(served)) or f"none of {', '.join(sorted(OPTIONAL_KINDS))}")
+        self.served = served
+        for key in self._store.live_keys():
+            self._enqueue(key)
+
+    async def _listed(self, kind: str) -> bool:
+        """Whether its objects could be listed, and were."""
+        try:
+            await sweep_children(self._cluster, self._store, kind, self._enqueue)
+        except NotFound:
+            return False  # it went between the two requests
+        except Forbidden as error:
+            self._tell(f"the cluster has {kind}s, and none are made: {error}; see the operator's role")
+            return False
+        return True
+
+    def _forget(self, kind: str) -> None:
+        for key in self._store.all_keys():
+            for ref, child in self._store.children(key).items():
+                if ref.kind == kind:
+                    self._store.drop_child(key, ref, child.uid)
+
+    def _tell(self, message: str) -> None:
+        if message != self._told:
+            logger.warning("%s", message)
+            self._told = message

@@ -1,0 +1,128 @@
+"""What the watches have shown, by LLMDeployment: the operator's picture of the cluster.
+
+``handlers`` and the answers to our own writes fill it, ``reconcile`` reads it. An older version of an object never
+replaces a newer one, so that our own write is seen at once and its late echo does no harm. One event loop, no locks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource, is_newer
+from quire_operator.domain.manifests.served_names import Claim
+
+
+@dataclass(slots=True)
+class _Family:
+    """All that belongs to one LLMDeployment."""
+
+    resource: Resource | None = None
+    children: dict[Ref, Child] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.resource is None and not self.children and not self.pods
+
+
+class Store:
+    """Trimmed objects by key."""
+
+    def __init__(self) -> None:
+        self._families: dict[Key, _Family] = {}
+        self._claims: dict[str, dict[Key, Claim]] = {}
+
+    def live_keys(self) -> list[Key]:
+        """Of all LLMDeployments that are there."""
+        return [key for key, family in self._families.items() if family.resource is not None]
+
+    def all_keys(self) -> list[Key]:
+        """Also those of which only children are left."""
+        return list(self._families)
+
+    def resource(self, key: Key) -> Resource | None:
+        family = self._families.get(key)
+        return None if family is None else family.resource
+
+    def children(self, key: Key) -> Mapping[Ref, Child]:
+        family = self._families.get(key)
+        return {} if family is None else dict(family.children)
+
+    def pods(self, key: Key) -> tuple[Pod, ...]:
+        """In order of name."""
+        family = self._families.get(key)
+        return () if family is None else tuple(pod for _, pod in sorted(family.pods.items()))
+
+    def put_resource(self, resource: Resource) -> bool:
+        """Whether that is news."""
+        family = self._family(resource.key)
+        if not _is_news(resource, family.resource):
+            return False
+        family.resource = resource
+        return True
+
+    def put_child(self, key: Key, child: Child) -> bool:
+        """Whether that is news."""
+        children = self._family(key).children
+        if not _is_news(child, children.get(child.ref)):
+            return False
+        self._unclaim(key, children.get(child.ref))
+        children[child.ref] = child
+        if child.served_name:
+            claim = Claim(key=key, served_name=child.served_name, seniority=child.seniority)
+            self._claims.setdefault(child.served_name, {})[key] = claim
+        return True
+
+    def put_pod(self, key: Key, pod: Pod) -> bool:
+        """Whether that is news."""
+        pods = self._family(key).pods
+        if not _is_news(pod, pods.get(pod.name)):
+            return False
+        pods[pod.name] = pod
+        return True
+
+    def drop_resource(self, key: Key, uid: str) -> None:
+        """It was deleted; a newer one of the same name stays."""
+        family = self._families.get(key)
+        if family is not None and family.resource is not None and family.resource.uid == uid:
+            family.resource = None
+            self._forget_empty(key)
+
+    def drop_child(self, key: Key, ref: Ref, uid: str) -> None:
+        """It was deleted; a newer one of the same name stays."""
+        family = self._families.get(key)
+        if family is not None and ref in family.children and family.children[ref].uid == uid:
+            self._unclaim(key, family.children.pop(ref))
+            self._forget_empty(key)
+
+    def drop_pod(self, key: Key, name: str, uid: str) -> None:
+        """It was deleted; a newer one of the same name stays."""
+        family = self._families.get(key)
+        if family is not None and name in family.pods and family.pods[name].uid == uid:
+            del family.pods[name]
+            self._forget_empty(key)
+
+    def claim(self, key: Key) -> Claim | None:
+        """What its Service says it serves; None while there is no such Service."""
+        family = self._families.get(key)
+        served = () if family is None else (c.served_name for c in family.children.values() if c.served_name)
+        return next((claim for name in served if (claim := self._claims[name].get(key)) is not None), None)
+
+    def claims(self, served_name: str) -> tuple[Claim, ...]:
+        """All who say they serve it."""
+        return tuple(self._claims.get(served_name, {}).values())
+
+    def _unclaim(self, key: Key, child: Child | None) -> None:
+        claims = self._claims.get(child.served_name) if child is not None and child.served_name else None
+        if child is not None and claims is not None and claims.pop(key, None) is not None and not claims:
+            del self._claims[child.served_name]
+
+    def _family(self, key: Key) -> _Family:
+        return self._families.setdefault(key, _Family())
+
+    def _forget_empty(self, key: Key) -> None:
+        if self._families[key].is_empty:
+            del self._families[key]
+
+
+def _is_news(new: Resource | Child | Pod, old: Resource | Child | Pod | None) -> bool:
+    return old is None or is_newer(new.version, old.version)

@@ -1,0 +1,214 @@
+"""The autoscaler in a cluster: whom it looks at, and what becomes of its decisions.
+
+Between ``autoscale``, which decides for all LLMDeployments at once, and ``reconcile``, which alone writes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from quire_operator.domain.autoscaling.autoscaler import Decision, Policy
+from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.observation import ReplicaPhase
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
+from quire_operator.domain.autoscaling.ticks import Log, noted, tick_of
+from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Pod, Resource, own_deployment
+from quire_operator.domain.manifests import engine_contract
+from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
+from quire_operator.domain.status.conditions import MetricsProblem
+from quire_operator.domain.status.scaling_status import scaling_record
+from quire_operator.ports import ReplicaAddress
+from quire_operator.reconcile.reconciler import Reconciler
+from quire_operator.reconcile.store import Store
+from quire_operator.scaling.autoscale import Subject
+
+_LOG_LIMIT = 12
+"""Stretches of like decisions that are told of, for each LLMDeployment."""
+PROMETHEUS_UNAVAILABLE = "PrometheusUnavailable"
+_NO_PROMETHEUS = MetricsProblem(
+    reason=PROMETHEUS_UNAVAILABLE,
+    message="the operator was not told where Prometheus is (--prometheus-url; the chart's operator.prometheus.url)",
+)
+_STALE = MetricsProblem(reason=Reason.METRICS_STALE.value, message="most ready replicas have given none of late")
+_NO_GATEWAY = MetricsProblem(
+    reason=Reason.NO_GATEWAY.value,
+    message="they would hold the first requests, and say so",
+    until="all gateways answer",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What was read of one resource, so that only those that changed are read again."""
+
+    resource: Resource
+    spec: Spec | None
+    policy: Policy | None
+    record: ScalingRecord | None
+
+    def read(self, resource: Resource) -> "_Known":
+        """The same resource, as it is now."""
+        if resource is self.resource:
+            return self
+        if (resource.uid, resource.generation) != (self.resource.uid, self.resource.generation):
+            return _known(resource)
+        return _Known(resource=resource, spec=self.spec, policy=self.policy, record=scaling_record(resource.status))
+
+
+def _known(resource: Resource) -> _Known:
+    spec = Spec.parse(resource.body)
+    read = spec if isinstance(spec, Spec) else None
+    policy = None if read is None else Policy.of(read)
+    return _Known(resource=resource, spec=read, policy=policy, record=scaling_record(resource.status))
+
+
+class ClusterScaling:
+    """Implements ``ports.ScaleTarget``. ``prometheus_problem`` says why Prometheus does not answer, if it does not; it
+    is None where the operator has no Prometheus."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        reconciler: Reconciler,
+        prometheus_problem: Callable[[], str | None] | None = None,
+    ) -> None:
+        self._store, self._reconciler = store, reconciler
+        self._prometheus_problem = prometheus_problem
+        self._by_prometheus: frozenset[str] = frozenset()
+        self._known: dict[Key, _Known] = {}
+        self.latest: dict[str, Decision] = {}
+        """What was last decided, of those that are there."""
+        self._logs: dict[str, Log] = {}
+        self._no_gateway_since: dict[str, float] = {}
+
+    def decisions(self, key: str) -> Log:
+        """What was decided of late; empty for what does not autoscale, and before the first tick."""
+        return self._logs.get(key, ())
+
+    def subjects(self) -> list[Subject]:
+        """All LLMDeployments that autoscale by what this operator can read."""
+        subjects = list(self._subjects())
+        self._by_prometheus = frozenset(s.key for s in subjects if any(r.by_prometheus for r in s.replicas))
+        live = {subject.key for subject in subjects}
+        self._logs = {key: log for key, log in self._logs.items() if key in live}
+        self.latest = {key: decision for key, decision in self.latest.items() if key in live}
+        self._no_gateway_since = {key: since for key, since in self._no_gateway_since.items() if key in live}
+        return subjects
+
+    def sleeping(self) -> list[Subject]:
+        """Those that have no replica and may be given one."""
+        return [
+            self._subject(key, known, known.spec, known.policy, state, by_prometheus=False)
+            for key, known in self._resources()
+            if known.spec is not None
+            and known.policy is not None
+            and known.policy.autoscaling.min_replicas == 0
+            and known.policy.autoscaling.mode is AutoscalingMode.ENFORCE
+            and (state := self._deployment(known)) is not None
+            and state.replicas_asked == 0
+        ]
+
+    def note(self, decisions: Mapping[str, Decision]) -> None:
+        """Have the conditions tell what is missing, and keep what was said."""
+        silent = None if self._prometheus_problem is None else self._prometheus_problem()
+        for key, decision in decisions.items():
+            self._logs[key] = self._noted(key, decision, silent)
+            self.latest[key] = decision
+            self._reconciler.note_metrics(Key.parse(key), self._problem(key, decision, silent))
+
+    def _problem(self, key: str, decision: Decision, silent: str | None) -> MetricsProblem | None:
+        if decision.reason is not Reason.NO_GATEWAY:
+            self._no_gateway_since.pop(key, None)
+        elif decision.time - self._no_gateway_since.setdefault(key, decision.time) >= SAMPLE_SECONDS:
+            return _NO_GATEWAY  # gateways come and go; one that is missed for a moment is not told of
+        if decision.reason is not Reason.METRICS_STALE:
+            return None
+        if silent is not None and key in self._by_prometheus:
+            return MetricsProblem(reason=PROMETHEUS_UNAVAILABLE, message=silent)
+        return _STALE
+
+    async def persist(self, key: str, record: ScalingRecord) -> None:
+        """See ``ports.ScaleTarget``."""
+        await self._reconciler.persist(Key.parse(key), record)
+
+    async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
+        """See ``ports.ScaleTarget``."""
+        names = tuple(victim.rpartition("/")[2] for victim in victims)
+        self._reconciler.scale(Key.parse(key), replicas=replicas, victims=names)
+
+    def _noted(self, key: str, decision: Decision, silent: str | None) -> Log:
+        by_prometheus = key in self._by_prometheus
+        tick = tick_of(
+            decision,
+            source=MetricsSource.PROMETHEUS if by_prometheus else MetricsSource.PODS,
+            problem=silent if by_prometheus else None,
+        )
+        return noted(self.decisions(key), tick, limit=_LOG_LIMIT)
+
+    def _subjects(self) -> Iterator[Subject]:
+        for key, known in self._resources():
+            spec, policy = known.spec, known.policy
+            if spec is None or policy is None:
+                continue
+            source = policy.autoscaling.metrics_source
+            if source is MetricsSource.PROMETHEUS and self._prometheus_problem is None:
+                self._reconciler.note_metrics(key, _NO_PROMETHEUS)
+                continue
+            by_prometheus = self._prometheus_problem is not None and source is not MetricsSource.PODS
+            state = self._deployment(known)
+            if state is not None:  # else nothing runs that could be scaled
+                yield self._subject(key, known, spec, policy, state, by_prometheus=by_prometheus)
+
+    def _resources(self) -> Iterator[tuple[Key, _Known]]:
+        """All that are not about to go."""
+        known: dict[Key, _Known] = {}
+        for key in self._store.live_keys():
+            resource = self._store.resource(key)
+            if resource is None or resource.deleting:
+                continue
+            before = self._known.get(key)
+            known[key] = _known(resource) if before is None else before.read(resource)
+        self._known = known
+        yield from known.items()
+
+    def _deployment(self, known: _Known) -> DeploymentState | None:
+        return own_deployment(known.resource, self._store.children(known.resource.key))
+
+    def _subject(
+        self, key: Key, known: _Known, spec: Spec, policy: Policy, state: DeploymentState, *, by_prometheus: bool
+    ) -> Subject:
+        return Subject(
+            key=str(key),
+            # Of one whose name another has, no gateway holds a request: those of that name are not for it.
+            model=spec.model.served_name if self._reconciler.served_name_conflict(key) is None else "",
+            policy=policy,
+            replicas=tuple(
+                _address(key, pod, by_prometheus=by_prometheus)
+                for pod in self._store.pods(key)
+                if pod.phase != "Failed"
+            ),
+            target=state.replicas_asked,
+            rolling_out=state.is_rolling,
+            record=known.record,
+            uid=known.resource.uid,
+        )
+
+
+def _address(key: Key, pod: Pod, *, by_prometheus: bool) -> ReplicaAddress:
+    url = f"http://{_host(pod.ip)}:{engine_contract.HTTP_PORT}{engine_contract.METRICS_PATH}" if pod.ip else None
+    return ReplicaAddress(
+        name=f"{key.namespace}/{pod.name}", phase=_phase(pod), metrics_url=url, by_prometheus=by_prometheus
+    )
+
+
+def _host(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def _phase(pod: Pod) -> ReplicaPhase:
+    if pod.deleting:
+        return ReplicaPhase.DRAINING
+    if pod.ready:
+        return ReplicaPhase.READY
+    return ReplicaPhase.LOADING if pod.phase == "Running" else ReplicaPhase.PENDING

@@ -1,0 +1,123 @@
+"""Runs of ``quire up`` as they lie on disk, an API server that says what a test wants, and the command itself."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire_cli import app as cli
+from quire_cli.local.process import identify
+from quire_cli.local.run_state import ProcessRecord, RunState, ServedState
+from quire_cli.local.state import boot_id, run_folder, state_home
+
+
+@dataclass
+class Machine:
+    """A machine of a test's own, on which runs have left their state."""
+
+    home: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"XDG_STATE_HOME": str(self.home)}
+
+    def run(
+        self, file: str, *, live: bool, time: float = 1000.0, ended: float | None = None, **served: ServedState
+    ) -> Path:
+        """A run of this YAML file; a live one is this very process."""
+        me = identify(os.getpid())
+        assert me is not None
+        owner = ProcessRecord(name="quire", pid=me.pid, started=me.started if live else "long ago")
+        state = RunState(
+            pid=me.pid,
+            started=900.0,
+            time=time,
+            ended=ended,
+            file=file,
+            address="http://127.0.0.1:8000",
+            owner=owner,
+            deployments=served,
+            boot=boot_id(),
+        )
+        folder = run_folder(state_home(self.environ), Path(file))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "state.json").write_bytes(msgspec.json.encode(state))
+        return folder
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return Machine(tmp_path / "state")
+
+
+@dataclass
+class FakeApiServer:
+    """Answers GETs with what ``answers`` holds by path, else as an API server that knows no such thing."""
+
+    kubeconfig: Path
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+
+    def __getitem__(self, path: str) -> tuple[int, Any]:
+        missing = {"kind": "Status", "message": "the server could not find the requested resource"}
+        return self.answers.get(path, (404, missing))
+
+
+@pytest.fixture
+def api_answers(tmp_path: Path) -> Iterator[FakeApiServer]:
+    fake = FakeApiServer(tmp_path / "kubeconfig")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = fake[self.path.partition("?")[0]]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode() if isinstance(body, str) else json.dumps(body).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """The test's own output is enough."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "gpu-cluster", "context": {"cluster": "c", "user": "u", "namespace": "prod"}}],
+            "current-context": "gpu-cluster",
+        }
+        fake.kubeconfig.write_text(json.dumps(config))
+        yield fake
+        server.shutdown()
+        thread.join()
+
+
+Quire = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def quire(machine: Machine, capfd: pytest.CaptureFixture[str]) -> Quire:
+    """Runs the command on that machine; its exit code, output and errors with their lines joined."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        code = 0
+        try:
+            cli.main([str(each) for each in args])
+        except SystemExit as error:
+            code = int(error.code or 0)
+        captured = capfd.readouterr()
+        return code, captured.out, " ".join(captured.err.split())
+
+    return run

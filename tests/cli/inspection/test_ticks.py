@@ -1,0 +1,125 @@
+"""The log of what the autoscaler said: like ticks are one stretch, the newest is whole, and a file keeps it."""
+
+import json
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_operator.app.telemetry import Server, Telemetry
+from quire_operator.domain.autoscaling.autoscaler import Policy, decide
+from quire_operator.domain.autoscaling.history import History
+from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
+from quire_operator.domain.autoscaling.ticks import (
+    DemandTerm,
+    Log,
+    MetricsState,
+    Tick,
+    log_json,
+    noted,
+    read_log,
+    tick_of,
+)
+from quire_operator.domain.resource import MetricsSource, Spec
+
+
+def tick(second: int, *, to: int = 2, reason: str = "Steady", was: int = 2) -> Tick:
+    return Tick(
+        time=datetime.fromtimestamp(second, UTC),
+        from_replicas=was,
+        to_replicas=to,
+        reason=reason,
+        message=f"said at {second}",
+        enforced=True,
+        inputs={"ready": 2.0},
+        terms=(DemandTerm(reason="KVDemand", need=0.5, detail="few"),),
+        metrics=MetricsState(source=MetricsSource.PODS, oldest_seconds=0.5),
+    )
+
+
+def log_of(*ticks: Tick, limit: int = 10) -> Log:
+    log: Log = ()
+    for each in ticks:
+        log = noted(log, each, limit=limit)
+    return log
+
+
+def test_ticks_that_say_the_same_are_one_stretch_with_the_newest_words() -> None:
+    log = log_of(tick(0), tick(15), tick(30, reason="Starting"), tick(45), tick(60))
+    assert [(s.since.timestamp(), s.ticks, s.last.reason, s.last.message) for s in log] == [
+        (0, 2, "Steady", "said at 15"),
+        (30, 1, "Starting", "said at 30"),
+        (45, 2, "Steady", "said at 60"),
+    ]
+
+
+def test_the_same_reason_for_another_number_is_told_apart() -> None:
+    assert len(log_of(tick(0, to=3, reason="ArrivingWork"), tick(15, to=4, was=3, reason="ArrivingWork"))) == 2
+
+
+@given(st.lists(st.sampled_from(["Steady", "Starting", "MetricsStale"]), max_size=40), st.integers(1, 5))
+def test_a_log_is_bounded_ends_with_the_last_tick_and_is_read_back_whole(reasons: list[str], limit: int) -> None:
+    log = log_of(*(tick(15 * i, reason=reason) for i, reason in enumerate(reasons)), limit=limit)
+    assert len(log) <= limit
+    assert all(not stretch.last.terms for stretch in log[:-1])
+    if reasons:
+        assert (log[-1].last.reason, bool(log[-1].last.terms)) == (reasons[-1], True)
+    assert read_log(json.loads(json.dumps(log_json(log)))) == log
+
+
+@pytest.mark.parametrize("written", [None, 1, "x", {"a": 1}, [{"since": "soon"}], [{"ticks": 1}]])
+def test_what_another_version_wrote_counts_as_absent(written: object) -> None:
+    assert read_log(written) == ()
+
+
+def test_a_decision_is_told_with_every_term_and_the_age_of_its_figures() -> None:
+    spec = Spec.parse(
+        {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {
+                "model": {"source": "file://./m"},
+                "autoscaling": {"maxReplicas": 3, "targets": {"queueDepth": 4}},
+            },
+        }
+    )
+    assert isinstance(spec, Spec)
+    policy = Policy.of(spec)
+    assert policy is not None
+    sample = ReplicaSample(
+        time=98.0,
+        waiting=8,
+        running=1,
+        queued_prompt_tokens=100,
+        kv_tokens_used=10,
+        kv_tokens_capacity=1000,
+    )
+    seen = Observation(replicas=(ReplicaObservation(name="a", phase=ReplicaPhase.READY, sample=sample),), target=1)
+    told = tick_of(decide(policy, seen, History(), 100.0), source=MetricsSource.PROMETHEUS, problem=None)
+    assert (told.from_replicas, told.to_replicas, told.reason) == (1, 2, "QueueDepth")
+    needs = [term.need for term in told.terms]
+    assert needs == sorted(needs, reverse=True) and needs[0] == 2.0
+    assert told.metrics is not None and told.metrics.oldest_seconds == 2.0
+
+
+async def test_the_operator_serves_the_decisions_of_one() -> None:
+    log = log_of(tick(0), tick(15, reason="Starting"))
+    server = Server(
+        Telemetry(),
+        problem=lambda: None,
+        ready=lambda: True,
+        refresh=lambda: None,
+        decisions=lambda key: log if key == "prod/chat" else (),
+    )
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            async with session.get("/decisions/prod/chat") as answer:
+                assert read_log(await answer.json()) == log
+            async with session.get("/decisions/prod/other") as answer:
+                assert answer.status == 404
+    finally:
+        await server.stop()

@@ -1,0 +1,180 @@
+"""The command line as a person meets it: what it teaches, and one screen with exit code 2 for each mistake."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire_cli import app as cli
+from quire_cli.local.machine import Machine
+
+DOCUMENT = """\
+apiVersion: quire.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: chat}
+spec:
+  model: {source: "file://./model"}
+  engine: {extraArgs: [--load-format, dummy]%s}
+  %s
+"""
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+Quire = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def quire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Quire:
+    """Runs the command in an empty folder; its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "cache"))
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            cli.main(args)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def write(text: str, name: str = "f.yaml") -> None:
+    Path(name).write_text(text)
+    Path("model").mkdir(exist_ok=True)
+    Path("model/config.json").write_text(json.dumps(MODEL))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [(), ("up",), ("plan",), *((command, "--help") for command in ("up", "plan", "bench", "explain", "top"))],
+)
+def test_help_shows_a_command_to_copy(quire: Quire, args: tuple[str, ...]) -> None:
+    _, out, err = quire(*args)
+    assert "quire " + (args[0] if args else "up") + " " in out + err
+    assert "Traceback" not in out + err
+
+
+def test_version(quire: Quire) -> None:
+    assert quire("--version") == (0, "quire 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("up", "-f", "nowhere.yaml"), "nowhere.yaml does not exist"),
+        (("up", "-f", "."), ". is a folder"),
+        (("up", "-f", "bad.yaml"), "bad.yaml is not YAML, line 2"),
+        (("up", "-f", "wrong.yaml"), "wrong.yaml: 2 problems"),
+        (("up", "-f", "f.yaml", "--prt", "1"), "No such option"),
+        (("up", "-f", "f.yaml", "--port", "0"), "--port"),
+        (("up", "-f", "f.yaml", "--port", "x"), "--port"),
+        (("up", "-f", "f.yaml", "--exit-after", "soon"), "is not a duration"),
+        (("up", "-f", "huge.yaml"), "chat does not fit"),
+        (("up", "-f", "absent.yaml"), "does not exist"),
+        (("up", "-f", "claim.yaml"), "is a volume of a cluster"),
+        (("down",), "No such command"),
+        (("plan", "-f", "nowhere.yaml"), "nowhere.yaml does not exist"),
+        (("plan", "-f", "f.yaml", "--gpu", "Voodoo"), 'no single GPU is known as "Voodoo"'),
+        (("plan", "-f", "f.yaml", "--memory", "lots"), "is not an amount of memory"),
+        (("plan", "-f", "f.yaml", "--gpu", "H100", "--memory", "1Gi"), "not both"),
+    ],
+)
+def test_a_mistake_gets_one_screen_and_exit_code_2(quire: Quire, args: tuple[str, ...], message: str) -> None:
+    write(DOCUMENT % ("", ""))
+    write("a: b\n c: d\n", "bad.yaml")
+    write(DOCUMENT % (", dtype: int3", "replicas: many"), "wrong.yaml")
+    write(DOCUMENT % (", kvCache: {size: 900Ti}", ""), "huge.yaml")
+    write((DOCUMENT % ("", "")).replace("./model", "./absent"), "absent.yaml")
+    write((DOCUMENT % ("", "")).replace("file://./model", "pvc://models"), "claim.yaml")
+    code, out, err = quire(*args)
+    assert code == 2
+    assert out == ""
+    assert message in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+    assert len(err.splitlines()) <= 24
+
+
+def test_a_port_in_use_is_named_with_one_that_is_free(quire: Quire) -> None:
+    write((DOCUMENT % (", maxModelLength: 64, kvCache: {size: 64Mi}", "")).replace("./model", "./tiny"))
+    Path("tiny").mkdir()
+    Path("tiny/config.json").write_text(json.dumps({**MODEL, "hidden_size": 64, "num_hidden_layers": 1}))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, err = quire("up", "-f", "f.yaml", "--port", str(port))
+    assert (code, out) == (2, "")
+    assert f"port {port} is in use" in err
+    assert "choose another: --port " in err
+
+
+def test_a_state_folder_that_cannot_be_written_is_named(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(DOCUMENT % ("", ""))
+    Path("taken").write_text("a file")
+    monkeypatch.setenv("XDG_STATE_HOME", str(Path("taken").resolve()))
+    code, out, err = quire("up", "-f", "f.yaml")
+    assert (code, out) == (2, "")
+    assert "can't be written: Not a directory" in err and "XDG_STATE_HOME" in err
+
+
+def test_more_mistakes_than_a_screen_holds_are_counted(quire: Quire) -> None:
+    fields = "".join(f", field{i}: 1" for i in range(50))
+    write(DOCUMENT % (fields, ""))
+    code, _, err = quire("up", "-f", "f.yaml")
+    assert code == 2
+    assert "… and 20 more" in err
+
+
+def test_plan_says_what_fits_on_a_gpu(quire: Quire) -> None:
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", "resources: {limits: {nvidia.com/gpu: 1}}"))
+    code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
+    assert code == 0
+    assert "128 KiB = 2 × 32 layers × 8 KV heads × 128 × 2 bytes" in out
+    assert "15 GiB = 8.03 B parameters × 2 bytes" in out
+    assert "fits" in out
+
+
+def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None:
+    in_int8 = DOCUMENT.replace("[--load-format, dummy]", "[--load-format, dummy, --quantization, int8]")
+    write(in_int8 % (", maxModelLength: 512, dtype: BFloat16", ""))
+    code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "32Gi")
+    assert code == 0
+    assert "8.03 B parameters in int8, and the table of embeddings in bfloat16" in out
+    code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
+    assert code != 0
+    assert "--quantization int8 is for CPUs" in err
+
+
+def test_plan_divides_this_machine_as_up_would(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among the replicas of all LLMDeployments of the file."""
+    machine = Machine(memory_bytes=24 * 2**30, cpus=2, gpu_memory_bytes=(), multiplies_bfloat16=True)
+    monkeypatch.setattr(cli, "this_machine", lambda: machine)
+    one = DOCUMENT % (", maxModelLength: 512, dtype: BFloat16", "")
+    write(one)
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert code == 0 and "│ this machine " in out
+    write(one + "---\n" + one.replace("chat", "other").replace("engine:", "replicas: 2\n  engine:"))
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert (code, out.count("this machine ÷ 3 replicas"), out.count("8 GiB")) == (1, 2, 2)
+
+
+def test_plan_ends_with_1_where_it_fits_nowhere_and_says_what_would_help(quire: Quire) -> None:
+    write(DOCUMENT % (", maxModelLength: 8192", "resources: {limits: {nvidia.com/gpu: 1}}"))
+    code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "T4")
+    assert code == 1
+    assert "It does not fit. What would help: give a replica 19.9 GiB; use a GPU such as A10G 24GB." in out
+    code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "19Gi")
+    assert code == 1
+    assert "set spec.engine.maxModelLength to 1744 or less" in out

@@ -1,0 +1,84 @@
+"""A YAML file becomes specs, or one screen that says what is wrong where."""
+
+from pathlib import Path
+
+import pytest
+
+from quire_cli.local.documents import read_deployments
+from quire_operator.errors import FileProblem, SpecProblem
+
+GOOD = """\
+apiVersion: quire.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: %s}
+spec: {model: {source: "file://./m"%s}}
+"""
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    file = folder / "f.yaml"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return file
+
+
+def test_several_documents_in_one_file(tmp_path: Path) -> None:
+    text = "---\n" + GOOD % ("chat", "") + "---\n" + GOOD % ("code", "") + "---\n"
+    assert [spec.name for spec in read_deployments(write(tmp_path, text))] == ["chat", "code"]
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_valid(example: Path) -> None:
+    assert read_deployments(example)
+
+
+def test_merge_keys_and_anchors_are_yaml_too(tmp_path: Path) -> None:
+    text = GOOD % ("chat", "") + "  # comment\n"
+    text = text.replace("spec: {", "spec: &s {") + "---\n" + "\n".join((GOOD % ("code", "")).splitlines()[:3])
+    text += '\nspec: {<<: &base {replicas: 2}, model: {source: "file://./m"}, replicas: 3}\n'
+    assert [spec.replicas for spec in read_deployments(write(tmp_path, text))] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no document"),
+        ("---\n---\n", "holds no document"),
+        ("a: [", "is not YAML, line 1"),
+        ("a: 1\na: 2\n", r'is not YAML, line 2, column 1: "a" is written twice'),
+        ("a: !!python/object:os.system {}", "is not YAML, line 1"),
+        ("a: \t- b\n\tc", "is not YAML, line"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        ("a: &a [*a]\n", "problems"),
+        ("[" * 5000, "is not YAML"),
+        ("x" * 2_000_000, "more than 1048576 bytes, and one is far smaller"),
+        ("a: 2024-99-99\n", "is not YAML"),
+    ],
+)
+def test_what_is_no_yaml(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises((FileProblem, SpecProblem), match=message):
+        read_deployments(write(tmp_path, text))
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileProblem, match="nowhere.yaml does not exist"):
+        read_deployments(tmp_path / "nowhere.yaml")
+    with pytest.raises(FileProblem, match="is a folder"):
+        read_deployments(tmp_path)
+
+
+def test_problems_of_several_documents_say_in_which(tmp_path: Path) -> None:
+    text = GOOD % ("chat", "") + "---\n" + GOOD % ("code", ", nope: 1") + "---\njust text\n"
+    with pytest.raises(SpecProblem, match="problems") as caught:
+        read_deployments(write(tmp_path, text))
+    assert caught.value.details[0].startswith("document 2 (code): spec.model.nope: unknown field")
+    assert caught.value.details[1] == 'document 3: must be a mapping, got "just text"'
+
+
+def test_two_documents_cannot_share_a_name_or_a_served_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecProblem) as caught:
+        read_deployments(write(tmp_path, (GOOD % ("chat", "")) + "---\n" + GOOD % ("chat", "")))
+    assert caught.value.details == ("metadata.name: chat is the name of 2 documents",)
+    with pytest.raises(SpecProblem) as caught:
+        read_deployments(write(tmp_path, (GOOD % ("chat", "")) + "---\n" + GOOD % ("code", ", servedName: chat")))
+    assert caught.value.details[0].startswith("spec.model.servedName: chat is served by 2 documents")

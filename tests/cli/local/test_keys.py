@@ -1,0 +1,50 @@
+"""Keys without a cluster: in a file that the environment names, or a refusal that says how."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from quire_cli.local.keys import check_key_file, key_file
+from quire_operator.domain.resource import Spec
+from quire_operator.errors import SpecProblem
+
+
+def spec_of(**spec: object) -> Spec:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": "file://./m"}, **spec},
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec), str(parsed)
+    return parsed
+
+
+KEYED = {"auth": {"secretName": "team-keys"}}
+
+
+def test_the_file_is_found_wherever_engines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("a-key-of-mine")
+    environ = {"QUIRE_API_KEY_FILE": "keys"}
+    check_key_file([spec_of(), spec_of(**KEYED)], environ)
+    assert key_file(spec_of(**KEYED), environ) == str(tmp_path / "keys")
+    assert key_file(spec_of(), environ) is None, "it is open to all, whatever the environment holds"
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({}, "there are no secrets outside a cluster"),
+        ({"QUIRE_API_KEY_FILE": ""}, "there are no secrets outside a cluster"),
+        ({"QUIRE_API_KEY_FILE": "/no/such"}, "QUIRE_API_KEY_FILE=/no/such can't be read: No such file"),
+    ],
+)
+def test_without_a_file_nothing_starts_and_the_way_is_told(environ: Mapping[str, str], says: str) -> None:
+    check_key_file([spec_of()], environ)
+    with pytest.raises(SpecProblem) as caught:
+        check_key_file([spec_of(), spec_of(**KEYED)], environ)
+    assert caught.value.message.startswith("chat: spec.auth names the secret team-keys")
+    assert says in caught.value.message and "QUIRE_API_KEY_FILE=FILE" in str(caught.value.hint)

@@ -1,0 +1,100 @@
+"""The folder of a run: held by one at a time; what an earlier run left is ended, and nothing else."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from quire_local.harness import is_alive, until_dead
+
+from quire_cli.local.process import ProcessIdentity, identify
+from quire_cli.local.state import RunFolder, end_leftovers, read_state, run_folder, state_home
+from quire_operator.errors import AlreadyRunning, FileProblem
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+PARENT = [
+    sys.executable,
+    "-c",
+    "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()",
+    *SLEEP,
+]
+
+
+@pytest.fixture
+def stranger() -> Iterator[ProcessIdentity]:
+    """A process that is none of ours."""
+    process = subprocess.Popen(SLEEP, start_new_session=True)
+    identity = identify(process.pid)
+    assert identity is not None
+    yield identity
+    process.kill()
+    process.wait()
+
+
+def state(*processes: ProcessIdentity) -> dict[str, object]:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    records = [{"name": f"p{i}", "pid": p.pid, "started": p.started} for i, p in enumerate(processes)]
+    return {"boot": boot, "processes": records}
+
+
+def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    first = RunFolder.claim(tmp_path / "run", file=Path("demo.yaml"))
+    first.write({"pid": 7, "address": "http://127.0.0.1:8000"})
+    with pytest.raises(AlreadyRunning, match=r"demo.yaml is up already at http://127.0.0.1:8000 \(process 7\)"):
+        RunFolder.claim(tmp_path / "run", file=Path("demo.yaml"))
+    first.release()
+    RunFolder.claim(tmp_path / "run", file=Path("demo.yaml")).release()
+
+
+def test_a_folder_that_takes_no_text_is_refused_before_anything_starts_and_not_held(tmp_path: Path) -> None:
+    """As on a full disk, where empty files can still be made."""
+    in_the_way = tmp_path / "run" / ".endpoints.json.new"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(FileProblem, match=r"run, for logs and state, can't be written: Is a directory"):
+        RunFolder.claim(tmp_path / "run", file=Path("f.yaml"))
+    in_the_way.rmdir()
+    RunFolder.claim(tmp_path / "run", file=Path("f.yaml")).release()
+
+
+def test_files_of_one_name_in_two_places_have_two_folders(tmp_path: Path) -> None:
+    assert run_folder(tmp_path, Path("/a/demo.yaml")) != run_folder(tmp_path, Path("/b/demo.yaml"))
+    assert run_folder(tmp_path, Path("/a/demo.yaml")).name.startswith("demo-")
+    assert state_home({"XDG_STATE_HOME": "/s"}) == Path("/s/quire")
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+async def test_a_new_run_ends_what_a_killed_one_left(tmp_path: Path) -> None:
+    """Also what the left process started, though the one that was written down has ended meanwhile."""
+    for leader_lives in (True, False):
+        parent = subprocess.Popen(PARENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        assert parent.stdout is not None and parent.stdin is not None
+        child = int(parent.stdout.readline())
+        identity = identify(parent.pid)
+        assert identity is not None
+        folder = tmp_path / "run"
+        RunFolder.claim(folder, file=Path("f")).release()
+        (folder / "state.json").write_text(json.dumps(state(identity)))
+        if not leader_lives:
+            parent.stdin.close()
+            parent.wait()
+        RunFolder.claim(folder, file=Path("f")).release()
+        await until_dead([child])
+        parent.wait()
+        parent.stdout.close()
+        parent.stdin.close()
+
+
+def test_a_process_that_only_has_the_same_number_is_left_alone(stranger: ProcessIdentity) -> None:
+    earlier = ProcessIdentity(pid=stranger.pid, started=str(int(stranger.started) - 1))
+    assert end_leftovers(state(earlier)) == []
+    assert end_leftovers({**state(stranger), "boot": "another"}) == []
+    assert is_alive(stranger.pid)
+    assert end_leftovers(state(stranger)) == ["p0"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": 3}', '{"processes": [{"pid": "x"}, 3]}'])
+def test_a_state_that_makes_no_sense_is_no_state(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    assert end_leftovers({**read_state(tmp_path), "boot": state()["boot"]}) == []

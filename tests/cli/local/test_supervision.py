@@ -1,0 +1,196 @@
+"""One kept process: it gets ready, is started again when it ends, drains when told, and leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from quire_local.harness import FAKE_ENGINE, HURRY, Watch, is_alive, until_dead
+
+from quire_cli.local.process import TetheredProcess, log_tail
+from quire_cli.local.supervision import KeptProcess, Launch, Phase
+
+
+class Kept:
+    """A kept fake engine, its task and its changes."""
+
+    def __init__(self, process: KeptProcess, task: asyncio.Task[None], watch: Watch, phases: list[Phase]) -> None:
+        self.process, self.task, self.watch, self.phases = process, task, watch, phases
+
+    async def until(self, phase: Phase) -> None:
+        await self.watch.until(lambda: self.process.phase is phase)
+
+    async def crash(self, http: aiohttp.ClientSession) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            await http.post(f"{self.process.status.url}/crash")
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@asynccontextmanager
+async def kept(
+    http: aiohttp.ClientSession, folder: Path, *, grace: float = 10.0, **environment: str
+) -> AsyncIterator[Kept]:
+    watch, phases = Watch(), list[Phase]()
+
+    def changed(process: KeptProcess) -> None:
+        phases.append(process.phase)
+        watch()
+
+    launch = Launch(
+        name="chat-0",
+        command=lambda port: [*FAKE_ENGINE, "--port", str(port)],
+        ready_path="/readyz",
+        log=folder / "chat-0.log",
+        kill_grace_seconds=grace,
+        environment=environment,
+    )
+    process = KeptProcess(launch, http=http, pace=HURRY, changed=changed)
+    task = asyncio.create_task(process.run())
+    try:
+        yield Kept(process, task, watch, phases)
+    finally:
+        process.kill()
+        await asyncio.wait_for(task, 60)
+
+
+async def test_it_loads_then_is_ready_then_drains(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with kept(http, tmp_path, FAKE_LOAD_SECONDS="0.1") as it:
+        await it.until(Phase.READY)
+        assert it.process.status.url is not None and it.process.status.ever_ready
+        it.process.stop()
+        await it.task
+        assert it.phases == [Phase.LOADING, Phase.READY, Phase.DRAINING]
+        assert (it.process.status.exit_code, it.process.status.restarts) == (0, 0)
+
+
+async def test_one_that_ends_by_itself_is_started_again_and_its_last_words_are_kept(
+    http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with kept(http, tmp_path) as it:
+        await it.until(Phase.READY)
+        first = it.process.status.identity
+        await it.crash(http)
+        await it.until(Phase.FAILED)
+        status = it.process.status
+        assert (status.exit_code, status.reason, status.restarts) == (3, "CUDA error: out of cookies", 1)
+        await it.until(Phase.READY)
+        assert it.process.status.identity != first
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGKILL, "killed by SIGKILL, as the system does where memory runs out"),
+        (signal.SIGABRT, "killed by SIGABRT; it last said: the weights are in"),
+    ],
+)
+async def test_one_that_a_signal_ends_is_not_said_to_have_ended_of_its_last_line(
+    http: aiohttp.ClientSession, tmp_path: Path, number: signal.Signals, reason: str
+) -> None:
+    async with kept(http, tmp_path) as it:
+        await it.until(Phase.READY)
+        with (tmp_path / "chat-0.log").open("a") as log:
+            log.write("the weights are in\n")
+        identity = it.process.status.identity
+        assert identity is not None
+        os.kill(identity.pid, number)
+        await it.until(Phase.FAILED)
+        assert (it.process.status.exit_code, it.process.status.reason) == (-number, reason)
+
+
+async def test_one_that_never_gets_ready_is_tried_again_and_again(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with kept(http, tmp_path, FAKE_EXIT="2") as it:
+        await it.watch.until(lambda: it.process.status.restarts >= 3)
+        status = it.process.status
+        assert not status.ever_ready
+        assert (status.exit_code, status.reason) == (2, "the model folder holds no tokenizer")
+
+
+async def test_what_is_not_installed_says_so(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    launch = Launch(
+        name="x",
+        command=lambda port: ["/nowhere/engine"],
+        ready_path="/readyz",
+        log=tmp_path / "log",
+        kill_grace_seconds=1.0,
+    )
+    watch = Watch()
+    process = KeptProcess(launch, http=http, pace=HURRY, changed=watch)
+    task = asyncio.create_task(process.run())
+    await watch.until(lambda: process.phase is Phase.FAILED)
+    process.kill()
+    await task
+    assert process.status.reason == "/nowhere/engine: No such file or directory"
+
+
+async def test_a_drain_may_take_its_time_and_no_longer(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with kept(http, tmp_path, FAKE_DRAIN_SECONDS="0.3") as it:
+        await it.until(Phase.READY)
+        it.process.stop()
+        await it.task
+        assert it.process.status.exit_code == 0
+    async with kept(http, tmp_path, grace=0.2, FAKE_DRAIN_SECONDS="never") as it:
+        await it.until(Phase.READY)
+        it.process.stop()
+        await it.task
+        assert it.process.status.exit_code == -signal.SIGKILL
+
+
+async def test_one_that_is_still_loading_can_be_stopped(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with kept(http, tmp_path, FAKE_LOAD_SECONDS="600") as it:
+        await it.until(Phase.LOADING)
+        it.process.stop()
+        await it.task
+    assert Phase.READY not in it.phases
+
+
+@pytest.mark.parametrize("end", ["crash", "stop", "kill"])
+async def test_what_a_process_started_itself_ends_with_it(
+    http: aiohttp.ClientSession, tmp_path: Path, end: str
+) -> None:
+    children = tmp_path / "children"
+    async with kept(http, tmp_path, FAKE_CHILD=str(children)) as it:
+        await it.until(Phase.READY)
+        child = int(children.read_text().split()[0])
+        assert is_alive(child)
+        if end == "crash":
+            await it.crash(http)
+        elif end == "stop":
+            it.process.stop()
+        else:
+            it.process.kill()
+        await until_dead([child])
+
+
+async def test_a_tether_of_pipes_does_what_the_kernels_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no PR_SET_PDEATHSIG: signals are passed on, and the end of the pipe ends the command."""
+    monkeypatch.setattr("quire_cli.local.process._TETHER", "pipe")
+    log = tmp_path / "log"
+    script = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+    command = [FAKE_ENGINE[0], "-c", script]
+
+    async def started() -> tuple[TetheredProcess, int]:
+        log.unlink(missing_ok=True)
+        process = await TetheredProcess.start(command, log=log, environment={})
+        async with asyncio.timeout(60):
+            while not log_tail(log, lines=1):
+                await asyncio.sleep(0.01)
+        return process, int(log_tail(log, lines=1)[0])
+
+    process, pid = await started()
+    process.terminate()
+    assert await process.wait() == 128 + signal.SIGTERM
+    assert not is_alive(pid)
+    process, pid = await started()
+    process.close_tether()
+    await until_dead([pid])
+    await process.wait()

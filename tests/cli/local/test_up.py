@@ -1,0 +1,337 @@
+"""``quire up`` with the real gateway and fake engines: what it starts, says, survives, and leaves (nothing)."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from quire_local.harness import FAKE_ENGINE, HURRY, until_dead
+
+from quire_cli.local.host import Commands, installed_commands
+from quire_cli.local.machine import Machine
+from quire_cli.local.state import read_state, run_folder, state_home
+from quire_cli.local.supervision import free_port
+from quire_cli.local.up import Up, UpOptions
+from quire_cli.local.views import JsonLines
+from quire_operator.errors import (
+    AddressProblem,
+    AlreadyRunning,
+    CapacityProblem,
+    ModelProblem,
+    SpecProblem,
+    StartProblem,
+    UserError,
+)
+
+MACHINE = Machine(cpus=4, memory_bytes=16 * 2**30, gpu_memory_bytes=(), multiplies_bfloat16=False)
+MODEL = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+"""Its KV cache takes 512 bytes a token in float32: 2 × 2 layers × 2 KV heads × 16 × 4."""
+
+
+def document(name: str = "chat", **spec: object) -> str:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"source": "file://./model"},
+            "engine": {"extraArgs": ["--load-format", "dummy"]},
+            "drain": {"timeout": "5s"},
+            **spec,
+        },
+    }
+    return json.dumps(body) + "\n---\n"
+
+
+class Lines(io.StringIO):
+    """The JSON lines as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[dict[str, object]] = []
+        self._moved = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            self.events.append(json.loads(text))
+            self._moved.set()
+        return len(text)
+
+    def of(self, event: str) -> list[dict[str, object]]:
+        return [line for line in self.events if line["event"] == event]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not holds():
+                self._moved.clear()
+                await self._moved.wait()
+
+
+class Run:
+    """One ``quire up`` under way."""
+
+    def __init__(
+        self,
+        folder: Path,
+        text: str,
+        *,
+        engine: tuple[str, ...] = FAKE_ENGINE,
+        tick: float = 3600.0,
+        port: int | None = None,
+        exit_after: float | None = None,
+    ) -> None:
+        self.file = folder / "demo.yaml"
+        self.file.write_text(text)
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / "config.json").write_text(json.dumps(MODEL))
+        self.environ = {"XDG_STATE_HOME": str(folder / "state")}
+        self.lines = Lines()
+        self.options = UpOptions(
+            file=self.file,
+            port=port or free_port(),
+            exit_after_seconds=exit_after,
+            environ=self.environ,
+            commands=Commands(engine=engine, gateway=installed_commands().gateway),
+            machine=MACHINE,
+            tick_seconds=tick,
+            pace=HURRY,
+        )
+        self.up = Up(self.options, JsonLines(self.lines))
+
+    @property
+    def state(self) -> Mapping[str, object]:
+        return read_state(run_folder(state_home(self.environ), self.file))
+
+    def pids(self) -> list[int]:
+        processes = self.state["processes"]
+        assert isinstance(processes, list)
+        return [process["pid"] for process in processes]
+
+    async def ready(self) -> str:
+        await self.lines.until(lambda: self.lines.of("ready"))
+        return str(self.lines.of("ready")[0]["baseUrl"])
+
+
+@asynccontextmanager
+async def running(run: Run) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(run.up.run())
+    try:
+        yield task
+    finally:
+        if not task.done():
+            run.up.stop()
+            run.up.stop()
+            await asyncio.wait((task,), timeout=20)
+
+
+async def test_the_address_answers_for_all_documents_and_a_stop_leaves_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, document("chat", replicas=2) + document("code", replicas=0))
+    async with running(run) as task, aiohttp.ClientSession() as http:
+        base_url = await run.ready()
+        await run.lines.until(lambda: {"chat-0", "chat-1"} <= {str(e["process"]) for e in run.lines.of("phase")})
+        async with http.get(f"{base_url}/models") as response:
+            assert {model["id"] for model in (await response.json())["data"]} == {"chat", "code"}
+        pids = run.pids()
+        assert len(pids) == 3
+        run.up.stop()
+        await asyncio.wait_for(task, 60)
+    await until_dead(pids)
+    assert [run.lines.events[-1]["event"], run.lines.of("kill")] == ["end", []]
+    assert run.state["processes"] == []
+    assert not (run_folder(state_home(run.environ), run.file) / "endpoints.json").exists()
+
+
+async def test_it_ends_by_itself_after_the_time_it_was_given(tmp_path: Path) -> None:
+    run = Run(tmp_path, document(), exit_after=0.1)
+    await asyncio.wait_for(run.up.run(), 60)
+    assert [e["event"] for e in run.lines.events if e["event"] != "phase"] == ["start", "ready", "drain", "end"]
+
+
+async def test_the_engine_is_told_its_share_of_the_machine(tmp_path: Path) -> None:
+    seen = tmp_path / "args"
+    script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
+    text = document(
+        autoscaling={"minReplicas": 1, "maxReplicas": 2},
+        engine={"maxSequences": 2, "extraArgs": ["--load-format", "dummy"]},
+    )
+    run = Run(tmp_path, text, engine=(sys.executable, "-c", script, str(seen)))
+    async with running(run):
+        async with asyncio.timeout(20):
+            while not seen.exists() or not seen.read_text():
+                await asyncio.sleep(0.02)
+    args = seen.read_text().split()
+    given = dict(zip(args, args[1:], strict=False))
+    assert given["--threads"] == "2"
+    assert given["--kv-cache-memory-bytes"] == str(2 * 512 * 512)  # no more than two sequences can fill
+    assert given["--model"] == str(tmp_path / "model")
+    assert given["--host"] == "127.0.0.1"
+
+
+async def test_the_engine_is_told_where_the_keys_are_that_its_spec_asks_for(tmp_path: Path) -> None:
+    seen, keys = tmp_path / "args", tmp_path / "keys"
+    keys.write_text("a-key-of-mine")
+    script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
+    run = Run(tmp_path, document(auth={"secretName": "k"}), engine=(sys.executable, "-c", script, str(seen)))
+    run.environ["QUIRE_API_KEY_FILE"] = str(keys)
+    async with running(run):
+        async with asyncio.timeout(20):
+            while not seen.exists() or not seen.read_text():
+                await asyncio.sleep(0.02)
+    assert f"--api-key-file {keys}" in seen.read_text()
+
+
+async def test_without_the_keys_nothing_is_started(tmp_path: Path) -> None:
+    run = Run(tmp_path, document("open") + document("kept", auth={"secretName": "k"}))
+    with pytest.raises(SpecProblem, match="kept: spec.auth names the secret k"):
+        await run.up.run()
+    assert run.lines.events == []
+
+
+async def test_decisions_are_told_and_written_down(tmp_path: Path) -> None:
+    run = Run(tmp_path, document(autoscaling={"minReplicas": 1, "maxReplicas": 3}), tick=0.2)
+    async with running(run):
+        await run.ready()
+        await run.lines.until(lambda: len(run.lines.of("decision")) >= 2)
+        told = run.lines.of("decision")[0]
+        assert (told["deployment"], told["changed"], told["from"], told["to"]) == ("chat", False, 1, 1)
+        deployments = run.state["deployments"]
+        assert isinstance(deployments, dict)
+        assert deployments["chat"]["decisions"][-1]["last"]["message"]
+
+
+async def test_a_first_request_brings_the_first_replica_between_two_ticks(tmp_path: Path) -> None:
+    run = Run(tmp_path, document(replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 2}))
+    async with running(run), aiohttp.ClientSession() as http:
+        base_url = await run.ready()
+        assert {line["process"] for line in run.lines.of("phase")} == {"gateway"}
+        request = asyncio.create_task(http.post(f"{base_url}/completions", json={"model": "chat", "prompt": "?"}))
+        await run.lines.until(lambda: run.lines.of("decision"))
+        woken = run.lines.of("decision")[0]
+        assert (woken["from"], woken["to"], woken["reason"]) == (0, 1, "HeldRequests")
+        await run.lines.until(lambda: "chat-0" in {line["process"] for line in run.lines.of("phase")})
+        request.cancel()
+
+
+async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_DRAIN_SECONDS", "never")
+    run = Run(tmp_path, document(drain={"timeout": "10m"}))
+    async with running(run) as task:
+        await run.ready()
+        pids = run.pids()
+        run.up.stop()
+        await run.lines.until(lambda: run.lines.of("drain"))
+        run.up.stop()
+        await asyncio.wait_for(task, 60)
+    await until_dead(pids)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem", "message", "attempts"),
+    [
+        ("2", ModelProblem, "chat-0 refuses to start", 1),
+        ("1", StartProblem, r"chat-0 ended before it was ready \(exit code 1\)", 2),
+    ],
+)
+async def test_an_engine_that_never_gets_ready_ends_it_all_with_the_engines_own_words(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    problem: type[UserError],
+    message: str,
+    attempts: int,
+) -> None:
+    monkeypatch.setenv("FAKE_EXIT", code)
+    run = Run(tmp_path, document())
+    with pytest.raises(problem, match=message) as caught:
+        await asyncio.wait_for(run.up.run(), 60)
+    assert caught.value.details == ("the model folder holds no tokenizer",), "of the last start only"
+    assert len([e for e in run.lines.of("phase") if e["phase"] == "Failed"]) == attempts
+    assert run.state["processes"] == []
+
+
+async def test_a_crash_later_on_is_told_and_mended(tmp_path: Path) -> None:
+    run = Run(tmp_path, document())
+    async with running(run), aiohttp.ClientSession() as http:
+        await run.ready()
+        url = next(e["url"] for e in run.lines.of("phase") if e["process"] == "chat-0")
+        with pytest.raises(aiohttp.ClientError):
+            await http.post(f"{url}/crash")
+        await run.lines.until(lambda: [e for e in run.lines.of("phase") if e["phase"] == "Failed"])
+        failed = next(e for e in run.lines.of("phase") if e["phase"] == "Failed")
+        assert (failed["exitCode"], failed["reason"]) == (3, "CUDA error: out of cookies")
+        await run.lines.until(lambda: run.lines.of("phase")[-1]["phase"] == "Ready")
+
+
+async def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    too_large = Run(tmp_path, document(engine={"kvCache": {"size": "1Ti"}, "extraArgs": ["--load-format", "dummy"]}))
+    with pytest.raises(CapacityProblem, match="chat does not fit: a replica may use 16 GiB here"):
+        await too_large.up.run()
+    too_long = Run(tmp_path, document(engine={"maxModelLength": 513, "extraArgs": ["--load-format", "dummy"]}))
+    with pytest.raises(CapacityProblem, match="maxModelLength is 513, and the model was made for 512 tokens"):
+        await too_long.up.run()
+    no_gpu = Run(tmp_path, document(resources={"limits": {"nvidia.com/gpu": 1}}))
+    with pytest.raises(CapacityProblem, match="1 replicas? asks? for a GPU"):
+        await no_gpu.up.run()
+    for run in (too_large, too_long, no_gpu):
+        assert run.lines.events == []
+
+
+async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: Path) -> None:
+    first = Run(tmp_path, document())
+    async with running(first):
+        await first.ready()
+        again = Run(tmp_path, document())
+        with pytest.raises(AlreadyRunning, match=f"is up already at http://127.0.0.1:{first.options.port}"):
+            await again.up.run()
+        other = tmp_path / "other"
+        other.mkdir()
+        elsewhere = Run(other, document(), port=first.options.port)
+        with pytest.raises(AddressProblem, match=f"port {first.options.port} is in use"):
+            await elsewhere.up.run()
+        assert first.pids()
+
+
+async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
+    """It gets no chance to clean up; the tethers do."""
+    run = Run(tmp_path, document(replicas=2))
+    script = (
+        "import sys; from quire_cli import app\n"
+        "from quire_cli.local.host import Commands, installed_commands\n"
+        "app.installed_commands = lambda: Commands(engine=tuple(sys.argv[1:3]), gateway=installed_commands().gateway)\n"
+        "app.main(['up', '-f', sys.argv[3], '--port', sys.argv[4]])"
+    )
+    arguments = (*FAKE_ENGINE, str(run.file), str(run.options.port))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        script,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **run.environ},
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(30):
+        while (line := json.loads(await process.stdout.readline()))["event"] != "ready":
+            assert line["event"] in ("start", "phase")
+    pids = run.pids()
+    assert len(pids) == 3
+    process.kill()
+    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+    await until_dead(pids)
+    after = Run(tmp_path, document())
+    async with running(after):
+        await after.ready()

@@ -1,0 +1,172 @@
+"""What a person sees: a table with phases and figures, or JSON lines."""
+
+import io
+import json
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quire_cli.local.host import logging_to
+from quire_cli.local.process import ProcessIdentity
+from quire_cli.local.run_state import read_run
+from quire_cli.local.snapshot import DeploymentView, ReplicaView, Snapshot, TokenRates, as_state
+from quire_cli.local.supervision import Phase, Status
+from quire_cli.local.views import JsonLines, LiveTable, render
+from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.ticks import MetricsState, Tick, noted
+from quire_operator.domain.resource import MetricsSource, Spec
+
+FULL = Path("/dev/full")
+
+
+def status(name: str, phase: Phase, *, reason: str | None = None, restarts: int = 0) -> Status:
+    return Status(
+        name=name,
+        phase=phase,
+        url="http://127.0.0.1:40001",
+        stopping=False,
+        identity=ProcessIdentity(pid=7, started="99"),
+        restarts=restarts,
+        reason=reason,
+        exit_code=None,
+        ever_ready=True,
+        log=Path("log"),
+        log_start=0,
+    )
+
+
+def sample(time: float = 0.0, tokens: float = 0.0) -> ReplicaSample:
+    return ReplicaSample(
+        time=time,
+        waiting=3,
+        running=4,
+        queued_prompt_tokens=100,
+        kv_tokens_used=420,
+        kv_tokens_capacity=1000,
+        generation_tokens=tokens,
+    )
+
+
+def snapshot() -> Snapshot:
+    spec = Spec.parse(
+        {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"source": "file://./m"}, "autoscaling": {"maxReplicas": 3}},
+        }
+    )
+    assert isinstance(spec, Spec)
+    ready = ReplicaView(status=status("chat-0", Phase.READY), sample=sample(), tokens_per_second=1234.5)
+    failed = ReplicaView(
+        status=status("chat-1", Phase.FAILED, reason="out of [memory]", restarts=2),
+        sample=None,
+        tokens_per_second=None,
+    )
+    tick = Tick(
+        time=datetime.fromtimestamp(90.0, UTC),
+        from_replicas=1,
+        to_replicas=2,
+        reason="ArrivingWork",
+        message="scales 1 → 2: work for 1.6 replicas arrives",
+        inputs={"work": 1.6},
+        enforced=True,
+        metrics=MetricsState(source=MetricsSource.PODS),
+    )
+    view = DeploymentView(spec=spec, target=2, replicas=(ready, failed), decisions=noted((), tick, limit=5))
+    return Snapshot(
+        time=100.0,
+        started=40.0,
+        address="http://127.0.0.1:8000",
+        file="/x/demo.yaml",
+        gateway=status("gateway", Phase.READY),
+        deployments=(view,),
+        draining=False,
+    )
+
+
+def test_the_table_shows_figures_the_last_decision_and_why_a_replica_ended() -> None:
+    out = io.StringIO()
+    Console(file=out, width=110).print(render(snapshot()))
+    text = out.getvalue()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert cells == [["chat-0", "Ready", "4", "3", "42 %", "1,234", ""], ["chat-1", "Failed", "–", "–", "–", "–", "2"]]
+    assert "http://127.0.0.1:8000  ready  up 1m" in text
+    assert "chat: 1 of 2 replicas ready (between 1 and 3)" in text
+    assert "scales 1 → 2: work for 1.6 replicas arrives  10s ago" in text
+    assert "chat-1 ended: out of [memory]" in text
+
+
+def test_the_live_table_leaves_only_its_events_behind() -> None:
+    out = io.StringIO()
+    view = LiveTable(Console(file=out, force_terminal=True, width=100))
+    view.event("start", "starting [chat]")
+    view.download("hf://a/b", 5, 10)
+    view.show(snapshot())
+    view.event("decision", "nothing new", {"changed": False})
+    view.event("decision", "scales 1 → 2", {"changed": True})
+    view.close()
+    assert "starting [chat]" in out.getvalue()
+    assert "nothing new" not in out.getvalue()
+    assert "scales 1 → 2" in out.getvalue()
+
+
+def test_json_lines_are_one_object_each_with_the_events_fields() -> None:
+    out = io.StringIO()
+    view = JsonLines(out)
+    view.event("phase", "chat-0 is\nready", {"process": "chat-0"})
+    for done in range(0, 1001, 10):
+        view.download("hf://a/b", done, 1000)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert lines[0] | {"time": ""} == {"time": "", "event": "phase", "message": "chat-0 is\nready", "process": "chat-0"}
+    assert [line["doneBytes"] for line in lines[1:]] == [0, 1000], "not more than one line in five seconds"
+
+
+def test_tokens_per_second_are_averaged_and_survive_a_restart() -> None:
+    rates = TokenRates()
+    assert rates.update({"a": sample(0.0, 1000)}) == {}
+    assert rates.update({"a": sample(1.0, 1100)}) == {"a": 100.0}
+    for second in range(2, 9):
+        latest = rates.update({"a": sample(float(second), 1100 + 50.0 * (second - 1))})
+    assert latest == {"a": 50.0}
+    assert rates.update({"a": sample(9.0, 10)}) == {}
+    assert rates.update({"a": sample(10.0, 30)}) == {"a": 20.0}
+    assert rates.update({}) == {}
+
+
+def test_the_state_file_tells_the_decision_and_who_runs() -> None:
+    written = as_state(snapshot(), owner=ProcessIdentity(pid=5, started="12"), ended=101.0)
+    run = read_run(json.loads(json.dumps(written)))
+    assert run is not None
+    assert run.owner is not None and (run.pid, run.owner.started, run.ended) == (5, "12", 101.0)
+    assert (run.processes[0].name, run.processes[0].pid, run.processes[0].started) == ("gateway", 7, "99")
+    chat = run.deployments["chat"]
+    assert chat.autoscaling is not None
+    assert (chat.replicas, chat.ready_replicas, chat.autoscaling.max_replicas) == (2, 1, 3)
+    assert chat.decisions == snapshot().deployments[0].decisions
+    assert [(r.phase, r.restarts) for r in chat.replica_states] == [("Ready", 0), ("Failed", 2)]
+
+
+def test_lines_that_nobody_reads_are_told_of() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    told: list[str] = []
+    JsonLines(Closed(), on_gone=lambda: told.append("gone")).event("start", "starting")
+    assert told == ["gone"]
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
+def test_a_full_disk_below_the_output_or_the_log_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    out = FULL.open("w")
+    JsonLines(out).event("phase", "chat-0 is ready")
+    with suppress(OSError):
+        out.close()
+    with logging_to(FULL):
+        logging.getLogger("quire_operator.test").warning("state.json can't be written")
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,184 @@
+"""Replicas that start, go, die, slow down or can't be scraped, and the gateway before them."""
+
+import pytest
+
+from quire_cli.simulation.run import HoldingStep, Outcome
+from quire_cli.simulation.scenario import Crash, Request, ScrapeOutage, SlowReplicas
+from quire_operator.domain.autoscaling.observation import ReplicaPhase
+
+LONG = (0.0, 100, 3000)  # 330 s on its own
+
+
+def phases(story, time):
+    (observation,) = [seen for now, seen in story.script.seen if now == time]
+    return [replica.phase for replica in observation.replicas]
+
+
+def test_a_replica_is_ready_a_start_up_delay_after_it_was_asked_for(play):
+    story = play(LONG, (39.9, 100, 1), (40.1, 100, 1), script={10.0: 2}, max_replicas=2)
+    assert [r.replica for r in story.run.requests] == ["replica-0", "replica-0", "replica-1"]
+    assert phases(story, 10.0) == [ReplicaPhase.READY]
+    assert phases(story, 20.0) == [ReplicaPhase.READY, ReplicaPhase.LOADING]
+    assert phases(story, 50.0) == [ReplicaPhase.READY] * 2
+
+
+def test_start_up_delays_vary_by_the_seed_alone(play):
+    def ready_by(seed):
+        story = play(LONG, script={10.0: 8}, startup_jitter=0.1, seed=seed, timeline_seconds=0.1)
+        return tuple(p.time for p in story.run.timeline if p.ready == 8)[0]
+
+    moments = [ready_by(seed) for seed in (1, 1, 2, 3, 4)]
+    assert moments[0] == moments[1] and len(set(moments)) > 2
+    assert all(10 + 0.9 * 30 <= moment <= 10 + 1.1 * 30 + 0.1 for moment in moments)
+
+
+def test_pending_and_draining_replicas_hold_their_hardware(play):
+    # The second is asked for at 10 s, given up at 20 s before it is ready; the other drains its request.
+    run = play((0.0, 100, 300), (55.0, 100, 1), script={10.0: 2, 20.0: 1}).run
+    assert run.holding == (HoldingStep(0.0, 1), HoldingStep(10.0, 2), HoldingStep(20.0, 1))
+
+
+def test_one_that_goes_finishes_what_it_has(play):
+    story = play((0.0, 100, 300), (0.0, 100, 300), (30.0, 100, 1), script={10.0: 1}, initial_replicas=2)
+    first, second, third = story.run.requests
+    assert {first.replica, second.replica} == {"replica-0", "replica-1"}
+    assert [r.outcome for r in story.run.requests] == [Outcome.FINISHED] * 3
+    assert third.replica == "replica-0"
+    assert story.run.holding[-1] == HoldingStep(pytest.approx(0.2 + 299 * 0.11), 1)
+    assert phases(story, 20.0) == [ReplicaPhase.READY, ReplicaPhase.DRAINING]
+
+
+def test_what_is_not_finished_when_the_drain_is_over_fails(play):
+    run = play(LONG, LONG, script={10.0: 1}, initial_replicas=2, drain_seconds=100.0).run
+    assert sorted(r.outcome for r in run.requests) == [Outcome.FAILED, Outcome.FINISHED]
+    assert run.holding[-1] == HoldingStep(110.0, 1)
+
+
+def test_the_scaler_is_held_to_the_bounds(play):
+    run = play((0.0, 100, 500), script={10.0: 99, 30.0: 0}, max_replicas=3, min_replicas=1).run
+    assert [(d.time, d.desired) for d in run.decisions[:4]] == [(10.0, 3), (20.0, 3), (30.0, 1), (40.0, 1)]
+    assert run.changes == 0, "all of them come after the last arrival"
+
+
+def test_requests_are_held_while_no_replica_is_ready(play):
+    run = play((5.0, 100, 1), (6.0, 100, 1), script={10.0: 1}, initial_replicas=0, min_replicas=0).run
+    assert [r.first_token for r in run.requests] == [pytest.approx(40.0 + 0.3)] * 2
+    assert run.worst_queue == 1
+
+
+def test_who_is_held_too_long_fails(play):
+    run = play((5.0, 100, 1), (15.0, 100, 1), script={10.0: 1}, initial_replicas=0, hold_seconds=30.0).run
+    assert [r.outcome for r in run.requests] == [Outcome.FAILED, Outcome.FINISHED]
+
+
+def test_a_crash_fails_what_the_busiest_replica_had_and_it_comes_back(play):
+    story = play(
+        *[(float(i), 100, 400) for i in range(4)],
+        (25.0, 100, 1),
+        (60.0, 100, 300),
+        script={},
+        initial_replicas=2,
+        faults=(Crash(time=20.0),),
+    )
+    outcomes = [r.outcome for r in story.run.requests]
+    assert outcomes[:4].count(Outcome.FAILED) == 2
+    assert outcomes[4:] == [Outcome.FINISHED] * 2
+    assert [p.ready for p in story.run.timeline[:5]] == [2, 1, 1, 1, 2], "30 s after the crash"
+    died = story.run.requests[outcomes.index(Outcome.FAILED)].replica
+    totals = [
+        replica.sample.arrived_requests
+        for _, seen in story.script.seen
+        for replica in seen.replicas
+        if replica.name == died and replica.sample
+    ]
+    assert totals[0] == 2 and totals[1] == 0, "its counters begin anew"
+    assert story.run.holding == (HoldingStep(0.0, 2),), "it holds its hardware meanwhile"
+
+
+def test_nothing_can_be_scraped_during_an_outage(play):
+    story = play(LONG, faults=(ScrapeOutage(start=20.0, seconds=20.0),))
+    assert [seen.replicas[0].sample is None for _, seen in story.script.seen[:4]] == [False, True, True, False]
+
+
+def test_slow_replicas_take_longer_while_the_fault_lasts(play):
+    requests = [(0.0, 100, 1), (50.0, 100, 1), (100.0, 100, 1)]
+    run = play(*requests, faults=(SlowReplicas(start=40.0, seconds=20.0, factor=3.0),)).run
+    assert [r.first_token - r.arrival for r in run.requests] == [pytest.approx(s) for s in (0.2, 0.6, 0.2)]
+
+
+def test_a_replica_slows_down_in_the_midst_of_decoding(play):
+    run = play((0.0, 100, 101), faults=(SlowReplicas(start=5.2, seconds=100.0, factor=2.0),)).run
+    before = 46  # steps of 0.11 s begun by 5.2 s
+    assert run.requests[0].finish == pytest.approx(0.2 + before * 0.11 + (100 - before) * 0.22)
+
+
+def test_replicas_that_share_cores_slow_one_another_down_while_both_are_busy(play):
+    # Alone, the first decodes 10 tokens; from 1.3 s on both are busy, until the second ends.
+    run = play((0.0, 100, 101), (1.25, 100, 1), initial_replicas=2, slowdown=(1.0, 2.0)).run
+    first, second = run.requests
+    assert second.first_token - second.arrival == pytest.approx(0.4)
+    begun = 10  # the step under way at 1.25 s ends at 1.3 s at its own pace
+    assert first.finish == pytest.approx(0.2 + begun * 0.11 + 2 * 0.22 + (100 - begun - 2) * 0.11)
+
+
+def test_requests_go_where_they_wait_least(play):
+    run = play(*[(0.01 * i, 100, 50) for i in range(6)], initial_replicas=3).run
+    replicas = [r.replica for r in run.requests]
+    assert sorted(replicas) == sorted(["replica-0", "replica-1", "replica-2"] * 2)
+
+
+def test_a_prompt_goes_where_its_prefix_is(play):
+    prefixes = [(n, n + 100) for n in range(1, 5)] * 3
+    run = play(*[Request(10.0 * i, 1100, 2, prefix) for i, prefix in enumerate(prefixes)], initial_replicas=4).run
+    homes = {}
+    for request, prefix in zip(run.requests, prefixes, strict=True):
+        assert homes.setdefault(prefix, request.replica) == request.replica
+    assert sum(r.cached_tokens for r in run.requests) == 8 * 1024
+
+
+def test_a_scaler_sees_the_last_scrape_before_its_tick(play):
+    script_class = type(play(LONG).script)
+    story = play(LONG, script=script_class(period_seconds=10.0, scrape_seconds=7.0))
+    ages = [now - seen.replicas[0].sample.time for now, seen in story.script.seen]
+    assert all(0 <= age < 7.0 for age in ages) and len({round(age, 6) for age in ages}) > 3
+
+
+def test_the_timeline_is_as_fine_as_asked(play):
+    run = play((0.0, 100, 100), timeline_seconds=0.5).run
+    assert [p.time for p in run.timeline[:3]] == [0.0, 0.5, 1.0]
+    assert run.timeline[1].running == 1
+
+
+def test_nothing_comes_of_nothing(play):
+    run = play().run
+    assert run.requests == () and run.attainment() == 1.0 and run.replica_hours == 0.0
+
+
+def test_a_request_at_zero_replicas_wakes_the_scaler_between_ticks(play):
+    story = play((12.0, 100, 1), script={12.1: 1}, initial_replicas=0, min_replicas=0, wake_seconds=0.5)
+    assert [now for now, _ in story.script.seen[:2]] == [10.0, 12.5]
+    woken = story.script.seen[1][1]
+    assert (woken.target, woken.held_requests, woken.in_flight_requests) == (0, 1, 0)
+    assert story.run.requests[0].first_token == pytest.approx(12.5 + 30.0 + 0.2)
+
+
+def test_the_gateways_are_asked_only_where_it_hangs_on_them(play):
+    story = play((0.0, 100, 500), (1.0, 100, 500))
+    assert {(seen.held_requests, seen.in_flight_requests) for _, seen in story.script.seen} == {(None, None)}
+    may_sleep = play((0.0, 100, 500), (1.0, 100, 500), min_replicas=0)
+    assert may_sleep.script.seen[0][1].in_flight_requests == 2
+
+
+def test_a_full_queue_turns_requests_away_to_another_replica_or_to_nobody(play):
+    queue = {"kv_tokens": 160, "max_queued_kv_caches": 2, "max_sequences": 1}
+    # One runs, and 320 tokens may wait: three prompts of 100.
+    crowd = [(0.001 * n, 100, 50) for n in range(6)]
+    alone = play((0.0, 100, 50), *[(0.01 + t, p, o) for t, p, o in crowd], engine=queue).run
+    assert [r.outcome for r in alone.requests].count(Outcome.FAILED) == 3
+    both = play((0.0, 100, 50), *[(0.01 + t, p, o) for t, p, o in crowd], engine=queue, initial_replicas=2).run
+    assert {r.outcome for r in both.requests} == {Outcome.FINISHED}
+
+
+def test_no_more_requests_wait_than_may(play):
+    run = play(*[(0.0, 10, 50)] * 9, engine={"max_sequences": 1, "max_queued_requests": 4}).run
+    assert [r.outcome for r in run.requests].count(Outcome.FINISHED) == 4

@@ -1,0 +1,266 @@
+"""``quire simulate`` as a person uses it: what it tells, what it writes, and what it says of mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quire_cli import app as cli
+from quire_cli.simulation import speed
+from quire_cli.simulation.scenario import Crash, ScrapeOutage, SlowReplicas
+from quire_operator.domain.capacity import gpus
+from quire_operator.domain.capacity.fit import Footprint
+
+ROOT = Path(__file__).parents[3]
+SLICE = ROOT / "benchmarks/traces/azure_llm_2023_code_slice.csv"
+POLICY = """
+apiVersion: quire.dev/v1alpha1
+kind: LLMDeployment
+metadata: {name: chat}
+spec:
+  model: {source: hf://example/none}
+  resources: {limits: {nvidia.com/gpu: 1}}
+  autoscaling: {minReplicas: 1, maxReplicas: 8}
+"""
+CAPACITY = """
+status:
+  capacity: {kvTokens: 120000, prefillTokensPerSecond: 8000, stepMicroseconds: 20000, decodeNanosecondsPerToken: 200000,
+    meanPromptTokens: 2000, meanOutputTokens: 30}
+"""
+BY_HAND = ["--prefill-rate", "8000", "--step-time", "20ms", "--decode-time", "0.2ms", "--kv-tokens", "120000"]
+
+
+@pytest.fixture
+def policy(tmp_path):
+    def write(text=POLICY + CAPACITY, name="chat.yaml"):
+        file = tmp_path / name
+        file.write_text(text)
+        return str(file)
+
+    return write
+
+
+def run(*arguments, capsys=None):
+    """Exit code and everything that was said."""
+    try:
+        cli.main(["simulate", *map(str, arguments)])
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    said = capsys.readouterr()
+    return code, " ".join((said.out + said.err).split())
+
+
+def test_it_tells_what_would_have_happened_and_why(policy, tmp_path, capsys):
+    out, plot = tmp_path / "run.json", tmp_path / "plots" / "run.png"
+    code, said = run("--trace", SLICE, "--policy", policy(), "--json", out, "--plot", plot, capsys=capsys)
+    assert code == 0
+    assert "by status.capacity in" in said and "120,000 KV tokens" in said
+    assert "of 1,000 requests: first token within 2 s beyond its own prefill" in said
+    assert "1 → " in said and "replicas (" in said, "changes with their reasons"
+    document = json.loads(out.read_text())
+    assert len(document["requests"]) == document["summary"]["requests"] == 1000
+    assert document["engine"]["prefill_tokens_per_second"] == 8000
+    assert document["summary"]["changes"] == sum(d["desired"] != d["current"] for d in document["decisions"])
+    assert all(r["first_token"] >= r["arrival"] + r["own_prefill_seconds"] - 1e-9 for r in document["requests"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_given_by_hand_go_before_what_was_learnt(policy, capsys):
+    _, said = run("--trace", SLICE, "--policy", policy(), "--prefill-rate", 4000, "--duration", "1m", capsys=capsys)
+    assert "4,000 prompt tokens/s" in said and "by the options, then status.capacity" in said
+
+
+def test_a_calibration_file_says_how_fast_an_engine_is(policy, tmp_path, capsys):
+    engine = tmp_path / "engine.json"
+    figures = {"prefill_tokens_per_second": 5000, "step_seconds": 0.01, "decode_seconds_per_sequence": 0}
+    engine.write_text(json.dumps({**figures, "kv_tokens": 50000}))
+    _, said = run("--trace", SLICE, "--policy", policy(POLICY), "--engine", engine, "--duration", "1m", capsys=capsys)
+    assert "5,000 prompt tokens/s, 10.00 ms a step" in said and "50,000 KV tokens" in said
+
+
+def test_a_model_that_is_here_can_be_estimated(tmp_path, capsys):
+    demo = ROOT / "examples/demo.yaml"
+    code, said = run("--trace", SLICE, "--policy", demo, "--duration", "1m", "--scale-input", 0.1, capsys=capsys)
+    assert code == 0 and "21,840 KV tokens, by an estimate for this machine" in said
+
+
+def test_the_trace_is_cut_and_bent(policy, tmp_path, capsys):
+    out = tmp_path / "run.json"
+    bends = ["--start", "30s", "--duration", "5m", "--speed", "2", "--scale-output", "2", "--max-output-tokens", "20"]
+    run("--trace", SLICE, "--policy", policy(), *bends, "--json", out, capsys=capsys)
+    requests = json.loads(out.read_text())["requests"]
+    assert 0 < len(requests) < 1000 and all(0 <= r["arrival"] <= 150 for r in requests)
+    assert max(r["output_tokens"] for r in requests) == 20
+
+
+def test_no_decisions_are_told_where_none_are_asked_for(policy, capsys):
+    _, said = run("--trace", SLICE, "--policy", policy(), "--decisions", 0, "--duration", "4m", capsys=capsys)
+    assert "changes, with" not in said and "TimeToFirstToken needs" not in said
+
+
+def test_a_policy_that_recommends_is_simulated_as_if_followed(policy, capsys):
+    text = POLICY.replace("{minReplicas", "{mode: Recommend, minReplicas") + CAPACITY
+    _, said = run("--trace", SLICE, "--policy", policy(text), capsys=capsys)
+    assert "Its mode is Recommend" in said and "1 → " in said
+
+
+def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
+    trace = tmp_path / "mooncake.jsonl"
+    row = {"timestamp": 0, "input_length": 1500, "output_length": 5, "hash_ids": [1, 2, 3]}
+    trace.write_text("\n".join(json.dumps({**row, "timestamp": 2000 * n}) for n in range(20)))
+    _, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
+    assert "100.00% of 20 requests" in said and "64.9% of the prompt tokens were found there" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--trace", "absent.csv"], "the trace absent.csv can't be read: No such file or directory"),
+        (["--policy", "absent.yaml"], "absent.yaml does not exist"),
+        (["--name", "other"], "has no LLMDeployment other it has: chat"),
+        (["--start", "3h"], "has no requests in the part that --start and --duration leave"),
+        (["--warm-up", "3h"], "--warm-up leaves nothing to score"),
+        (["--fault", "flood@3m"], '"flood@3m" is no fault such as crash@10m'),
+        (["--fault", "crash@soon"], '"crash@soon" is no fault'),
+        (["--startup-delay", "soon"], '"soon" is not a duration'),
+        (["--engine", "absent.json"], "the calibration absent.json can't be read"),
+        (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),
+        (["--json", "/proc/none/run.json"], "/proc/none/run.json can't be written"),
+        (["--plot", "run.doc"], "--plot run.doc should end in .png, .svg or .pdf"),
+        (["--kv-tokens", "3"], "should be greater than or equal to 16"),
+    ],
+)
+def test_mistakes_are_told(policy, arguments, expected, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = {"--trace": str(SLICE), "--policy": policy(), **dict([arguments])}
+    code, said = run(*[word for pair in given.items() for word in pair], capsys=capsys)
+    assert code == 2
+    assert expected in said.replace("│ ", "").replace(" │", "")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (POLICY.replace("  autoscaling: {minReplicas: 1, maxReplicas: 8}\n", "  replicas: 3\n"), "no spec.autoscaling"),
+        (POLICY + "---" + POLICY.replace("name: chat", "name: code"), "2 LLMDeployments: chat, code choose one"),
+        (POLICY.replace("maxReplicas: 8", "maxReplicas: 0"), "maxReplicas"),
+        ("", "holds no document"),
+    ],
+)
+def test_a_policy_that_can_not_be_simulated_is_refused(policy, text, expected, capsys):
+    code, said = run("--trace", SLICE, "--policy", policy(text), *BY_HAND, capsys=capsys)
+    assert code == 2 and expected in said
+
+
+def test_one_of_several_deployments_can_be_chosen(policy, capsys):
+    text = POLICY + "---" + POLICY.replace("name: chat", "name: code")
+    code, said = run(
+        "--trace", SLICE, "--policy", policy(text), *BY_HAND, "--name", "code", "--duration", "1m", capsys=capsys
+    )
+    assert code == 0 and "code under azure" in said
+
+
+def test_an_unknown_speed_says_what_to_give(policy, tmp_path, capsys):
+    text = POLICY.replace("hf://example/none", f"file://{tmp_path}/absent")
+    code, said = run("--trace", SLICE, "--policy", policy(text), capsys=capsys)
+    assert code == 2 and "nothing says how fast an engine of chat is" in said and "--prefill-rate" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "no JSON object"),
+        ("{", "is not JSON"),
+        ('{"speed": 3}', '"speed" is not known'),
+        ('{"step_seconds": "fast"}', '"step_seconds" must be a number > 0, got "fast"'),
+        ('{"kv_tokens": 0}', '"kv_tokens" must be a number > 0, got 0'),
+        ('{"step_seconds": NaN}', '"step_seconds" must be a number > 0, got NaN'),
+    ],
+)
+def test_a_calibration_that_is_none_is_refused(policy, tmp_path, text, problem, capsys):
+    file = tmp_path / "engine.json"
+    file.write_text(text)
+    code, said = run("--trace", SLICE, "--policy", policy(), "--engine", file, capsys=capsys)
+    assert code == 2 and problem in said
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            '{"timestamp": NaN, "input_length": 3, "output_length": 1}',
+            'line 2 of the trace: "{\\"timestamp\\": NaN',
+        ),
+        ('{"timestamp": 1, "input_length": 1e999, "output_length": 1}', "line 2 of the trace"),
+        ('{"timestamp": 1, "input_length": 3, "output_length": 1, "hash_ids": [[1]]}', "line 2 of the trace"),
+        ('{"timestamp": 1, "output_length": 1}', "is not JSON such as"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_by_its_line(policy, tmp_path, line, problem, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + line)
+    code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
+    assert code == 2 and problem in said
+
+
+def test_a_trace_whose_clock_is_wrong_is_refused_before_it_takes_for_ever(policy, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"timestamp": {at}, "input_length": 3, "output_length": 1}}\n' for at in (0, 1e15)))
+    code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
+    assert code == 2 and "11,574,074 days; at most 366" in said and "are its times in milliseconds" in said
+
+
+def test_a_trace_of_one_request_is_one_too(policy, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 7, "input_length": 3, "output_length": 1}')
+    code, said = run("--trace", trace, "--policy", policy(), "--plot", tmp_path / "one.png", capsys=capsys)
+    assert code == 0 and "100.00% of 1 requests" in said
+
+
+def test_a_trace_shorter_than_a_tick_has_replicas_too(policy, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"timestamp": {at}, "input_length": 3, "output_length": 1}}\n' for at in (0, 5000)))
+    code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
+    assert code == 0 and "1.0 replicas on average, 1 at most" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("crash@90s", Crash(time=90.0)),
+        ("outage@10m", ScrapeOutage(start=600.0, seconds=300.0)),
+        ("outage@10m+1m", ScrapeOutage(start=600.0, seconds=60.0)),
+        ("slow@10m+1mx4", SlowReplicas(start=600.0, seconds=60.0, factor=4.0)),
+    ],
+)
+def test_faults_are_read(text, fault):
+    from quire_cli.simulation.command import _fault
+
+    assert _fault(text) == fault
+
+
+def test_all_known_gpus_can_be_estimated():
+    assert {gpu.name for gpu in gpus.GPUS} == set(speed.GPUS)
+
+
+def test_an_estimate_is_bound_by_arithmetic_and_bandwidth():
+    needs = Footprint(
+        dtype="bfloat16",
+        parameters=8 * 10**9,
+        weight_bytes=16 * 10**9,
+        workspace_bytes=0,
+        swap_bytes=0,
+        kv_groups=(),
+    )
+    guess = speed.estimated(needs, speed.GPUS["H100 80GB"], kv_tokens=400_000, max_model_length=8192)
+    assert 20_000 < guess.prefill_tokens_per_second < 40_000
+    assert 0.005 < guess.step_seconds < 0.01
+
+
+def test_help_teaches():
+    said = CliRunner().invoke(cli.app, ["simulate", "--help"], env={"COLUMNS": "140"}).output
+    for word in ("status.capacity", "--startup-delay", "--fault", "quire simulate --trace"):
+        assert word in said

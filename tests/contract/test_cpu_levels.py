@@ -1,0 +1,26 @@
+"""The engine's levels of a CPU and the kernels' are of the same CPUs."""
+
+import pytest
+
+from quire_engine.cpu import limits
+from quire_engine.cpu.limits import Findings, claimed_trials, limit_cpu
+from quire_kernels.precompiled import LEVEL_VARIABLE
+from quire_kernels.precompiled.levels import LEVELS, CpuLevel
+
+
+def test_both_call_the_variable_alike() -> None:
+    assert limits.KERNELS_VARIABLE == LEVEL_VARIABLE
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+def test_a_cpu_of_a_level_has_its_kernels(level: CpuLevel) -> None:
+    found = limit_cpu(Findings(claimed=claimed_trials(level.flags)), environment={})
+    assert found.kernels == level.name
+
+
+@pytest.mark.parametrize("option", limits.LEVELS)
+def test_kernels_of_a_limited_cpu_use_nothing_above_the_limit(option: limits.CpuLevel) -> None:
+    highest = claimed_trials(LEVELS[0].flags)
+    found = limit_cpu(Findings(claimed=highest), option=option, environment={})
+    used = claimed_trials(next(level.flags for level in LEVELS if level.name == found.kernels))
+    assert limit_cpu(Findings(claimed=used), environment={}).level == found.level

@@ -1,0 +1,178 @@
+"""Calm under constant load, whatever the engine is like: replicas that work off a steady stream, with all they count.
+
+The plant is a fluid: requests arrive at one rate and are shared evenly; a replica is busy by the same three costs that
+``rates`` learns, queues what it can't do, and says so in gauges, counters and waits, as an engine does.
+"""
+
+import math
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_operator.domain.autoscaling.autoscaler import decide
+from quire_operator.domain.autoscaling.history import History
+from quire_operator.domain.autoscaling.observation import (
+    Histogram,
+    Observation,
+    ReplicaObservation,
+    ReplicaPhase,
+    ReplicaSample,
+)
+from quire_operator.domain.resource import AutoscalingMode, ScaleDown
+
+START = 1_000_000.0
+TICK = 15.0
+EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100")) // 8
+
+
+class Replica:
+    """One engine: its queue and its counters."""
+
+    def __init__(self, born: float) -> None:
+        self.born = born
+        self.queued = self.arrived = self.served = self.steps = self.busy = self.late = self.running = 0.0
+
+
+class Plant:
+    def __init__(
+        self,
+        *,
+        per_second: float,
+        prompt: float,
+        output: float,
+        slots: int,
+        step: float,
+        prefill: float,
+        decode: float,
+        late_above: float = math.inf,
+    ) -> None:
+        """``late_above``: with more requests/s than that at a replica first tokens are late, and nothing else tells."""
+        self.late_above = late_above
+        self.per_second, self.prompt, self.output, self.slots = per_second, prompt, output, slots
+        self.step, self.prefill, self.decode = step, prefill, decode
+        self.kv_tokens = slots * (prompt + output) * 2
+        self.replicas: list[Replica] = []
+
+    def resize(self, count: int, now: float) -> None:
+        self.replicas = self.replicas[:count] + [Replica(now) for _ in range(count - len(self.replicas))]
+
+    def run(self, now: float, startup: float) -> Observation:
+        """One tick long; what is seen at its end."""
+        up = [replica for replica in self.replicas if now - replica.born >= startup]
+        for replica in up:
+            self._work(replica, self.per_second * TICK / len(up))
+        seen = tuple(
+            ReplicaObservation(
+                name=f"r{number}",
+                phase=ReplicaPhase.READY if replica in up else ReplicaPhase.LOADING,
+                sample=self._sample(replica, now) if replica in up else None,
+            )
+            for number, replica in enumerate(self.replicas)
+        )
+        return Observation(replicas=seen, target=len(self.replicas), held_requests=0, in_flight_requests=0)
+
+    def _work(self, replica: Replica, arrived: float) -> None:
+        wait = max(0.0, replica.queued - self.slots) * self._cost(self.slots)
+        replica.arrived += arrived
+        replica.queued += arrived
+        batch = min(self.slots, max(1.0, replica.queued))
+        served = min(replica.queued, TICK / self._cost(batch))
+        replica.queued -= served
+        replica.served += served
+        replica.late += served if wait > 1.0 or arrived > self.late_above * TICK else 0.0
+        replica.steps += served * self.output / batch
+        replica.busy += served * self._cost(batch)
+        # Little's law: so many are within at once.
+        replica.running = min(self.slots, served / TICK * self.output * self.step + min(replica.queued, self.slots))
+
+    def _cost(self, batch: float) -> float:
+        return self.prompt * self.prefill + self.output * (self.step / batch + self.decode)
+
+    def _sample(self, replica: Replica, now: float) -> ReplicaSample:
+        waiting = max(0.0, replica.queued - replica.running)
+        quick = replica.served - replica.late
+        return ReplicaSample(
+            time=now,
+            waiting=waiting,
+            running=replica.running,
+            queued_prompt_tokens=waiting * self.prompt,
+            kv_tokens_used=replica.running * (self.prompt + self.output / 2),
+            kv_tokens_capacity=self.kv_tokens,
+            arrived_requests=replica.arrived,
+            arrived_prompt_tokens=replica.arrived * self.prompt,
+            prompt_tokens=replica.served * self.prompt,
+            generation_tokens=replica.served * self.output,
+            finished_requests=replica.served,
+            steps=replica.steps,
+            busy_seconds=replica.busy,
+            first_token_waits=Histogram(bounds=(1.0, 10.0, math.inf), counts=(quick, replica.served, replica.served)),
+        )
+
+
+plants = st.fixed_dictionaries(
+    {
+        "per_second": st.floats(0, 20),
+        "prompt": st.floats(50, 4000),
+        "output": st.floats(5, 400),
+        "slots": st.integers(4, 128),
+        "step": st.floats(0.005, 0.05),
+        "prefill": st.floats(1e-6, 3e-4),
+        "decode": st.floats(0, 5e-4),
+    }
+)
+
+
+def lived(policy, plant: Plant, *, startup: float, first: int, ticks: int) -> list[int]:
+    """The replicas asked for, tick by tick; where it only recommends, those recommended."""
+    now, history = START, History()
+    plant.resize(first, now - startup)
+    desired = []
+    for _ in range(ticks):
+        decision = decide(policy, plant.run(now, startup), history, now)
+        history = decision.history
+        if decision.enforced:
+            plant.resize(decision.desired, now)
+        desired.append(decision.desired)
+        now += TICK
+    return desired
+
+
+def changes(desired: list[int]) -> list[int]:
+    return [b - a for a, b in zip(desired, desired[1:], strict=False) if a != b]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(plants, st.sampled_from([0.0, 30.0, 120.0, 420.0]), st.integers(1, 8), st.integers(0, 1))
+def test_a_steady_stream_settles_and_stays(kit, plant, startup, first, minimum):
+    down = ScaleDown(window_seconds=120, max_step=2, period_seconds=30)
+    policy = kit.policy(min_replicas=minimum, max_replicas=8, max_sequences=plant["slots"], down=down)
+    desired = lived(policy, Plant(**plant), startup=startup, first=first, ticks=280)
+    assert len(changes(desired[180:])) <= 1, desired
+    turns = changes(desired)
+    assert sum((a > 0) != (b > 0) for a, b in zip(turns, turns[1:], strict=False)) <= 2, desired
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(plants, st.integers(1, 8))
+def test_a_recommendation_for_a_steady_stream_does_not_swing(kit, plant, first):
+    policy = kit.policy(max_replicas=8, max_sequences=plant["slots"], mode=AutoscalingMode.RECOMMEND)
+    desired = lived(policy, Plant(**plant), startup=0.0, first=first, ticks=120)
+    assert len(changes(desired[60:])) <= 1, desired
+
+
+@pytest.mark.parametrize("startup", [0.0, 120.0])
+@pytest.mark.parametrize(("short", "replicas"), [(1.1, 1), (1.1, 4), (1.5, 1), (1.5, 4)])
+def test_replicas_that_take_less_than_they_seem_to_are_not_tried_again_and_again(kit, short, replicas, startup):
+    """By all that is learnt so many would do; only the first tokens are late. Once an hour is often enough."""
+    figures = {"prompt": 500.0, "output": 100.0, "slots": 32, "step": 0.02, "prefill": 1e-4, "decode": 2e-4}
+    per_second = 0.5 * replicas / Plant(per_second=0.0, **figures)._cost(32)
+    policy = kit.policy(
+        max_replicas=16, max_sequences=32, down=ScaleDown(window_seconds=120, max_step=2, period_seconds=30)
+    )
+    first = lived(policy, Plant(per_second=per_second, **figures), startup=startup, first=4, ticks=60)[-1]
+    plant = Plant(per_second=per_second, late_above=per_second / first / short, **figures)
+    desired = lived(policy, plant, startup=startup, first=4, ticks=360)
+    fifty_minutes = desired[-200:]
+    assert len(changes(fifty_minutes)) <= 8, desired

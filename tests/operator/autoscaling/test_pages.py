@@ -1,0 +1,91 @@
+"""GET over loopback: what is no answer, and why."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from quire_operator.adapters.metrics.pages import NoPage, Pages
+
+
+@pytest.fixture
+async def served():
+    """The address of a server that answers by path."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        match request.path:
+            case "/good":
+                return web.Response(text="all is well")
+            case "/stuck":
+                await asyncio.Event().wait()
+            case "/endless":
+                response = web.StreamResponse()
+                await response.prepare(request)
+                for _ in range(80):
+                    await response.write(b" " * 2**16)
+                return response
+            case "/short":
+                response = web.StreamResponse(headers={"Content-Length": "100"})
+                await response.prepare(request)
+                await response.write(b"half")
+                request.transport.close()
+                return response
+            case "/moved":
+                raise web.HTTPFound("/good")
+        return web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_get("/{path}", answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def pages():
+    opened = Pages(timeout_seconds=60)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+async def hurried():
+    opened = Pages(timeout_seconds=0.2)
+    yield opened
+    await opened.aclose()
+
+
+async def test_an_answer_is_read_whole(served, pages):
+    assert await pages.read(f"{served}/good") == b"all is well"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/missing", "http"),
+        ("/moved", "http"),
+        ("/endless", "bad_answer"),
+        ("/short", "bad_answer"),
+    ],
+)
+async def test_what_is_no_answer_says_why(served, pages, path, reason):
+    with pytest.raises(NoPage) as refused:
+        await pages.read(f"{served}{path}")
+    assert refused.value.reason == reason
+    assert str(refused.value)
+
+
+async def test_one_that_does_not_answer_in_time_says_so(served, hurried):
+    with pytest.raises(NoPage, match="no answer within 0.2 s") as refused:
+        await hurried.read(f"{served}/stuck")
+    assert refused.value.reason == "timeout"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "http://[::1", "nonsense"])
+async def test_whom_nobody_can_reach(pages, url):
+    with pytest.raises(NoPage) as refused:
+        await pages.read(url)
+    assert refused.value.reason == "unreachable"

@@ -1,0 +1,188 @@
+"""Metrics read straight from replicas and gateways over HTTP."""
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire_operator.adapters.metrics.pages import NoPage
+from quire_operator.adapters.metrics.scrape import Scraper, points
+from quire_operator.domain.autoscaling.observation import ReplicaPhase
+from quire_operator.ports import ReplicaAddress
+
+PAGE = """\
+# HELP vllm:num_requests_running Requests in the running batch.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="chat"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="chat"} 2
+vllm:kv_cache_usage_perc{engine="0",model_name="chat"} 0.25
+vllm:cache_config_info{block_size="16",cache_dtype="float32",engine="0",num_gpu_blocks="100"} 1
+quire_queued_tokens{engine="0"} 77
+vllm:prompt_tokens_total{engine="0"} 1000
+vllm:generation_tokens_total{engine="0"} 500
+vllm:prefix_cache_hits_total{engine="0"} 100
+vllm:request_success_total{engine="0",finished_reason="stop"} 8
+vllm:request_success_total{engine="0",finished_reason="length"} 2
+quire_steps_total{engine="0"} 400
+quire_step_seconds_total{engine="0",part="run"} 9.5
+quire_step_seconds_total{engine="0",part="sample"} 0.5
+quire_arrived_requests_total{engine="0"} 15
+quire_uncached_prompt_tokens_total{engine="0"} 1400
+quire_first_token_wait_seconds_bucket{engine="0",le="0.5"} 6
+quire_first_token_wait_seconds_bucket{engine="0",le="1.0"} 8
+quire_first_token_wait_seconds_bucket{engine="0",le="+Inf"} 10
+vllm:e2e_request_latency_seconds_bucket{engine="0",le="+Inf"} nonsense
+"""
+
+
+class SetClock:
+    def now(self) -> float:
+        return 123.0
+
+
+def replica(name: str, *, phase: ReplicaPhase = ReplicaPhase.READY, url: str | None = "") -> ReplicaAddress:
+    return ReplicaAddress(name=name, phase=phase, metrics_url=f"http://{name}/metrics" if url == "" else url)
+
+
+def host_of(url: str) -> str:
+    return url.removeprefix("http://").removesuffix("/metrics")
+
+
+def scraper(read, **options) -> Scraper:
+    return Scraper(clock=SetClock(), read=read, **options)
+
+
+@pytest.fixture
+def read():
+    """Scrapes one replica that answers with the given page."""
+
+    async def one(page: str | bytes):
+        async def give(url: str) -> bytes:
+            return page.encode() if isinstance(page, str) else page
+
+        return (await scraper(give).samples([replica("a")])).get("a")
+
+    return one
+
+
+async def test_page_becomes_a_sample(read):
+    sample = await read(PAGE)
+    assert sample.time == 123.0
+    assert (sample.running, sample.waiting, sample.queued_prompt_tokens) == (3, 2, 77)
+    assert (sample.kv_tokens_capacity, sample.kv_tokens_used) == (1600, 400)
+    assert (sample.prompt_tokens, sample.cached_prompt_tokens, sample.generation_tokens) == (1000, 100, 500)
+    assert (sample.finished_requests, sample.steps, sample.busy_seconds) == (10, 400, 10.0)
+    assert (sample.arrived_requests, sample.arrived_prompt_tokens) == (15, 1400)
+    assert sample.first_token_waits.bounds == (0.5, 1.0, math.inf)
+    assert sample.first_token_waits.counts == (6, 8, 10)
+
+
+async def test_engine_without_our_own_metrics_is_read_as_far_as_it_goes(read):
+    lines = [line for line in PAGE.splitlines() if not line.startswith("quire_")]
+    sample = await read("\n".join(lines) + "\n")
+    assert (sample.running, sample.arrived_requests, sample.busy_seconds, sample.first_token_waits) == (3, *[None] * 3)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "",
+        "<html>not found</html>",
+        PAGE.replace("vllm:num_requests_running", "x"),
+        PAGE.replace('num_gpu_blocks="100"', 'num_gpu_blocks="None"'),
+        PAGE.replace("0.25", "a quarter"),
+        b"\xff\xfe\x00",
+    ],
+    ids=["empty", "html", "no gauge", "no blocks", "no number", "no text"],
+)
+async def test_page_that_does_not_tell_is_no_sample(read, page):
+    assert await read(page) is None
+
+
+async def test_not_a_number_is_passed_on_for_the_autoscaler_to_refuse(read):
+    assert math.isnan((await read(PAGE.replace("} 3.0", "} NaN"))).running)
+
+
+async def test_what_does_not_answer_is_absent_counted_and_said_once(caplog):
+    broken, reasons = True, []
+
+    async def answer(url: str) -> bytes:
+        if not broken or host_of(url) == "good":
+            return PAGE.encode()
+        if host_of(url) == "strange":
+            return b"<html>"
+        raise NoPage("connection refused", reason="unreachable")
+
+    subject = scraper(answer, failed=reasons.append)
+    replicas = [replica(name) for name in ("good", "dead", "strange")]
+    for _ in range(3):
+        assert set(await subject.samples(replicas)) == {"good"}
+    assert [r.levelname for r in caplog.records] == ["WARNING", "WARNING"]
+    assert sorted(reasons) == ["bad_answer"] * 3 + ["unreachable"] * 3
+    broken = False
+    with caplog.at_level("INFO"):
+        assert set(await subject.samples(replicas)) == {"good", "dead", "strange"}
+    assert caplog.text.count("again") == 2
+
+
+async def test_hundreds_of_silent_replicas_hold_up_no_other_and_no_tick(monkeypatch):
+    """Their node is cut off; each holds its place for as long as it may. Those that answered before come first."""
+    monkeypatch.setattr("quire_operator.adapters.metrics.scrape._ROUND_SECONDS", 0.1)
+    asked, reasons = [], []
+
+    async def answer(url: str) -> bytes:
+        asked.append(host_of(url))
+        if host_of(url).startswith("dead"):
+            await asyncio.Event().wait()
+        return PAGE.encode()
+
+    subject = scraper(answer, failed=reasons.append)
+    dead, good = [replica(f"dead-{n}") for n in range(300)], [replica(f"good-{n}") for n in range(50)]
+    await subject.samples(dead)
+    assert reasons == ["timeout"] * 300
+    asked.clear()
+    assert set(await subject.samples([*dead, *good])) == {r.name for r in good}
+    assert asked[:50] == [r.name for r in good]
+
+
+async def test_only_replicas_that_can_answer_are_asked():
+    asked = []
+
+    async def answer(url: str) -> bytes:
+        asked.append(host_of(url))
+        return PAGE.encode()
+
+    await scraper(answer).samples(
+        [
+            replica("pending", phase=ReplicaPhase.PENDING, url=None),
+            replica("loading", phase=ReplicaPhase.LOADING),
+            replica("draining", phase=ReplicaPhase.DRAINING),
+            replica("ready"),
+        ]
+    )
+    assert sorted(asked) == ["draining", "ready"]
+
+
+names = st.sampled_from(["vllm:num_requests_running", "quire_steps_total", "quire_steps", "go_info", "x"])
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\x85\u2028\u2029"), max_size=8)
+label_names = st.from_regex("[a-z][a-z0-9_]{0,5}", fullmatch=True)
+numbers = st.floats(allow_nan=False) | st.integers(-5, 10**12).map(float)
+
+
+@given(st.lists(st.tuples(names, st.dictionaries(label_names, texts, max_size=3), numbers, st.booleans()), max_size=6))
+def test_pages_are_read_as_the_client_library_reads_them(series):
+    def line(name, labels, value, stamped):
+        escaped = {k: v.replace("\\", r"\\").replace('"', r"\"") for k, v in labels.items()}
+        inside = ",".join(f'{k}="{v}"' for k, v in escaped.items())
+        return f"{name}{{{inside}}} {value!r}{' 1700000000000' if stamped else ''}" if inside else f"{name} {value!r}"
+
+    page = "".join(f"{line(*one)}\n" for one in series)
+    wanted = {"vllm:num_requests_running", "quire_steps_total"}
+    theirs = [s for family in text_string_to_metric_families(page) for s in family.samples if s.name in wanted]
+    found = points(page, wanted)
+    assert sorted((p.name, sorted(p.labels.items()), p.value) for p in found) == sorted(
+        (s.name, sorted(s.labels.items()), s.value) for s in theirs
+    )

@@ -1,0 +1,86 @@
+"""The operator's clock is wrong, is set while it runs, or is another than that of the operator before."""
+
+import pytest
+
+from quire_operator.domain.autoscaling.history import MAX_GAP_SECONDS, History
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.resource import ScaleDown, ScaleUp
+
+UP = ScaleUp(window_seconds=0.0, max_percent=100, max_step=1, period_seconds=60.0)
+DOWN = ScaleDown(window_seconds=0.0, max_step=1, period_seconds=60.0)
+
+
+def busy_day(kit, *, wrong: float):
+    """One replica with a queue brings another, which starts, serves, and goes."""
+    story = kit.story(current=1, queue_depth=4, up=UP, down=DOWN)
+    story.time += wrong
+    story.tick(kit.ready("a", waiting=0.0))
+    story.tick(kit.ready("a", waiting=8.0))
+    story.ticks(3, kit.ready("a", waiting=8.0), kit.loading("b"))
+    story.ticks(20, kit.ready("a"), kit.ready("b"))
+    return story
+
+
+@pytest.mark.parametrize("wrong", [-600.0, 600.0])
+def test_a_clock_that_is_wrong_all_along_changes_nothing(kit, wrong):
+    right, story = busy_day(kit, wrong=0.0), busy_day(kit, wrong=wrong)
+    assert [(d.desired, d.reason, d.inputs) for d in story.decisions] == [
+        (d.desired, d.reason, d.inputs) for d in right.decisions
+    ]
+    assert {decision.desired for decision in right.decisions} == {1, 2}
+    assert story.history.start_ups.seconds == right.history.start_ups.seconds == (45.0,)
+    assert story.history.rises == right.history.rises
+
+
+@pytest.mark.parametrize("set_by", [-86_400.0, -600.0, -16.0, 600.0, 86_400.0])
+def test_a_start_during_which_the_clock_was_set_teaches_nothing(kit, set_by):
+    story = kit.story(current=2)
+    story.tick(kit.ready("a"))
+    story.tick(kit.ready("a"), kit.loading("b"))
+    story.tick(kit.ready("a"), kit.loading("b"), after=set_by)
+    story.ticks(10, kit.ready("a"), kit.ready("b"))
+    assert story.history.start_ups.learnt is None
+    assert story.history.record.start_up_seconds is None
+
+
+@pytest.mark.parametrize("set_by", [-10.0, 60.0, 100.0])
+def test_a_clock_set_by_little_makes_a_start_up_wrong_by_no_more(kit, set_by):
+    story = kit.story(current=2)
+    story.tick(kit.ready("a"))
+    story.tick(kit.ready("a"), kit.loading("b"))
+    story.tick(kit.ready("a"), kit.loading("b"), after=15.0 + set_by)
+    story.tick(kit.ready("a"), kit.ready("b"))
+    assert story.history.start_ups.seconds == (30.0 + set_by,)
+    assert abs(set_by) < MAX_GAP_SECONDS
+
+
+@pytest.mark.parametrize("behind", [600.0, 86_400.0])
+def test_one_whose_clock_is_behind_that_of_the_one_before_adds_after_a_period(kit, behind):
+    first = kit.story(current=1, queue_depth=4, up=UP, down=DOWN)
+    first.tick(kit.ready("a", waiting=40.0))
+    assert first.target == 2
+    second = kit.story(current=2, queue_depth=4, up=UP, down=DOWN, history=History.restored(first.history.record))
+    second.time = first.time - behind
+    load = kit.fleet(2, waiting=20.0)
+    assert second.tick(*load).reason is Reason.SCALE_UP_LIMIT, "what the one before did may have been a moment ago"
+    assert [decision.desired for decision in second.ticks(4, *load)] == [2, 2, 2, 4]
+
+
+@pytest.mark.parametrize("behind", [600.0, 86_400.0])
+def test_one_whose_clock_is_behind_that_of_the_one_before_removes_after_a_period(kit, behind):
+    first = kit.story(current=3, down=DOWN)
+    first.ticks(2, *kit.fleet(3))
+    assert first.target == 2
+    second = kit.story(current=2, down=DOWN, history=History.restored(first.history.record))
+    second.time = first.time - behind
+    decisions = second.ticks(6, *kit.fleet(2))
+    assert [decision.desired for decision in decisions] == [2, 2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("set_by", [-600.0, -86_400.0])
+def test_a_clock_that_is_set_back_holds_no_step_up_for_longer_than_a_period(kit, set_by):
+    story = kit.story(current=1, queue_depth=4, up=UP, down=DOWN)
+    story.tick(kit.ready("a", waiting=40.0))
+    load = kit.fleet(2, waiting=20.0)
+    story.tick(*load, after=set_by)
+    assert [decision.desired for decision in story.ticks(4, *load)] == [2, 2, 2, 4]

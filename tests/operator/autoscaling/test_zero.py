@@ -1,0 +1,121 @@
+"""To no replica and back: only when all gateways say that nobody asks, and at once when somebody does."""
+
+import pytest
+
+from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.resource import AutoscalingMode, ScaleDown, ScaleUp
+
+QUIET = {"held": 0, "in_flight": 0}
+
+
+def test_held_requests_wake_a_model_at_zero(kit):
+    story = kit.story(current=0, min_replicas=0)
+    assert story.tick(held=0).desired == 0
+    decision = story.tick(held=1, after=1.0)
+    assert (decision.desired, decision.reason) == (1, Reason.HELD)
+    assert decision.message == "0 → 1: HeldRequests needs 0.12 replicas (1 requests held by the gateway)"
+
+
+@pytest.mark.parametrize(
+    "up",
+    [
+        ScaleUp(window_seconds=300, max_percent=100, max_step=4, period_seconds=15),
+        ScaleUp(window_seconds=0, max_percent=100, max_step=0, period_seconds=15),
+        ScaleUp(window_seconds=60, max_percent=0, max_step=1, period_seconds=3600),
+    ],
+    ids=["window", "percent of nothing", "both"],
+)
+def test_first_replica_waits_for_no_window_and_no_step(kit, up):
+    story = kit.story(current=0, min_replicas=0, up=up)
+    story.ticks(3, **QUIET)
+    assert story.tick(held=1, after=1.0).desired == 1
+
+
+def test_second_replica_does_keep_to_the_limits(kit):
+    up = ScaleUp(window_seconds=0, max_percent=0, max_step=1, period_seconds=60)
+    story = kit.story(current=0, min_replicas=0, up=up)
+    assert story.tick(held=500).desired == 1
+    limited = story.tick(kit.loading("a"), held=500)
+    assert (limited.desired, limited.reason) == (1, Reason.SCALE_UP_LIMIT)
+
+
+def test_operator_that_starts_while_somebody_waits_wakes_the_model_at_its_first_look(kit):
+    story = kit.story(current=0, min_replicas=0)
+    story.tick(**QUIET)
+    story.restart()
+    assert story.tick(held=1).desired == 1
+
+
+def test_nothing_is_decided_at_zero_when_no_gateway_answers(kit):
+    decision = kit.story(current=0, min_replicas=0).tick(held=None)
+    assert (decision.desired, decision.reason) == (0, Reason.NO_GATEWAY)
+    assert decision.message == "stays at 0: no gateway says whether requests are held"
+
+
+def test_idle_for_the_whole_window_goes_to_zero(kit):
+    story = kit.story(current=1, min_replicas=0)
+    story.ticks(20, kit.ready("a"), **QUIET)
+    assert story.target == 1
+    last = story.ticks(2, kit.ready("a"), **QUIET)[0]
+    assert (last.desired, last.reason) == (0, Reason.DEMAND_FELL)
+    assert last.message == ("1 → 0: at most 0.00 replicas were needed in the last 5m; nothing runs, waits or arrives")
+
+
+def test_never_to_zero_while_one_request_streams(kit):
+    story = kit.story(current=1, min_replicas=0, max_sequences=1000)
+    story.ticks(60, kit.ready("a", running=1), **QUIET)
+    assert story.target == 1
+
+
+def test_never_to_zero_while_a_gateway_has_a_request_that_no_sample_shows_yet(kit):
+    story = kit.story(current=1, min_replicas=0)
+    story.ticks(60, kit.ready("a", age=40.0), held=0, in_flight=1)
+    assert story.target == 1
+    assert story.decisions[-1].message == (
+        "stays at 1: Activity needs 0.01 replicas (0 requests since the last look, 1 in flight at the gateways)"
+    )
+
+
+def test_short_requests_between_looks_keep_the_last_replica(kit):
+    """Each is over before anybody looks; only the counter of arrivals tells."""
+    story = kit.story(current=1, min_replicas=0)
+    for look in range(60):
+        story.tick(kit.ready("a", arrived_requests=float(look // 8), finished_requests=float(look // 8)), **QUIET)
+    assert story.target == 1
+
+
+def test_last_one_stays_while_not_all_gateways_answer(kit):
+    """Nobody would hold the next request, and what one of them streams would be unseen."""
+    story = kit.story(current=1, min_replicas=0)
+    story.ticks(30, kit.ready("a"), held=0)
+    assert (story.target, story.decisions[-1].reason) == (1, Reason.NO_GATEWAY)
+    assert story.tick(kit.ready("a"), **QUIET).desired == 0
+
+
+def test_silent_gateways_stop_only_the_last_step_down(kit):
+    story = kit.story(current=4, min_replicas=0, down=ScaleDown(window_seconds=60, max_step=4, period_seconds=15))
+    story.ticks(6, *kit.fleet(4))
+    assert story.target == 1
+
+
+def test_replica_that_starts_is_not_taken_away_though_whoever_asked_has_left(kit):
+    story = kit.story(current=0, min_replicas=0)
+    assert story.tick(held=1).desired == 1
+    story.ticks(60, kit.loading("a"), **QUIET)
+    assert story.target == 1
+    story.ticks(20, kit.ready("a"), **QUIET)
+    assert story.target == 1
+    story.ticks(2, kit.ready("a"), **QUIET)
+    assert story.target == 0
+
+
+def test_requests_that_a_draining_replica_streams_ask_for_no_new_one(kit):
+    story = kit.story(current=0, min_replicas=0)
+    story.ticks(10, held=0, in_flight=2)
+    assert story.target == 0
+
+
+def test_recommending_never_wakes(kit):
+    story = kit.story(current=0, min_replicas=0, mode=AutoscalingMode.RECOMMEND)
+    decision = story.tick(held=3)
+    assert (decision.desired, decision.enforced, story.target) == (1, False, 0)

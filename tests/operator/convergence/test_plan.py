@@ -1,0 +1,167 @@
+"""From what is desired and what is there to what is done, with reasons."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.cluster_state.observed import Child, Owner, Pod, Ref
+from quire_operator.domain.cluster_state.ownership import ForeignField
+from quire_operator.domain.convergence.plan import Applied, Create, Delete, Plan, RemoveFields, Update, plan
+from quire_operator.domain.convergence.victims import deletion_costs
+from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
+
+UID = "uid-1"
+OWNER = Owner(kind="LLMDeployment", name="chat", uid=UID)
+DEPLOYMENT = Ref("Deployment", "chat")
+REPLICAS = ("f:spec", "f:replicas")
+
+
+def manifests(target: int = 1) -> Manifests:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": "file:///m"}},
+    }
+    spec = Spec.parse(body)
+    assert isinstance(spec, Spec)
+    made = desired(spec, target, uid=UID, images=Images(engine="e", operator="o"))
+    assert isinstance(made, Manifests)
+    return made
+
+
+def child(ref: Ref, **changes: Any) -> Child:
+    fields: dict[str, Any] = {
+        "uid": f"uid of {ref}",
+        "version": "1",
+        "owner": OWNER,
+        "deleting": False,
+        "fingerprint": "f",
+        "foreign": (),
+    }
+    return Child(ref=ref, **(fields | changes))
+
+
+SETTLED = {manifest.ref: child(manifest.ref) for manifest in manifests()}
+APPLIED = {
+    manifest.ref: Applied(uid=SETTLED[manifest.ref].uid, digest=manifest.digest, fingerprint="f")
+    for manifest in manifests()
+}
+
+
+def planned(observed: dict[Ref, Child], *, target: int = 1, applied: dict[Ref, Applied] = APPLIED) -> Plan:
+    return plan(manifests(target), observed, applied, name="chat", uid=UID)
+
+
+def test_nothing_is_done_when_everything_is_as_we_left_it() -> None:
+    assert planned(SETTLED) == Plan(actions=(), conflicts=(), additions=())
+
+
+def test_what_is_not_there_is_created_in_order() -> None:
+    actions = planned({}, applied={}).actions
+    assert all(isinstance(action, Create) for action in actions)
+    assert [a.manifest.ref for a in actions if isinstance(a, Create)] == [manifest.ref for manifest in manifests()]
+
+
+def test_after_a_restart_each_child_is_applied_once() -> None:
+    actions = planned(SETTLED, applied={}).actions
+    assert [type(action) for action in actions] == [Update] * len(SETTLED)
+
+
+def test_another_target_updates_the_deployment_alone() -> None:
+    (update,) = planned(SETTLED, target=2).actions
+    assert isinstance(update, Update) and update.manifest.ref == DEPLOYMENT
+    assert update.reason == "the desired state changed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "drift"),
+    [
+        ({"fingerprint": "other"}, "others changed or removed fields of it", 0),
+        (
+            {"fingerprint": "other", "foreign": (ForeignField(path=REPLICAS, manager="hpa"),)},
+            "others changed it: spec.replicas (set by hpa)",
+            1,
+        ),
+        ({"uid": "another"}, "this process has not applied it yet", 0),
+    ],
+)
+def test_drift_is_repaired_and_says_of_what(changes: dict[str, Any], reason: str, drift: int) -> None:
+    (update,) = planned(SETTLED | {DEPLOYMENT: child(DEPLOYMENT, **changes)}).actions
+    assert isinstance(update, Update)
+    assert (update.reason, len(update.drift)) == (reason, drift)
+
+
+def test_additions_that_break_a_replica_go_and_others_are_told() -> None:
+    pod = ("f:spec", "f:template", "f:spec")
+    breaking = ForeignField(path=(*pod, "f:hostPID"), manager="m")
+    harmless = ForeignField(path=(*pod, "f:nodeSelector"), manager="m")
+    changed = child(DEPLOYMENT, foreign=(breaking, harmless), version="7")
+    made = planned(SETTLED | {DEPLOYMENT: changed})
+    (removal,) = made.actions
+    assert isinstance(removal, RemoveFields)
+    assert (removal.fields, removal.version) == ((breaking,), "7")
+    assert made.additions == (replace(harmless, child="Deployment chat"),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passing", "words"),
+    [
+        ({"owner": None, "fingerprint": ""}, False, "was not made by quire"),
+        ({"owner": None}, False, "was left behind when its LLMDeployment was deleted without it"),
+        ({"owner": Owner(kind="Kafka", name="chat", uid="k")}, False, "belongs to Kafka chat"),
+        ({"owner": replace(OWNER, name="other", uid="o")}, False, "belongs to LLMDeployment other"),
+        ({"owner": replace(OWNER, uid="earlier")}, True, "belongs to an earlier LLMDeployment of this name"),
+        ({"deleting": True}, True, "is being deleted"),
+    ],
+)
+def test_what_is_not_ours_is_never_touched(changes: dict[str, Any], passing: bool, words: str) -> None:
+    made = planned(SETTLED | {DEPLOYMENT: child(DEPLOYMENT, **changes)}, applied={})
+    (conflict,) = made.conflicts
+    assert conflict.passing is passing and words in conflict.message
+    touched = [a.manifest.ref for a in made.actions if isinstance(a, Create | Update)]
+    assert DEPLOYMENT not in touched and len(touched) == len(SETTLED) - 1
+
+
+@pytest.mark.parametrize(("changes", "goes"), [({}, True), ({"owner": None}, False), ({"deleting": True}, False)])
+def test_what_is_ours_and_no_longer_wanted_is_deleted(changes: dict[str, Any], goes: bool) -> None:
+    claim = Ref("PersistentVolumeClaim", "chat-models")
+    actions = planned(SETTLED | {claim: child(claim, **changes)}).actions
+    wanted = (Delete(ref=claim, uid=f"uid of {claim}", reason="the spec no longer asks for it"),)
+    assert actions == (wanted if goes else ())
+
+
+def pod(name: str, cost: str = "", *, deleting: bool = False) -> Pod:
+    return Pod(
+        name=name,
+        uid=name,
+        version="1",
+        ip="",
+        phase="Running",
+        ready=True,
+        deleting=deleting,
+        revision="",
+        created="",
+        unschedulable="",
+        containers=(),
+        deletion_cost=cost,
+    )
+
+
+@pytest.mark.parametrize(
+    ("pods", "victims", "costs"),
+    [
+        ([pod("a"), pod("b"), pod("c")], ["c", "a"], {"c": "-1000", "a": "-999"}),
+        ([pod("a", "-1000"), pod("b")], ["a"], {}),
+        ([pod("a", "-1000"), pod("b")], ["b"], {"a": None, "b": "-1000"}),
+        ([pod("a", deleting=True), pod("b")], ["a"], {}),
+        ([pod("a")], ["gone"], {}),
+    ],
+)
+def test_victims_are_marked_and_old_marks_come_off(
+    pods: list[Pod], victims: list[str], costs: dict[str, str | None]
+) -> None:
+    assert deletion_costs(pods, victims) == costs

@@ -1,0 +1,92 @@
+"""How many replicas are asked for, and what status says before."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.cluster_state.observed import DeploymentState
+from quire_operator.domain.convergence.target import Target, target
+from quire_operator.domain.resource import Spec
+
+AUTOSCALING = {"minReplicas": 2, "maxReplicas": 8}
+
+
+def spec(**fields: Any) -> Spec:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": "file:///m"}} | fields,
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec)
+    return parsed
+
+
+def running(asked: int, *, old: int = 0) -> DeploymentState:
+    return DeploymentState(
+        replicas_asked=asked,
+        generation=1,
+        observed_generation=1,
+        replicas=asked,
+        updated=asked - old,
+        ready=asked,
+        available=asked,
+        revision="1",
+        progressing=None,
+        failure=None,
+    )
+
+
+def record(replicas: int | None) -> ScalingRecord | None:
+    return None if replicas is None else ScalingRecord(desired_replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    ("fields", "decided", "persisted", "deployment", "wanted", "persist"),
+    [
+        # Static: the spec alone.
+        ({"replicas": 3}, None, None, None, 3, None),
+        ({"replicas": 3}, None, None, running(7), 3, None),
+        ({"replicas": 3}, 5, 6, running(7), 3, None),
+        # Autoscaling: decision, else what was persisted, else what runs, else what the spec starts from; within bounds.
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, None, None, None, 2, 2),
+        ({"replicas": 4, "autoscaling": AUTOSCALING}, None, None, None, 4, 4),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, None, None, running(6), 6, 6),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, None, None, running(20), 8, 8),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, None, 5, running(3), 5, None),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, 4, 5, running(3), 4, None),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, 40, 5, running(3), 8, None),
+        # Nothing is taken away while old replicas are being replaced.
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, 3, 3, running(6, old=2), 6, None),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, 7, 7, running(6, old=2), 7, None),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, 3, 3, running(9, old=2), 3, None),
+        # Recommending changes nothing.
+        ({"replicas": 1, "autoscaling": AUTOSCALING | {"mode": "Recommend"}}, None, 5, running(3), 3, None),
+        ({"replicas": 3, "autoscaling": AUTOSCALING | {"mode": "Recommend"}}, None, None, None, 3, None),
+    ],
+)
+def test_target(
+    fields: dict[str, Any],
+    decided: int | None,
+    persisted: int | None,
+    deployment: DeploymentState | None,
+    wanted: int,
+    persist: int | None,
+) -> None:
+    found = target(spec(**fields), decided=decided, record=record(persisted), deployment=deployment)
+    assert found == Target(replicas=wanted, persist=persist)
+
+
+COUNTS = st.none() | st.integers(0, 30)
+
+
+@given(COUNTS, COUNTS, st.none() | st.integers(0, 30).map(running))
+def test_the_target_is_within_bounds_whatever_was_decided_before(
+    decided: int | None, persisted: int | None, deployment: DeploymentState | None
+) -> None:
+    found = target(spec(autoscaling=AUTOSCALING), decided=decided, record=record(persisted), deployment=deployment)
+    assert 2 <= found.replicas <= 8

@@ -1,0 +1,70 @@
+"""Specs as a person writes them, and the pods made of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Invalid, Spec
+
+IMAGES = Images(engine="registry.example/engine:1", operator="registry.example/operator:1")
+MODEL = {"source": "file:///models/demo"}
+
+
+def parse(**spec: Any) -> Spec:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": MODEL} | spec,
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec), str(parsed)
+    return parsed
+
+
+@pytest.fixture
+def make() -> Callable[..., Manifests | Invalid]:
+    """What is desired for a spec of these fields."""
+
+    def made(*, target: int = 2, images: Images = IMAGES, **spec: Any) -> Manifests | Invalid:
+        return desired(parse(**spec), target, uid="uid-1", images=images)
+
+    return made
+
+
+@pytest.fixture
+def children(make: Callable[..., Manifests | Invalid]) -> Callable[..., Manifests]:
+    """The same for specs that are fine."""
+
+    def made(**spec: Any) -> Manifests:
+        manifests = make(**spec)
+        assert isinstance(manifests, Manifests), str(manifests)
+        return manifests
+
+    return made
+
+
+@pytest.fixture
+def pod(children: Callable[..., Manifests]) -> Callable[..., Any]:
+    """The pod's spec."""
+
+    def made(**spec: Any) -> Any:
+        body: Any = children(**spec).deployment.body
+        return body["spec"]["template"]["spec"]
+
+    return made
+
+
+@pytest.fixture
+def problems(make: Callable[..., Manifests | Invalid]) -> Callable[..., dict[str, str]]:
+    """Path → message, for specs that are not."""
+
+    def found(**spec: Any) -> dict[str, str]:
+        manifests = make(**spec)
+        assert isinstance(manifests, Invalid), "it was accepted"
+        return {problem.path: problem.message for problem in manifests.problems}
+
+    return found

@@ -1,0 +1,124 @@
+"""Children that depend on what is around: who may reach replicas, and what a Prometheus operator is told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.manifests.desired import Manifests, child_refs, desired
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, Monitoring, Surroundings
+from quire_operator.domain.resource import Spec
+
+IMAGES = Images(engine="e", operator="o")
+PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
+SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
+EVERYTHING = Surroundings(
+    network_peers=PEERS,
+    monitoring=Monitoring(
+        pod_monitor_labels={"release": "prom", "quire.dev/llmdeployment": "not-this"},
+        rule_labels={"team": "ml"},
+        interval="20s",
+    ),
+    served_kinds=OPTIONAL_KINDS,
+)
+Made = Callable[..., Manifests]
+
+
+def spec_of(**spec: Any) -> Spec:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": {"source": "file:///m"}} | spec,
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec), str(parsed)
+    return parsed
+
+
+def made(around: Surroundings, **spec: Any) -> Manifests:
+    manifests = desired(spec_of(**spec), 1, uid="u", images=IMAGES, around=around)
+    assert isinstance(manifests, Manifests)
+    return manifests
+
+
+def rules_of(**autoscaling: Any) -> dict[str, Any]:
+    """By alert."""
+    rule = made(EVERYTHING, autoscaling={"maxReplicas": 4} | autoscaling).prometheus_rule
+    assert rule is not None
+    body: Any = rule.body
+    (group,) = body["spec"]["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
+
+
+def test_the_policy_lets_its_peers_reach_the_port_and_nobody_else() -> None:
+    manifest = made(EVERYTHING).network_policy
+    assert manifest is not None and manifest.ref.name == "chat"
+    assert manifest.body["spec"] == {
+        "podSelector": {"matchLabels": SELECTOR},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": list(PEERS), "ports": [{"port": 8000, "protocol": "TCP"}]}],
+    }
+
+
+def test_it_is_there_before_the_pods_it_is_about() -> None:
+    kinds = [manifest.ref.kind for manifest in made(EVERYTHING, autoscaling={"maxReplicas": 2})]
+    assert kinds.index("NetworkPolicy") < kinds.index("Deployment")
+    assert kinds[-2:] == ["PodMonitor", "PrometheusRule"], "what may fail comes last"
+
+
+def test_untold_there_is_neither_policy_nor_monitor() -> None:
+    assert {m.ref.kind for m in made(Surroundings())}.isdisjoint({"NetworkPolicy", "PodMonitor", "PrometheusRule"})
+
+
+@pytest.mark.parametrize("around", [Surroundings(), EVERYTHING])
+@pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}}])
+def test_names_are_known_beforehand(around: Surroundings, spec: dict[str, Any]) -> None:
+    assert {m.ref for m in made(around, **spec)} == set(child_refs(spec_of(**spec), around))
+
+
+def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> None:
+    manifest = made(EVERYTHING).pod_monitor
+    assert manifest is not None
+    body: Any = manifest.body
+    assert body["spec"] == {
+        "selector": {"matchLabels": SELECTOR},
+        "podTargetLabels": ["quire.dev/llmdeployment"],
+        "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "20s"}],
+    }
+    labels = body["metadata"]["labels"]
+    assert labels["release"] == "prom" and labels["quire.dev/llmdeployment"] == "chat", "ours stand above theirs"
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIONAL_KINDS))
+def test_each_kind_is_made_where_it_is_served(kind: str) -> None:
+    around = Surroundings(monitoring=Monitoring(), served_kinds=frozenset({kind}))
+    kinds = {m.ref.kind for m in made(around, autoscaling={"maxReplicas": 2})}
+    assert kinds & OPTIONAL_KINDS == {kind}
+
+
+def test_without_autoscaling_there_is_nothing_to_alert_by() -> None:
+    assert made(EVERYTHING).prometheus_rule is None
+
+
+def test_alerts_ask_for_what_the_spec_says() -> None:
+    rules = rules_of(targets={"timeToFirstToken": {"percentile": 99, "threshold": "500ms"}})
+    first, most = rules["QuireTimeToFirstTokenHigh"], rules["QuireAtMaxReplicas"]
+    assert first["expr"].startswith("histogram_quantile(0.99, ") and first["expr"].endswith("> 0.5")
+    assert most["expr"].endswith(">= 4")
+    for rule in (first, most):
+        assert 'namespace="prod",quire_dev_llmdeployment="chat"' in rule["expr"]
+        assert rule["labels"] == {"severity": "warning", "namespace": "prod", "name": "chat"}
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"
+    assert "99 % of the requests" in first["annotations"]["description"]
+
+
+def test_the_service_says_how_old_its_llmdeployment_is() -> None:
+    manifests = desired(spec_of(), 1, uid="u", images=IMAGES, created="2026-01-02T03:04:05Z")
+    assert isinstance(manifests, Manifests)
+    body: Any = manifests.service.body
+    assert body["metadata"]["annotations"] == {
+        "quire.dev/served-name": "chat",
+        "quire.dev/seniority": "2026-01-02T03:04:05Z/u",
+    }

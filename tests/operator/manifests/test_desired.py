@@ -1,0 +1,186 @@
+"""Each child that is made of an LLMDeployment, field by field where the field is a promise."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_operator.domain.manifests import engine_contract
+from quire_operator.domain.manifests.desired import Manifests, child_refs, desired, selector
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+Children = Callable[..., Manifests]
+SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
+
+
+def test_every_child_is_ours_by_label_and_owner(children: Children) -> None:
+    for manifest in children(model={"source": "hf://a/b", "cache": {"size": "1Gi"}}):
+        metadata: Any = manifest.body["metadata"]
+        assert metadata["namespace"] == "prod"
+        assert metadata["labels"]["quire.dev/llmdeployment"] == "chat"
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "quire-operator"
+        assert metadata["ownerReferences"] == [
+            {
+                "apiVersion": "quire.dev/v1alpha1",
+                "kind": "LLMDeployment",
+                "name": "chat",
+                "uid": "uid-1",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+
+
+def test_what_pods_need_is_made_before_the_deployment(children: Children) -> None:
+    kinds = [manifest.ref.kind for manifest in children(model={"source": "hf://a/b", "cache": {"size": "1Gi"}})]
+    assert kinds[-1] == "Deployment" and kinds[0] == "PersistentVolumeClaim"
+    assert kinds.count("Service") == 2 and {"ServiceAccount", "PodDisruptionBudget"} <= set(kinds)
+
+
+@pytest.mark.parametrize("cache", [{}, {"size": "1Gi"}, {"claimName": "models"}])
+def test_the_names_of_children_are_known_beforehand(children: Children, cache: dict[str, str]) -> None:
+    model = {"source": "hf://a/b"} | ({"cache": cache} if cache else {})
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": model},
+    }
+    spec = Spec.parse(body)
+    assert isinstance(spec, Spec)
+    assert {manifest.ref for manifest in children(model=model)} == set(child_refs(spec))
+
+
+@pytest.mark.parametrize("target", [0, 1, 7])
+def test_replicas_are_rendered_from_the_target_and_always(children: Children, target: int) -> None:
+    body: Any = children(target=target, replicas=3).deployment.body
+    assert body["spec"]["replicas"] == target
+
+
+def test_no_label_of_a_person_is_in_the_selector(children: Children) -> None:
+    template = {"metadata": {"labels": {"team": "a"}}}
+    body: Any = children(podTemplate=template).deployment.body
+    assert body["spec"]["selector"]["matchLabels"] == SELECTOR == selector("chat")
+    assert body["spec"]["template"]["metadata"]["labels"]["team"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("rollout", "strategy"),
+    [
+        ({}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
+        (
+            {"maxSurge": 0, "maxUnavailable": 1},
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        ),
+        ({"strategy": "Recreate"}, {"type": "Recreate"}),
+    ],
+)
+def test_rollout_strategy(children: Children, rollout: dict[str, Any], strategy: dict[str, Any]) -> None:
+    body: Any = children(rollout=rollout).deployment.body
+    assert body["spec"]["strategy"] == strategy
+
+
+def test_a_rollout_has_time_to_load_and_to_download(children: Children) -> None:
+    local: Any = children().deployment.body
+    hub: Any = children(model={"source": "hf://a/b"}).deployment.body
+    probe = local["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    startup = probe["periodSeconds"] * probe["failureThreshold"]
+    assert startup == 1800 < local["spec"]["progressDeadlineSeconds"] < hub["spec"]["progressDeadlineSeconds"]
+
+
+def test_a_rollout_may_be_given_a_deadline_in_whole_seconds(children: Children) -> None:
+    body: Any = children(rollout={"progressDeadline": "90500ms"}).deployment.body
+    assert body["spec"]["progressDeadlineSeconds"] == 91
+
+
+def test_the_service_says_which_model_it_serves(children: Children) -> None:
+    manifest = children(model={"source": "file:///m", "servedName": "org/Model:8b"}).service
+    body: Any = manifest.body
+    assert manifest.ref.name == "chat"
+    assert body["metadata"]["annotations"] == {"quire.dev/served-name": "org/Model:8b"}
+    assert body["spec"] == {
+        "selector": SELECTOR,
+        "ports": [{"name": "http", "port": 8000, "protocol": "TCP", "targetPort": "http"}],
+    }
+
+
+def test_the_headless_service_finds_every_pod_and_serves_no_model(children: Children) -> None:
+    manifest = children().headless_service
+    body: Any = manifest.body
+    assert manifest.ref.name == "chat-headless"
+    assert (body["spec"]["clusterIP"], body["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert body["spec"]["selector"] == SELECTOR
+    assert "annotations" not in body["metadata"]
+
+
+def test_a_drain_of_a_node_takes_one_replica_at_a_time_and_any_that_is_not_ready(children: Children) -> None:
+    body: Any = children().pod_disruption_budget.body
+    assert body["spec"] == {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": SELECTOR},
+    }
+
+
+def test_the_service_account_has_no_token(children: Children, pod: Callable[..., Any]) -> None:
+    manifest = children().service_account
+    assert manifest.body["automountServiceAccountToken"] is False
+    assert pod()["serviceAccountName"] == manifest.ref.name
+    assert pod()["automountServiceAccountToken"] is False
+
+
+def test_the_cache_claim_is_made_where_a_size_is_asked_for(children: Children) -> None:
+    cache = {"size": "50Gi", "storageClassName": "fast"}
+    claim = children(model={"source": "hf://a/b", "cache": cache}).cache_claim
+    assert claim is not None and claim.ref.name == "chat-models"
+    assert claim.body["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": str(50 * 2**30)}},
+        "storageClassName": "fast",
+    }
+    assert children(model={"source": "hf://a/b", "cache": {"claimName": "models"}}).cache_claim is None
+
+
+def test_replicas_on_several_nodes_share_a_claim_that_asks_for_it(children: Children) -> None:
+    claim = children(model={"source": "hf://a/b", "cache": {"size": "50Gi", "accessMode": "ReadWriteMany"}}).cache_claim
+    assert claim is not None and claim.body["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_equal_specs_have_equal_digests_and_others_have_not(children: Children) -> None:
+    digests = [
+        [m.digest for m in children(replicas=r, engine={"maxSequences": s})] for r, s in [(1, 4), (1, 4), (1, 8)]
+    ]
+    assert digests[0] == digests[1]
+    assert digests[0] != digests[2]
+
+
+@given(st.integers(0, 1000), st.integers(1, 3600))
+def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: int) -> None:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": "file:///m"}, "drain": {"timeout": f"{seconds}s"}},
+    }
+    spec = Spec.parse(body)
+    assert isinstance(spec, Spec)
+    manifests = desired(spec, target, uid="u", images=Images(engine="e", operator="o"))
+    assert isinstance(manifests, Manifests)
+    deployment: Any = manifests.deployment.body
+    pod = deployment["spec"]["template"]["spec"]
+    pause = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= pause + engine_contract.kill_grace_seconds(spec) >= pause + seconds
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_something_to_deploy(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        spec = Spec.parse(document)
+        assert isinstance(spec, Spec), str(spec)
+        assert isinstance(desired(spec, 1, uid="u", images=Images(engine="e", operator="o")), Manifests)

@@ -1,0 +1,383 @@
+"""The pod of a replica: its security, its probes, where its model comes from, and what a person may change in it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.manifests.pod_template import Images
+
+Pod = Callable[..., Any]
+Problems = Callable[..., dict[str, str]]
+
+
+def engine_of(pod: Any) -> Any:
+    (engine,) = (container for container in pod["containers"] if container["name"] == "engine")
+    return engine
+
+
+def mounts(container: Any) -> dict[str, bool]:
+    """Path → read-only."""
+    return {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+
+
+def with_engine(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "engine"} | fields]}}
+
+
+def test_a_pod_is_nobody_on_a_read_only_root_without_capabilities(pod: Pod) -> None:
+    made = pod(model={"source": "hf://a/b"})
+    assert made["securityContext"]["runAsNonRoot"] is True and made["securityContext"]["runAsUser"] > 0
+    assert made["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*made["containers"], *made["initContainers"]):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+        assert "/tmp" in mounts(container), "a root that can't be written needs a place for what must be"
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & made.keys()
+
+
+def test_every_mount_has_its_volume(pod: Pod) -> None:
+    for model in ({"source": "file:///m"}, {"source": "pvc://c/p"}, {"source": "hf://a/b", "cache": {"size": "1Gi"}}):
+        made = pod(model=model)
+        volumes = {volume["name"] for volume in made["volumes"]}
+        containers = (*made["containers"], *made.get("initContainers", ()))
+        assert {mount["name"] for container in containers for mount in container["volumeMounts"]} <= volumes
+
+
+def test_probes_ask_what_the_engine_answers(pod: Pod) -> None:
+    engine = engine_of(pod())
+    asked = {name: engine[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert asked == {
+        "startupProbe": {"path": "/readyz", "port": "http"},
+        "readinessProbe": {"path": "/readyz", "port": "http"},
+        "livenessProbe": {"path": "/livez", "port": "http"},
+    }
+    assert engine["ports"] == [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
+
+
+def test_replicas_spread_over_nodes_and_share_memory(pod: Pod) -> None:
+    made = pod()
+    (spread,) = made["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    (shm,) = (volume for volume in made["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"]["medium"] == "Memory" and "/dev/shm" in mounts(engine_of(made))
+
+
+def test_resources_and_images_are_those_of_the_spec(pod: Pod) -> None:
+    made = pod(
+        resources={"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}},
+        engine={"image": "mine:2", "imagePullSecrets": [{"name": "pull"}]},
+    )
+    assert engine_of(made)["resources"] == {"limits": {"nvidia.com/gpu": "1", "memory": "16Gi"}}
+    args = engine_of(made)["args"]
+    assert args[args.index("--device") + 1] == "cuda", "it starts on its GPU or not at all"
+    assert (engine_of(made)["image"], made["imagePullSecrets"]) == ("mine:2", [{"name": "pull"}])
+    assert engine_of(pod())["image"] == "registry.example/engine:1"
+
+
+READ_ONLY_CLAIM = {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
+
+
+def test_what_runs_before_the_engine_takes_nothing_more_and_no_device(pod: Pod) -> None:
+    amounts = {"cpu": "4", "memory": "16Gi"}
+    made = pod(
+        resources={"limits": amounts | {"nvidia.com/gpu": 1}, "requests": amounts},
+        model={"source": "hf://org/m"},
+        auth={"secretName": "keys"},
+    )
+    for container in made["initContainers"]:
+        assert container["resources"] == {"limits": amounts, "requests": amounts}, "else it is Guaranteed no more"
+    assert [c["resources"] for c in pod(auth={"secretName": "keys"})["initContainers"]] == [{}]
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "volume"),
+    [
+        ({"source": "file:///srv/llama"}, "/srv/llama", None),
+        ({"source": "file://./models/demo"}, "/models/models/demo", None),
+        (
+            {"source": "file://./demo", "cache": {"claimName": "c"}},
+            "/models/demo",
+            {"persistentVolumeClaim": {"claimName": "c"}},
+        ),
+        ({"source": "pvc://weights/llama/8b"}, "/models/llama/8b", READ_ONLY_CLAIM),
+        ({"source": "pvc://weights"}, "/models", READ_ONLY_CLAIM),
+        ({"source": "hf://org/m@v1/x"}, "/models/org--m@v1--x", {"emptyDir": {}}),
+        (
+            {"source": "hf://org/m", "cache": {"size": "1Gi"}},
+            "/models/org--m@main",
+            {"persistentVolumeClaim": {"claimName": "chat-models"}},
+        ),
+        (
+            {"source": "hf://org/m", "cache": {"claimName": "shared"}},
+            "/models/org--m@main",
+            {"persistentVolumeClaim": {"claimName": "shared"}},
+        ),
+    ],
+)
+def test_where_the_model_is(pod: Pod, model: dict[str, Any], path: str, volume: dict[str, Any] | None) -> None:
+    made = pod(model=model)
+    engine = engine_of(made)
+    assert engine["args"][:2] == ["--model", path]
+    volumes = {v["name"]: {k: v[k] for k in v if k != "name"} for v in made["volumes"]}
+    assert volumes.get("models") == volume
+    assert mounts(engine).get("/models") == (None if volume is None else True), "the engine only reads it"
+
+
+def test_a_hub_model_is_fetched_before_the_engine_starts(make: Callable[..., Any]) -> None:
+    images = Images(engine="e", operator="registry.example/operator:9", hub_endpoint="http://mirror")
+    model = {"source": "hf://org/m@v1", "credentials": {"secretName": "hub"}}
+    body: Any = make(images=images, model=model).deployment.body
+    (fetch,) = body["spec"]["template"]["spec"]["initContainers"]
+    assert fetch["image"] == "registry.example/operator:9"
+    command = [*fetch["command"], *fetch["args"]]
+    assert command[:5] == ["quire", "fetch", "hf://org/m@v1", "--to", "/models/org--m@v1"]
+    env = {entry["name"]: entry for entry in fetch["env"]}
+    assert env["HF_ENDPOINT"]["value"] == "http://mirror"
+    assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert mounts(fetch)["/models"] is False
+    engine = engine_of(body["spec"]["template"]["spec"])
+    assert "HF_TOKEN" not in {entry["name"] for entry in engine["env"]}, "the engine needs no secret"
+
+
+def test_keys_are_a_file_of_the_engine_and_what_is_missing_is_found_before_all_else(pod: Pod) -> None:
+    made = pod(auth={"secretName": "team-keys"}, model={"source": "hf://org/m"}, engine={"image": "mine:2"})
+    check, fetch = made["initContainers"]
+    assert (check["name"], fetch["name"]) == ("check-api-keys", "fetch-model")
+    assert [*check["command"], *check["args"]] == ["quire-engine", "--version"] and check["image"] == "mine:2"
+    (variable,) = check["env"]
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "team-keys", "key": "keys"}}, "not optional"
+    assert check["securityContext"] == engine_of(made)["securityContext"]
+
+    engine = engine_of(made)
+    assert engine["args"][-2:] == ["--api-key-file", "/etc/quire/api-keys/keys"]
+    assert mounts(engine)["/etc/quire/api-keys"] is True
+    assert not [entry for container in (engine, fetch) for entry in container["env"] if "valueFrom" in entry]
+    (volume,) = (volume for volume in made["volumes"] if volume["name"] == "api-keys")
+    assert volume["secret"]["secretName"] == "team-keys" and volume["secret"]["optional"] is True
+    assert volume["secret"]["items"] == [{"key": "keys", "path": "keys"}]
+
+
+def test_without_auth_there_is_nothing_of_keys(pod: Pod) -> None:
+    assert "api-key" not in str(pod())
+
+
+def test_libraries_keep_what_they_like_where_it_can_be_written(pod: Pod) -> None:
+    engine = engine_of(pod())
+    env = {entry["name"]: entry["value"] for entry in engine["env"]}
+    writable = [path for path, read_only in mounts(engine).items() if not read_only]
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert any(env[name] == path or env[name].startswith(f"{path}/") for path in writable), name
+
+
+def test_a_path_out_of_the_models_is_refused_in_a_cluster(problems: Problems) -> None:
+    assert "leads out of /models" in problems(model={"source": "file://../m"})["spec.model.source"]
+
+
+def test_a_pod_template_is_merged_by_the_names_of_things(pod: Pod) -> None:
+    made = pod(
+        podTemplate={
+            "spec": {
+                "nodeSelector": {"gpu": "h100"},
+                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                "priorityClassName": "high",
+                "volumes": [
+                    {"name": "shm", "emptyDir": {"sizeLimit": "8Gi"}},
+                    {"name": "extra", "configMap": {"name": "x"}},
+                ],
+                "containers": [
+                    {
+                        "name": "engine",
+                        "env": [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "HOME", "value": "/home"}],
+                        "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+                        "startupProbe": {"failureThreshold": 999},
+                    },
+                    {"name": "sidecar", "image": "s"},
+                ],
+            }
+        }
+    )
+    assert made["nodeSelector"] == {"gpu": "h100"} and made["priorityClassName"] == "high"
+    assert made["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert [container["name"] for container in made["containers"]] == ["engine", "sidecar"]
+    engine = engine_of(made)
+    env = {entry["name"]: entry["value"] for entry in engine["env"]}
+    assert (env["NCCL_DEBUG"], env["HOME"], env["XDG_CACHE_HOME"]) == ("INFO", "/home", "/cache")
+    assert {"/extra", "/tmp", "/dev/shm"} <= mounts(engine).keys()
+    (shm,) = (volume for volume in made["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert (engine["startupProbe"]["failureThreshold"], engine["startupProbe"]["periodSeconds"]) == (999, 5)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "host network": ({"spec": {"hostNetwork": True}}, "spec.podTemplate.spec.hostNetwork"),
+    "host processes": ({"spec": {"hostPID": True}}, "spec.podTemplate.spec.hostPID"),
+    "root": (
+        {"spec": {"securityContext": {"runAsUser": 0}}},
+        "spec.podTemplate.spec.securityContext.runAsUser",
+    ),
+    "privileged engine": (
+        with_engine(securityContext={"privileged": True}),
+        "spec.podTemplate.spec.containers[name=engine].securityContext.privileged",
+    ),
+    "privileged sidecar": (
+        {"spec": {"containers": [{"name": "s", "securityContext": {"privileged": True}}]}},
+        "spec.podTemplate.spec.containers[name=s].securityContext.privileged",
+    ),
+    "another port": (
+        with_engine(ports=[{"containerPort": 9000}]),
+        "spec.podTemplate.spec.containers[name=engine].ports",
+    ),
+    "other arguments": (with_engine(args=["--port", "1"]), "spec.podTemplate.spec.containers[name=engine].args"),
+    "another image": (with_engine(image="x"), "spec.podTemplate.spec.containers[name=engine].image"),
+    "no readiness probe": (
+        with_engine(readinessProbe=None),
+        "spec.podTemplate.spec.containers[name=engine].readinessProbe",
+    ),
+    "another question": (
+        with_engine(livenessProbe={"httpGet": {"path": "/"}}),
+        "spec.podTemplate.spec.containers[name=engine].livenessProbe",
+    ),
+    "no drain": (with_engine(lifecycle=None), "spec.podTemplate.spec.containers[name=engine].lifecycle"),
+    "too little grace": (
+        {"spec": {"terminationGracePeriodSeconds": 30}},
+        "spec.podTemplate.spec.terminationGracePeriodSeconds",
+    ),
+    "no engine": (
+        {"spec": {"containers": [{"name": "engine", "$patch": "delete"}]}},
+        "spec.podTemplate.spec.containers[name=engine]",
+    ),
+    "another /tmp": (
+        with_engine(volumeMounts=[{"name": "cache", "mountPath": "/tmp"}]),
+        "spec.podTemplate.spec.containers[name=engine].volumeMounts[mountPath=/tmp]",
+    ),
+    "another selector": (
+        {"metadata": {"labels": {"quire.dev/llmdeployment": "x"}}},
+        "spec.podTemplate.metadata.labels[quire.dev/llmdeployment]",
+    ),
+    "a host port": (
+        {"spec": {"containers": [{"name": "s", "ports": [{"containerPort": 1, "hostPort": 1}]}]}},
+        "spec.podTemplate.spec.containers[name=s].ports",
+    ),
+    "another container at our port": (
+        {"spec": {"containers": [{"name": "s", "ports": [{"containerPort": 8000}]}]}},
+        "spec.podTemplate.spec.containers[name=s].ports",
+    ),
+    "another port of our name, found first": (
+        {"spec": {"initContainers": [{"name": "s", "ports": [{"containerPort": 1, "name": "http"}]}]}},
+        "spec.podTemplate.spec.initContainers[name=s].ports",
+    ),
+    "privileged before the start": (
+        {"spec": {"initContainers": [{"name": "s", "securityContext": {"runAsUser": 0}}]}},
+        "spec.podTemplate.spec.initContainers[name=s].securityContext.runAsUser",
+    ),
+    "capabilities": (
+        {"spec": {"containers": [{"name": "s", "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}}]}},
+        "spec.podTemplate.spec.containers[name=s].securityContext.capabilities.add",
+    ),
+    "our capabilities back": (
+        with_engine(securityContext={"capabilities": {"drop": ["CHOWN"]}}),
+        "spec.podTemplate.spec.containers[name=engine].securityContext.capabilities.drop",
+    ),
+    "a root that can be written": (
+        with_engine(securityContext={"readOnlyRootFilesystem": False}),
+        "spec.podTemplate.spec.containers[name=engine].securityContext.readOnlyRootFilesystem",
+    ),
+    "no promise of security": (
+        with_engine(securityContext=None),
+        "spec.podTemplate.spec.containers[name=engine].securityContext.allowPrivilegeEscalation",
+    ),
+    "nor of the pod's": ({"spec": {"securityContext": None}}, "spec.podTemplate.spec.securityContext.runAsNonRoot"),
+    "no filter of system calls": (
+        {"spec": {"securityContext": {"seccompProfile": {"type": "Unconfined"}}}},
+        "spec.podTemplate.spec.securityContext.seccompProfile.type",
+    ),
+    "another account": ({"spec": {"serviceAccountName": "admin"}}, "spec.podTemplate.spec.serviceAccountName"),
+    "another account by its old name": ({"spec": {"serviceAccount": "admin"}}, "spec.podTemplate.spec.serviceAccount"),
+    "a token": (
+        {"spec": {"automountServiceAccountToken": True}},
+        "spec.podTemplate.spec.automountServiceAccountToken",
+    ),
+    "links of services": ({"spec": {"enableServiceLinks": True}}, "spec.podTemplate.spec.enableServiceLinks"),
+    "a node of its own": ({"spec": {"nodeName": "gpu-1"}}, "spec.podTemplate.spec.nodeName"),
+    "a volume called like ours": (
+        {"spec": {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]}},
+        "spec.podTemplate.spec.volumes[name=tmp]",
+    ),
+    "a volume of ours away": (
+        {"spec": {"volumes": [{"name": "shm", "$patch": "delete"}]}},
+        "spec.podTemplate.spec.volumes[name=shm]",
+    ),
+    "other resources": (
+        with_engine(resources={"limits": {"memory": "1Gi"}}),
+        "spec.podTemplate.spec.containers[name=engine].resources.limits",
+    ),
+    "flags by the environment": (
+        with_engine(env=[{"name": "QUIRE_ENGINE_PORT", "value": "9"}]),
+        "spec.podTemplate.spec.containers[name=engine].env[name=QUIRE_ENGINE_PORT]",
+    ),
+    "silence at the end": (
+        with_engine(terminationMessagePolicy="File"),
+        "spec.podTemplate.spec.containers[name=engine].terminationMessagePolicy",
+    ),
+    "a probe that asks twice": (
+        with_engine(livenessProbe={"exec": {"command": ["true"]}}),
+        "spec.podTemplate.spec.containers[name=engine].livenessProbe",
+    ),
+    "an unknown section": ({"nodeSelector": {"a": "b"}}, "spec.podTemplate.nodeSelector"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_break_the_contract_is_refused_by_path(problems: Problems, case: str) -> None:
+    template, path = REFUSED[case]
+    assert path in problems(podTemplate=template)
+
+
+def test_nothing_of_keys_or_of_a_download_may_be_changed(problems: Problems) -> None:
+    template = {
+        "spec": {
+            "initContainers": [{"name": "check-api-keys", "command": ["true"]}, {"name": "fetch-model", "image": "x"}],
+            "volumes": [{"name": "api-keys", "secret": {"secretName": "other"}}],
+            "containers": [{"name": "engine", "volumeMounts": [{"name": "tmp", "mountPath": "/etc/quire/api-keys"}]}],
+        }
+    }
+    found = problems(podTemplate=template, auth={"secretName": "keys"}, model={"source": "hf://a/b"})
+    assert set(found) == {
+        "spec.podTemplate.spec.initContainers[name=check-api-keys].command",
+        "spec.podTemplate.spec.initContainers[name=fetch-model].image",
+        "spec.podTemplate.spec.volumes[name=api-keys]",
+        "spec.podTemplate.spec.containers[name=engine].volumeMounts[mountPath=/etc/quire/api-keys]",
+    }
+
+
+ALLOWED: dict[str, dict[str, Any]] = {
+    "a cache that lasts": {"spec": {"volumes": [{"name": "cache", "emptyDir": None, "persistentVolumeClaim": {}}]}},
+    "a larger /tmp": {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}}]}},
+    "claims of devices": with_engine(resources={"claims": [{"name": "gpu"}]}),
+    "a sidecar with ports": {"spec": {"containers": [{"name": "s", "ports": [{"containerPort": 9, "name": "m"}]}]}},
+    "another seccomp profile": {
+        "spec": {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}}
+    },
+    "a proxy for downloads": {
+        "spec": {"initContainers": [{"name": "fetch-model", "env": [{"name": "HTTPS_PROXY", "value": "http://p"}]}]}
+    },
+    "another user": {"spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000}}},
+    "other spreading": {
+        "spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "X"}]}
+    },
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_breaks_nothing_is_the_readers_to_change(children: Callable[..., Any], case: str) -> None:
+    assert children(podTemplate=ALLOWED[case], model={"source": "hf://a/b"})
+
+
+def test_all_problems_are_found_at_once(problems: Problems) -> None:
+    template = {"spec": {"hostNetwork": True, "containers": [{"name": "engine", "args": []}, {"image": "nameless"}]}}
+    assert len(problems(podTemplate=template, model={"source": "file://../m"})) == 4

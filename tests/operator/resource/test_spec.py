@@ -1,0 +1,433 @@
+"""A document becomes values with defaults, or every reason why it can't; whatever it holds, nothing is raised."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_operator.domain.resource import (
+    AccessMode,
+    Autoscaling,
+    AutoscalingMode,
+    BucketSource,
+    ClaimSource,
+    DType,
+    ExistingClaim,
+    FileSource,
+    HubSource,
+    ImageSource,
+    Invalid,
+    KVCacheShare,
+    KVCacheSize,
+    LatencyTarget,
+    MetricsSource,
+    NewClaim,
+    Preemption,
+    PrefixCaching,
+    RolloutStrategy,
+    ScaleDown,
+    ScaleUp,
+    Spec,
+)
+
+
+def document(spec: Mapping[str, object] | None = None, **metadata: object) -> dict[str, object]:
+    return {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", **metadata},
+        "spec": {"model": {"source": "file://./m"}, **(spec or {})},
+    }
+
+
+def nested(levels: int) -> dict[str, object]:
+    body: dict[str, object] = {"a": 1}
+    for _ in range(levels - 1):
+        body = {"a": body}
+    return body
+
+
+def parsed(spec: Mapping[str, object] | None = None) -> Spec:
+    outcome = Spec.parse(document(spec))
+    assert isinstance(outcome, Spec), str(outcome)
+    return outcome
+
+
+def reasons(body: Mapping[str, object]) -> list[str]:
+    outcome = Spec.parse(body)
+    assert isinstance(outcome, Invalid)
+    return [str(problem) for problem in outcome.problems]
+
+
+def test_only_the_source_is_needed_and_the_rest_has_defaults() -> None:
+    spec = parsed()
+    assert (spec.name, spec.namespace, spec.replicas, spec.autoscaling) == ("chat", "default", 1, None)
+    assert spec.model.served_name == "chat"
+    assert spec.model.source == FileSource(path="m", relative=True)
+    assert spec.engine.kv_cache == KVCacheShare(memory_percent=90)
+    assert (spec.engine.dtype, spec.engine.max_model_length, spec.engine.block_size) == (DType.AUTO, None, 16)
+    assert (spec.engine.max_sequences, spec.engine.max_batched_tokens) == (256, 2048)
+    assert (spec.engine.prefix_caching, spec.engine.preemption) == (PrefixCaching.ENABLED, Preemption.AUTO)
+    assert (spec.rollout.strategy, spec.rollout.max_surge) == (RolloutStrategy.ROLLING_UPDATE, 1)
+    assert spec.drain.timeout_seconds == 120.0
+
+
+def test_autoscaling_has_the_defaults_of_the_design() -> None:
+    assert parsed({"autoscaling": {"maxReplicas": 8}}).autoscaling == Autoscaling(
+        mode=AutoscalingMode.ENFORCE,
+        min_replicas=1,
+        max_replicas=8,
+        metrics_source=None,
+        targets=replace(
+            parsed({"autoscaling": {"maxReplicas": 1}}).autoscaling.targets,  # type: ignore[union-attr]
+            queue_depth=None,
+            kv_usage_percent=None,
+            time_to_first_token=LatencyTarget(percentile=95, threshold_seconds=1.0),
+        ),
+        scale_up=ScaleUp(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0),
+        scale_down=ScaleDown(window_seconds=300.0, max_step=1, period_seconds=60.0),
+    )
+
+
+def test_everything_that_can_be_said_is_understood() -> None:
+    spec = parsed(
+        {
+            "model": {
+                "source": "hf://meta-llama/Llama-3.1-8B-Instruct@refs/pr/1",
+                "servedName": "meta-llama/Llama-3.1-8B",
+                "credentials": {"secretName": "hf"},
+                "cache": {"size": "50Gi", "storageClassName": "fast", "accessMode": "ReadWriteMany"},
+            },
+            "engine": {
+                "image": "registry.example/engine:1",
+                "imagePullSecrets": [{"name": "pull"}],
+                "dtype": "BFloat16",
+                "maxModelLength": 8192,
+                "maxBatchedTokens": 4096,
+                "maxSequences": 64,
+                "blockSize": 32,
+                "kvCache": {"size": "4Gi"},
+                "prefixCaching": "Disabled",
+                "preemption": "Swap",
+                "swapSpace": "2Gi",
+                "schedulingPolicy": "Fair",
+                "extraArgs": ["--seed", "7"],
+            },
+            "parallelism": {"tensor": 1, "pipeline": 1},
+            "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m"}},
+            "replicas": 2,
+            "autoscaling": {
+                "mode": "Recommend",
+                "minReplicas": 2,
+                "maxReplicas": 8,
+                "metricsSource": "Prometheus",
+                "targets": {
+                    "queueDepth": 4,
+                    "kvUsagePercent": 80,
+                    "timeToFirstToken": {"percentile": 99, "threshold": "500ms"},
+                },
+                "scaleUp": {"window": "15s", "maxPercent": 50, "maxStep": 2, "period": "30s"},
+                "scaleDown": {"window": "10m", "maxStep": 2, "period": "1m30s"},
+            },
+            "rollout": {"strategy": "RollingUpdate", "maxSurge": 0, "maxUnavailable": 1},
+            "drain": {"timeout": "5m"},
+            "podTemplate": {"spec": {"nodeSelector": {"pool": "gpu"}}},
+        }
+    )
+    assert spec.model.source == HubSource(repository="meta-llama/Llama-3.1-8B-Instruct", revision="refs/pr/1")
+    assert spec.model.cache == NewClaim(
+        size_bytes=50 * 2**30, storage_class_name="fast", access_mode=AccessMode.READ_WRITE_MANY
+    )
+    assert spec.model.credentials_secret == "hf"
+    assert spec.engine.kv_cache == KVCacheSize(size_bytes=4 * 2**30)
+    assert spec.engine.image_pull_secrets == ("pull",)
+    assert spec.engine.extra_args == ("--seed", "7")
+    assert (spec.resources.gpus, spec.resources.memory_limit_bytes) == (1, 64 * 2**30)
+    assert spec.resources.limits["nvidia.com/gpu"] == "1"
+    assert spec.autoscaling is not None
+    assert spec.autoscaling.metrics_source is MetricsSource.PROMETHEUS
+    assert spec.autoscaling.targets.time_to_first_token == LatencyTarget(percentile=99, threshold_seconds=0.5)
+    assert spec.autoscaling.scale_down == ScaleDown(window_seconds=600.0, max_step=2, period_seconds=90.0)
+    assert spec.pod_template == {"spec": {"nodeSelector": {"pool": "gpu"}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("hf://gpt2", HubSource(repository="gpt2", revision="main")),
+        ("hf://org/name@v1.0", HubSource(repository="org/name", revision="v1.0")),
+        ("file:///srv/models/m/", FileSource(path="/srv/models/m", relative=False)),
+        ("file://./models//m", FileSource(path="models/m", relative=True)),
+        ("file://../m", FileSource(path="../m", relative=True)),
+        ("pvc://models/llama/8b", ClaimSource(claim_name="models", path="llama/8b")),
+        ("pvc://models", ClaimSource(claim_name="models", path="")),
+        ("s3://bucket/a/b/", BucketSource(bucket="bucket", prefix="a/b")),
+        ("s3://bucket", BucketSource(bucket="bucket", prefix="")),
+        (
+            "s3://bucket/m?region=eu-west-1&endpoint=http://minio:9000",
+            BucketSource(bucket="bucket", prefix="m", region="eu-west-1", endpoint="http://minio:9000"),
+        ),
+        (
+            "oci://reg.example/org/m:1/models//m",
+            ImageSource(registry="reg.example", repository="org/m", tag="1", digest=None, path="models/m"),
+        ),
+        (
+            f"oci://localhost:5000/m@sha256:{'0' * 64}",
+            ImageSource(registry="localhost:5000", repository="m", tag=None, digest=f"sha256:{'0' * 64}"),
+        ),
+    ],
+)
+def test_sources(text: str, source: object) -> None:
+    read = parsed({"model": {"source": text}}).model.source
+    assert read == source
+    assert parsed({"model": {"source": str(read)}}).model.source == source  # what pods are told to fetch
+
+
+def test_a_claim_that_is_there_can_be_the_cache() -> None:
+    model = {"source": "hf://a/b", "cache": {"claimName": "models"}}
+    assert parsed({"model": model}).model.cache == ExistingClaim(claim_name="models")
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (
+            {"model": {"source": "s3://x"}},
+            'spec.model.source: must be "s3://bucket/path", optionally followed by ?region=…',
+        ),
+        ({"model": {"source": "s3://bucket/m?colour=red"}}, 'spec.model.source: must be "s3://bucket/path"'),
+        ({"model": {"source": "s3://bucket/m?endpoint=minio"}}, 'spec.model.source: must be "s3://bucket/path"'),
+        ({"model": {"source": "oci://image"}}, "spec.model.source: must be a registry, a name and a tag or digest"),
+        ({"model": {"source": "oci://reg.example/m"}}, "spec.model.source: must be a registry, a name and a tag"),
+        ({"model": {"source": "oci://reg.example/m:1/../x"}}, "spec.model.source: must be a registry, a name and"),
+        ({"model": {"source": "hf://"}}, 'spec.model.source: must be "hf://org/name@revision"'),
+        ({"model": {"source": "hf://a/b/c"}}, "spec.model.source: must be"),
+        ({"model": {"source": "file://models"}}, "spec.model.source: must be"),
+        ({"model": {"source": "pvc://claim/../other"}}, "spec.model.source: must be"),
+        ({"model": {"source": 7}}, "spec.model.source: must be a non-empty string, got 7"),
+        ({"model": {}}, "spec.model.source: is required"),
+        ({"model": "hf://a/b"}, 'spec.model: must be a mapping, got "hf://a/b"'),
+        ({"model": {"source": "hf://a/b", "servedName": "two words"}}, "spec.model.servedName: must start with"),
+        ({"model": {"source": "hf://a/b", "credentials": {}}}, "spec.model.credentials.secretName: is required"),
+        ({"model": {"source": "hf://a/b", "cache": {}}}, "spec.model.cache: set claimName"),
+        (
+            {"model": {"source": "hf://a/b", "cache": {"claimName": "a", "size": "1Gi"}}},
+            "spec.model.cache: claimName",
+        ),
+        ({"engine": {"maxSequnces": 4}}, "spec.engine.maxSequnces: unknown field; did you mean maxSequences?"),
+        ({"engine": {"maxSequences": True}}, "spec.engine.maxSequences: must be a whole number, got true"),
+        ({"engine": {"maxSequences": 4.5}}, "spec.engine.maxSequences: must be a whole number, got 4.5"),
+        ({"engine": {"maxSequences": "4"}}, 'spec.engine.maxSequences: must be a whole number, got "4"'),
+        ({"engine": {"maxSequences": 0}}, "spec.engine.maxSequences: must be >= 1, got 0"),
+        ({"engine": {"maxSequences": 10**30}}, "spec.engine.maxSequences: must be <= 2147483647"),
+        (
+            {"engine": {"maxSequences": 64, "maxBatchedTokens": 32}},
+            "spec.engine.maxBatchedTokens: must be >= maxSequences (64)",
+        ),
+        ({"engine": {"blockSize": 17}}, "spec.engine.blockSize: must be one of 16, 32, 64, 128, got 17"),
+        ({"engine": {"dtype": "bfloat16"}}, "did you mean BFloat16?"),
+        ({"engine": {"preemption": "Swap"}}, "spec.engine.preemption: Swap requires swapSpace"),
+        ({"engine": {"swapSpace": "much"}}, 'spec.engine.swapSpace: must be an amount of memory such as "4Gi"'),
+        ({"engine": {"schedulingPolicy": "fair"}}, "spec.engine.schedulingPolicy"),
+        ({"engine": {"kvCache": {"size": "1Gi", "memoryPercent": 50}}}, "spec.engine.kvCache: memoryPercent and size"),
+        ({"engine": {"kvCache": {"size": "lots"}}}, "spec.engine.kvCache.size: must be an amount of memory"),
+        ({"engine": {"kvCache": {"size": "0"}}}, "spec.engine.kvCache.size: must be an amount of memory"),
+        ({"engine": {"kvCache": {"memoryPercent": 101}}}, "spec.engine.kvCache.memoryPercent: must be <= 100, got 101"),
+        ({"engine": {"imagePullSecrets": ["x"]}}, "spec.engine.imagePullSecrets[0]: must be a mapping"),
+        ({"parallelism": {"tensor": 2}}, "spec.parallelism.tensor: a value over 1 comes with a later version"),
+        ({"parallelism": {"pipeline": 2}}, "spec.parallelism.pipeline: a value over 1 comes with a later version"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "more than one GPU per replica comes with a later version"),
+        ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number of GPUs"),
+        ({"resources": {"limits": {"memory": "4Gb"}}}, "spec.resources.limits[memory]: must be a quantity"),
+        ({"replicas": -1}, "spec.replicas: must be >= 0, got -1"),
+        ({"autoscaling": {}}, "spec.autoscaling.maxReplicas: is required"),
+        (
+            {"autoscaling": {"minReplicas": 1, "maxReplicas": 0}},
+            "spec.autoscaling.maxReplicas: must be >= minReplicas (1), got 0",
+        ),
+        ({"autoscaling": {"minReplicas": 0, "maxReplicas": 0}}, "spec.autoscaling.maxReplicas: must be >= 1, got 0"),
+        ({"autoscaling": {"maxReplicas": 2, "mode": "enforce"}}, "did you mean Enforce?"),
+        (
+            {"autoscaling": {"maxReplicas": 2, "scaleDown": {"window": 300}}},
+            "spec.autoscaling.scaleDown.window: must be a duration",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 2, "scaleUp": {"maxStep": 0, "maxPercent": 0}}},
+            "spec.autoscaling.scaleUp.maxStep: must be at least 1",
+        ),
+        ({"rollout": {"strategy": "Canary"}}, 'spec.rollout.strategy: "Canary" comes with a later version'),
+        ({"rollout": {"canary": {"weightPercent": 5}}}, "spec.rollout.canary: a canary comes with a later version"),
+        ({"rollout": {"maxSurge": 0}}, "spec.rollout.maxUnavailable: must be at least 1"),
+        ({"rollout": {"strategy": "Recreate", "maxSurge": 1}}, "spec.rollout.maxSurge: is not used by strategy"),
+        ({"auth": {}}, "spec.auth.secretName: is required"),
+        ({"auth": {"secretName": "My Keys"}}, "spec.auth.secretName: must be the name of a Kubernetes object"),
+        ({"engine": {"extraArgs": ["--api-key-file", "/k"]}}, "extraArgs[0]: --api-key-file is set by spec.auth"),
+        ({"engine": {"extraArgs": ["--metrics-key-file=/k"]}}, "extraArgs[0]: --metrics-key-file"),
+        ({"engine": {"extraArgs": ["--device", "cpu"]}}, "extraArgs[0]: --device is set by spec.resources"),
+        ({"engine": {"extraArgs": ["--kv-cache-dtype", "fp8"]}}, "extraArgs: has --kv-cache-dtype fp8, which needs a"),
+        ({"engine": {"extraArgs": ["--kv-cache-dtype=fp8"]}}, "set spec.resources.limits[nvidia.com/gpu] to 1"),
+        (
+            {"engine": {"extraArgs": ["--quantization", "int8"]}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
+            "extraArgs: has --quantization int8, which is for CPUs",
+        ),
+        ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),
+        ({"drain": {"timeout": "2h"}}, "spec.drain.timeout: must be <= 1h"),
+        ({"podTemplate": []}, "spec.podTemplate: must be a mapping, got a list"),
+        ({"podTemplate": nested(51)}, "spec.podTemplate: must be nested at most 50 levels deep"),
+        ({"podTemplate": nested(10_000)}, "spec.podTemplate: must be nested at most 50 levels deep"),
+        ({"replcas": 2}, "spec.replcas: unknown field; did you mean replicas?"),
+    ],
+)
+def test_each_wrong_field_alone_is_named_with_what_would_be_right(spec: Mapping[str, object], reason: str) -> None:
+    found = reasons(document(spec))
+    assert len(found) == 1, found
+    assert reason in found[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "index", "reason"),
+    [
+        (["--sede", "3"], 0, "did you mean --seed?"),
+        (["--seed", "3", "--port", "1"], 2, "--port is set by quire itself"),
+        (["--max-num-seqs=4"], 0, "--max-num-seqs is set by spec.engine.maxSequences"),
+        (["--seed"], 0, "--seed needs a value"),
+        (["--seed", "x"], 0, '--seed must be a whole number, got "x"'),
+        (["--seed", "1", "--seed", "2"], 2, "--seed is given twice"),
+        (["seed"], 0, "must be a flag of the engine"),
+        (["--lenient", "yes"], 1, "must be a flag of the engine"),
+        (["--load-format", "gguf"], 0, "--load-format must be safetensors or dummy"),
+    ],
+)
+def test_extra_arguments_are_checked_against_the_engines_flags(args: list[str], index: int, reason: str) -> None:
+    found = reasons(document({"engine": {"extraArgs": args}}))
+    assert len(found) == 1, found
+    assert found[0].startswith(f"spec.engine.extraArgs[{index}]: ")
+    assert reason in found[0]
+
+
+def test_what_is_passed_on_may_be_as_deep_as_any_pod() -> None:
+    assert parsed({"podTemplate": nested(50)}).pod_template == nested(50)
+
+
+def test_all_reasons_come_at_once() -> None:
+    found = reasons(
+        {
+            "apiVersion": "v1",
+            "kind": "Deployment",
+            "metadata": {"name": "Not A Name"},
+            "spec": {
+                "model": {},
+                "engine": {"blockSize": 3, "dtype": "int4"},
+                "replicas": "two",
+                "drain": {"timeout": "soon"},
+            },
+            "sepc": {},
+        }
+    )
+    starts = ["apiVersion:", "kind:", "metadata.name:", "spec.model.source:", "spec.engine.dtype:"]
+    starts += ["spec.engine.blockSize:", "spec.replicas:", "spec.drain.timeout:", "sepc:"]
+    assert len(found) == len(starts)
+    assert all(any(reason.startswith(start) for reason in found) for start in starts), found
+
+
+@pytest.mark.parametrize("body", [{}, {"spec": None}, {"metadata": []}, {"spec": []}])
+def test_an_empty_document_says_what_is_required(body: dict[str, object]) -> None:
+    found = reasons(body)
+    assert any("apiVersion: is required" in reason for reason in found)
+    assert any(reason.startswith("spec") for reason in found)
+
+
+def test_null_counts_as_unset() -> None:
+    spec = parsed({"autoscaling": None, "engine": None, "replicas": None})
+    assert (spec.autoscaling, spec.replicas) == (None, 1)
+
+
+def test_status_and_foreign_metadata_are_no_business_of_the_spec() -> None:
+    body = document(labels={"a": "b"}, resourceVersion="3", managedFields=[]) | {"status": {"replicas": 3}}
+    assert isinstance(Spec.parse(body), Spec)
+
+
+@pytest.mark.parametrize(("replicas", "initial"), [(1, 2), (3, 3), (9, 4)])
+def test_autoscaling_starts_from_replicas_within_its_bounds(replicas: int, initial: int) -> None:
+    spec = parsed({"replicas": replicas, "autoscaling": {"minReplicas": 2, "maxReplicas": 4}})
+    assert spec.initial_replicas == initial
+
+
+FIELD_NAMES = st.sampled_from(
+    [
+        "apiVersion",
+        "kind",
+        "metadata",
+        "name",
+        "namespace",
+        "spec",
+        "model",
+        "source",
+        "servedName",
+        "cache",
+        "size",
+        "claimName",
+        "engine",
+        "dtype",
+        "kvCache",
+        "memoryPercent",
+        "extraArgs",
+        "blockSize",
+        "maxSequences",
+        "maxBatchedTokens",
+        "imagePullSecrets",
+        "resources",
+        "limits",
+        "requests",
+        "nvidia.com/gpu",
+        "memory",
+        "autoscaling",
+        "minReplicas",
+        "maxReplicas",
+        "targets",
+        "timeToFirstToken",
+        "threshold",
+        "scaleUp",
+        "window",
+        "rollout",
+        "strategy",
+        "maxSurge",
+        "drain",
+        "timeout",
+        "podTemplate",
+        "parallelism",
+        "tensor",
+        "replicas",
+    ]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(
+        ["quire.dev/v1alpha1", "LLMDeployment", "chat", "hf://a/b", "file://./m", "4Gi", "1e99", "300s", "--seed", "-"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(FIELD_NAMES | st.text(max_size=5) | st.integers(), inner, max_size=6)
+    ),
+    max_leaves=25,
+)
+
+
+@given(VALUES)
+def test_nothing_is_raised_whatever_the_document_holds(body: object) -> None:
+    outcome = Spec.parse(body)  # type: ignore[arg-type]
+    assert isinstance(outcome, Spec) or outcome.problems
+    if isinstance(outcome, Invalid):
+        assert all(len(str(problem)) < 1500 for problem in outcome.problems)
+
+
+@given(st.dictionaries(FIELD_NAMES, VALUES, max_size=8))
+def test_nothing_is_raised_whatever_the_spec_holds(spec: dict[str, object]) -> None:
+    outcome = Spec.parse(document(spec))
+    assert isinstance(outcome, Spec) or outcome.problems
