@@ -127,7 +127,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "whatever other requests run: no sum depends on the batch, on prompt chunks or on cache hits. Slower; "
               "only for quire's own model families"),
         _flag("cpu-level", Choice("auto", "avx2", "avx512", "avx512-bf16", "amx"), "the highest level of CPU "
-              "instructions to use. auto tests what the CPU reports, at the first start on a machine, and uses the best "
+              "instructions to use; auto tests what the CPU reports, at the first start on a machine and uses the best "
               "level that works; a level that the CPU does not have is replaced by the next lower one", "auto"),
         _flag("tensor-parallel-size", Integer(1), "the number of devices that share each layer; only 1 is supported",
               "1"),

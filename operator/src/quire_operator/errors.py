@@ -10,8 +10,7 @@
     ├── AlreadyRunning         another quire up runs this file
     ├── StartProblem           an engine or the gateway ended before it was ready
     ├── InspectionProblem      quire explain, quire top: no such run or LLMDeployment, or no right to see it
-    ├── ClusterProblem         no way to a cluster, or one that can't be worked with
-    └── SettingsProblem        quire-operator: its command line, every reason at once
+    └── ClusterProblem         no way to a cluster, or one that can't be worked with
 
 Anything else that is raised is our bug.
 """
@@ -75,10 +74,3 @@ class ClusterProblem(UserError):
     """There is no way to a cluster, or the one there is can't be worked with."""
 
     exit_code = 1
-
-
-class SettingsProblem(UserError):
-    """The operator's command line or environment."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("quire-operator can't start like this:", details=problems, hint="see quire-operator --help")

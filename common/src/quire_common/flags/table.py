@@ -190,7 +190,8 @@ class FlagTable:
 
 def _is_service_link(variable: str, text: str) -> bool:
     """Return whether Kubernetes set this variable: it describes a Service named quire-engine to every pod that way."""
-    return "://" in text or re.search(r"_SERVICE_(HOST|PORT)|_PORT_\d+_", variable) is not None
+    is_address = text.startswith(("tcp://", "udp://", "sctp://"))
+    return is_address or re.search(r"_SERVICE_(HOST|PORT)|_PORT_\d+_", variable) is not None
 
 
 def _suggestion(word: str, known: Mapping[str, str]) -> str:
