@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,9 @@ from starlette.datastructures import Headers
 
 from quire_cli.local.machine import this_machine
 from quire_common.errors import FlagsError
+from quire_common.kv_size import CacheLimits
 from quire_engine import flag_table, flags
 from quire_engine.config import EngineConfig
-from quire_engine.core import kv_layout
-from quire_engine.core.kv_layout import kv_bytes_per_token
 from quire_engine.errors import Unauthorized
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.server.auth.access import Access
@@ -131,13 +131,6 @@ def test_what_neither_says_is_the_same_on_both_sides() -> None:
     assert ours == theirs
 
 
-@given(*[st.integers(1, 10_000)] * 3, st.sampled_from([1, 2, 4]))
-def test_both_count_the_same_bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> None:
-    assert capacity.kv_bytes_per_token(
-        layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes
-    ) == kv_bytes_per_token(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes)
-
-
 @pytest.mark.parametrize("args", [[], ["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype=fp8"]])
 def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
     """There heads of 80 are held as they are; a CPU's attention would fill their values up."""
@@ -179,20 +172,6 @@ def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
 
 
 @given(
-    budget=st.integers(0, 10**12),
-    groups=st.lists(st.tuples(st.integers(1, 10**8), st.none() | st.integers(0, 10**6)), min_size=1, max_size=4),
-)
-def test_both_share_blocks_among_groups_alike(budget: int, groups: list[tuple[int, int | None]]) -> None:
-    ours = kv_groups.share_blocks(
-        budget, [kv_groups.GroupDemand(block_bytes=size, most_blocks=most) for size, most in groups]
-    )
-    theirs = kv_layout.share_blocks(
-        budget, [kv_layout.GroupDemand(block_bytes=size, most_blocks=most) for size, most in groups]
-    )
-    assert ours == theirs
-
-
-@given(
     groups=st.lists(
         st.tuples(st.integers(1, 5000), st.none() | st.integers(1, 3000)),
         min_size=1,
@@ -210,23 +189,14 @@ def test_what_fits_by_one_is_what_the_other_allocates(
 ) -> None:
     """A cache of a given size: as many tokens, or the same size named as the least that would do."""
     from quire_engine.config import CacheOptions
-    from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, size_cache
+    from quire_engine.runner.cache_size import CacheDemand, CacheSize, size_cache
 
-    asked = kv_groups.Limits(
+    asked = CacheLimits(
         sequence_tokens=length, max_sequences=sequences, max_batched_tokens=tokens, block_size=block_size
     )
     ours = [kv_groups.KVGroup(bytes_per_token=size, window=window) for size, window in groups]
-    demand = CacheDemand(  # of the groups that without_idle_windows leaves
-        groups=tuple(
-            CacheGroup(block_bytes=group.bytes_per_token * block_size, window=group.window)
-            for group in kv_groups._without_idle_windows(ours, asked)
-        ),
-        block_size=block_size,
-        model_limit=length,
-        must_hold_limit=True,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
-    )
+    found = tuple(kv_groups.cache_groups(ours, asked))
+    demand = CacheDemand(**asdict(asked), groups=found, must_hold_limit=True)
     least = kv_groups.sequence_bytes(ours, asked)
     theirs = size_cache(demand, CacheOptions(kv_cache_memory_bytes=budget), None)
     if isinstance(theirs, CacheSize):

@@ -148,10 +148,10 @@ def test_a_gpus_memory_is_tried_out_and_divided(small: Path) -> None:
     demand = CacheDemand(
         groups=cache_groups(candidate.shape, torch.float32, 16, device),
         block_size=16,
-        model_limit=48,
+        sequence_tokens=48,
         must_hold_limit=True,
-        max_num_seqs=2,
-        max_num_batched_tokens=32,
+        max_sequences=2,
+        max_batched_tokens=32,
     )
     model = ModelInMemory(
         built=built,

@@ -32,7 +32,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         swap_space=allocate_swap_space(layout, caches),
         layout=layout,
         vocab_size=shape.vocab_size,
-        max_rows=demand.max_num_seqs,
+        max_rows=demand.max_sequences,
         max_model_len=size.max_model_len,
         threads=ThreadChooser(
             threads,
@@ -46,7 +46,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         runner,
         layout,
         max_model_len=size.max_model_len,
-        max_tokens=demand.max_num_batched_tokens,
+        max_tokens=demand.max_batched_tokens,
         block_bytes=tuple(group.block_bytes for group in demand.groups),
     )
     available = available_memory()
