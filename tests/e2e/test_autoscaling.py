@@ -41,7 +41,7 @@ def ramp(target: Target, release: Release, make_space: MakeSpace, gateway_url: s
         yield play.run(outage_seconds=OUTAGE_SECONDS)
 
 
-def test_every_request_of_the_ramp_is_answered_completely_and_rightly(ramp: Ramp, report: Report) -> None:
+def test_every_request_of_the_ramp_is_answered_correctly(ramp: Ramp, report: Report) -> None:
     traffic = ramp.result
     traffic.assert_all_right(at_least=100)
     assert len(traffic.by_replica()) == 3, "each replica answered some"
@@ -58,13 +58,13 @@ def test_replicas_follow_the_load_up_and_down_once(ramp: Ramp, report: Report) -
     assert two - up < REACTION_SECONDS
     both = seen.first_at(ramp.looks, lambda look: look.ready == 2, since=two)
     assert both is not None
-    report.figure("load rises to another replica asked for", two - up)
-    report.figure("asked for to Ready", both - two)
-    report.figure("load falls to one replica less", fewer - down)
-    report.figure("load falls to one replica", one - down)
+    report.figure("load increase to another replica requested", two - up)
+    report.figure("replica requested to Ready", both - two)
+    report.figure("load decrease to first replica removed", fewer - down)
+    report.figure("load decrease to one replica left", one - down)
 
 
-def test_each_decision_is_kept_and_told_with_its_numbers(ramp: Ramp) -> None:
+def test_decisions_are_stored_and_reported_with_figures(ramp: Ramp) -> None:
     history = ramp.final["status"]["autoscaling"]["history"]
     assert [(change["from"], change["to"]) for change in history] == [*UP, *DOWN]
     for change in history[:2]:
@@ -82,7 +82,7 @@ def test_each_decision_is_kept_and_told_with_its_numbers(ramp: Ramp) -> None:
         assert event.message == f"{way} replicas: {change['message'].removeprefix(f'{way}: ')}"
 
 
-def test_quire_explain_tells_a_user_of_the_cluster_the_same(ramp: Ramp) -> None:
+def test_quire_explain_shows_the_same_to_a_cluster_user(ramp: Ramp) -> None:
     words = " ".join(ramp.words.split())
     assert "1 asked for, 1 ready, 0 starting; between 1 and 3" in words
     assert "from Prometheus: fresh for 1 of 1 ready replicas" in words
@@ -92,7 +92,7 @@ def test_quire_explain_tells_a_user_of_the_cluster_the_same(ramp: Ramp) -> None:
     assert "DemandFell" in words and "Demand now, in replicas" in words
 
 
-def test_the_operator_s_metrics_agree(ramp: Ramp) -> None:
+def test_the_metrics_of_the_operator_agree(ramp: Ramp) -> None:
     page, labels = ramp.final_metrics, ramp.labels
     assert page is not None
     figures = {
@@ -105,7 +105,7 @@ def test_the_operator_s_metrics_agree(ramp: Ramp) -> None:
 
 
 @pytest.mark.needs("machine")
-def test_prometheus_tells_the_same_story_afterwards(ramp: Ramp, target: Target) -> None:
+def test_prometheus_records_the_same_history(ramp: Ramp, target: Target) -> None:
     """What the operator exports of its decisions is scraped by the same server as what it decides by."""
     assert target.machine is not None
     query = f"{AUTOSCALING}desired_replicas{{namespace='{ramp.deployment.namespace}'}}[15m]"
@@ -131,7 +131,7 @@ def changes_of(url: str, query: str) -> list[int]:
 
 
 @pytest.mark.needs("machine")
-def test_without_prometheus_the_number_is_held_and_everybody_told(ramp: Ramp, report: Report) -> None:
+def test_without_prometheus_the_number_stays_and_is_explained(ramp: Ramp, report: Report) -> None:
     down, back = ramp.times[At.PROMETHEUS_DOWN], ramp.times[At.PROMETHEUS_UP]
     blind = seen.during(ramp.looks, down, back)
     assert [step.value for step in seen.desired_steps(blind)] == [2], "no figure is no reason to change anything"
@@ -140,11 +140,11 @@ def test_without_prometheus_the_number_is_held_and_everybody_told(ramp: Ramp, re
     said = [look.conditions["Autoscaling"] for look in blind if look.time >= told]
     assert all("the number of replicas is held until metrics are back" in condition.message for condition in said)
     assert "PrometheusUnavailable" in {event.reason for event in ramp.events if event.type == "Warning"}
-    report.figure("Prometheus gone to the condition that says so", told - down)
+    report.figure("Prometheus stopped to condition set", told - down)
 
 
 @pytest.mark.needs("machine")
-def test_without_prometheus_quire_explain_says_which_figures_are_missing(ramp: Ramp) -> None:
+def test_quire_explain_lists_missing_metrics(ramp: Ramp) -> None:
     now: Mapping[str, Any] = ramp.blind["now"]
     assert (now["from"], now["to"], now["reason"]) == (2, 2, "MetricsStale")
     assert now["metrics"]["source"] == "Prometheus" and now["metrics"]["problem"]
@@ -157,15 +157,15 @@ def test_without_prometheus_quire_explain_says_which_figures_are_missing(ramp: R
 
 
 @pytest.mark.needs("machine")
-def test_scaling_goes_on_when_prometheus_is_back(ramp: Ramp, report: Report) -> None:
+def test_scaling_resumes_when_prometheus_returns(ramp: Ramp, report: Report) -> None:
     back = ramp.times[At.PROMETHEUS_UP]
     three = seen.first_at(ramp.looks, lambda look: look.desired == 3, since=back)
     assert three is not None and three - back < 2 * REACTION_SECONDS  # it has to start, too
     assert seen.first_at(ramp.looks, lambda look: look.reason("Autoscaling") == "Enforcing", since=back) is not None
-    report.figure("Prometheus back to the next replica asked for", three - back)
+    report.figure("Prometheus restored to next replica requested", three - back)
 
 
-def test_another_operator_goes_on_where_the_killed_one_was(ramp: Ramp, report: Report) -> None:
+def test_another_operator_continues_after_a_kill(ramp: Ramp, report: Report) -> None:
     before, after = ramp.leaders
     assert before.uid != after.uid
     killed, leads = ramp.times[At.LEADER_KILLED], ramp.times[At.LEADER_NEW]
@@ -174,10 +174,10 @@ def test_another_operator_goes_on_where_the_killed_one_was(ramp: Ramp, report: R
     assert two is not None
     high = seen.during(ramp.looks, two, ramp.times[At.LOAD_DOWN])[1:]
     assert seen.lowest(seen.desired_steps(high)) == 2, "never fewer while the load is high"
-    report.figure("operator killed to another one leading", leads - killed)
+    report.figure("operator killed to another operator leading", leads - killed)
 
 
-def test_no_stream_is_cut_when_replicas_go(ramp: Ramp, report: Report) -> None:
+def test_no_stream_is_cut_when_replicas_are_removed(ramp: Ramp, report: Report) -> None:
     assert ramp.streams is not None
     ramp.streams.assert_all_right()
     streams = ramp.streams.records
@@ -193,5 +193,5 @@ def test_no_stream_is_cut_when_replicas_go(ramp: Ramp, report: Report) -> None:
         spared += len(streaming)
         longest = max(longest, ending.gone - ending.seen)
     assert spared, "some were under way on them"
-    report.figure("streams under way on replicas that went", spared, "")
-    report.figure("replica told to end to gone, with long streams on it", longest)
+    report.figure("streams running on removed replicas", spared, "")
+    report.figure("replica terminating to gone, with long streams", longest)

@@ -153,21 +153,21 @@ def test_no_request_fails_while_a_node_is_drained(drained: Drained, report: Repo
     assert after, "and it goes on"
 
 
-def test_the_node_is_empty_and_its_replicas_are_elsewhere(drained: Drained, report: Report) -> None:
+def test_the_node_is_empty_and_its_replicas_have_moved(drained: Drained, report: Report) -> None:
     assert [f"{pod.namespace}/{pod.name}" for pod in drained.left] == []
     assert len({pod.node for pod in drained.before}) == 2, "replicas are spread over nodes"
     assert drained.node not in {pod.node for pod in drained.after} and len(drained.after) == REPLICAS
     report.figure("kubectl drain of a node with two of three replicas", drained.ended - drained.began)
 
 
-def test_never_more_than_one_replica_is_away(drained: Drained) -> None:
+def test_at_most_one_replica_is_unavailable(drained: Drained) -> None:
     assert seen.lowest(seen.ready_steps(drained.looks)) == REPLICAS - 1
     assert all(look.conditions["Available"].is_true for look in drained.looks)
     evicted = [ending for ending in seen.endings(drained.looks) if ending.seen >= drained.began]
     assert len(evicted) == 2
 
 
-def test_evictions_beyond_the_budget_are_refused(drained: Drained) -> None:
+def test_evictions_beyond_the_budget_are_rejected(drained: Drained) -> None:
     """By the API, to whoever asks: a drain waits, and other tools must as well."""
     assert drained.refused is not None and not drained.refused.allowed
     assert "disruption budget" in drained.refused.message
@@ -175,7 +175,7 @@ def test_evictions_beyond_the_budget_are_refused(drained: Drained) -> None:
     assert drained.allowed is not None and drained.allowed.allowed, "and granted when all are ready again"
 
 
-def test_streams_on_evicted_replicas_come_to_their_end(drained: Drained, report: Report) -> None:
+def test_streams_on_evicted_replicas_finish(drained: Drained, report: Report) -> None:
     assert drained.streams is not None
     drained.streams.assert_all_right()
     report.count_requests(len(drained.streams.records))
@@ -190,7 +190,7 @@ def test_streams_on_evicted_replicas_come_to_their_end(drained: Drained, report:
     ]
     assert outlasted, "some were under way on them, and went on after SIGTERM"
     longest = max(ending.gone - ending.seen for ending in evicted if ending.gone is not None)
-    report.figure("replica evicted to gone, with long streams on it", longest)
+    report.figure("replica evicted to gone, with long streams", longest)
 
 
 def test_gateway_and_operator_have_moved(drained: Drained, release: Release) -> None:

@@ -189,12 +189,12 @@ def _with_registry(change: Any, registry: str) -> Any:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_cause_is_told_the_old_replica_serves_on_and_mending_heals(
+def test_the_cause_is_reported_and_the_old_replica_serves(
     name: str, courses: dict[str, Course], report: Report
 ) -> None:
     fault, course = FAULTS[name], courses[name]
     assert course.told is not None and course.told_after is not None, course.explained
-    report.figure(f"{name.replace('-', ' ')}: change to its cause in the conditions", course.told_after)
+    report.figure(f"{name.replace('-', ' ')}: change to cause in the conditions", course.told_after)
     assert re.search(fault.says, course.told.message, re.DOTALL), course.told.message
     assert (course.others["Ready"].status, course.others["Ready"].reason) == ("False", fault.reason)
     assert course.others["Available"].is_true, "the old replica answers"
@@ -205,7 +205,7 @@ def test_the_cause_is_told_the_old_replica_serves_on_and_mending_heals(
     then = course.old_then
     assert then is not None and (then.uid, then.restarts, then.is_serving) == before
     assert course.mended_after is not None, course.explained
-    report.figure(f"{name.replace('-', ' ')}: mended to Ready", course.mended_after)
+    report.figure(f"{name.replace('-', ' ')}: fixed to Ready", course.mended_after)
     if fault.back:
         after = course.old_in_the_end
         assert after is not None and (after.uid, after.restarts, after.is_serving) == before

@@ -53,7 +53,7 @@ def test_replicas_are_spread_over_the_nodes(fleet: Fleet) -> None:
     assert sorted(fleet.taken().values()) == [2, 2, 2]
 
 
-def test_more_than_there_are_gpus_is_said_in_words_and_a_node_mends_it(fleet: Fleet, report: Report) -> None:
+def test_missing_gpus_are_reported_until_a_node_is_added(fleet: Fleet, report: Report) -> None:
     asked, there = 3 * PER_NODE + 2, 3 * PER_NODE
     fleet.scale(asked)
 
@@ -75,17 +75,17 @@ def test_more_than_there_are_gpus_is_said_in_words_and_a_node_mends_it(fleet: Fl
     watch = Stopwatch()
     (new,) = fleet.nodes.add(PER_NODE)
     fleet.chat.wait_ready(replicas=asked)
-    report.figure("a node with GPUs added to the waiting replicas Ready", watch.seconds)
+    report.figure("GPU node added to waiting replicas Ready", watch.seconds)
     fleet.chat.wait_condition("Degraded", "False", reason="AsExpected")
     assert fleet.taken()[new] == 2
 
 
-def test_fifty_replicas_are_placed(fleet: Fleet, report: Report) -> None:
+def test_fifty_replicas_are_scheduled(fleet: Fleet, report: Report) -> None:
     fleet.nodes.add(32)
     watch = Stopwatch()
     fleet.scale(50)
     fleet.chat.wait_ready(replicas=50)
-    report.figure("scaled to 50 replicas, all placed and Ready (nothing runs in them)", watch.seconds)
+    report.figure("scaled to 50 replicas, all scheduled and Ready (without containers)", watch.seconds)
     taken = fleet.taken()
     assert sum(taken.values()) == 50
     *small, large = (taken[name] for name in fleet.nodes.names)

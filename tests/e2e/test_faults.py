@@ -86,7 +86,7 @@ def test_a_killed_engine_process_is_replaced_within_its_pod(
     result = traffic.result
     assert_only_cut_on(result, victim, killed)
     report.figure("engine process killed to same replica serving again", back - result.seconds_of(killed))
-    report.figure("engine process killed to next answer of the others", result.served_again_after(killed) or 0.0)
+    report.figure("engine process killed to next answer of another replica", result.served_again_after(killed) or 0.0)
     after = same_pod(chat.pods(), victim)
     assert after.restarts == victim.restarts, "the API process replaces its engine; the container goes on"
     assert release.page(victim, ENGINE_PORT).total("quire_engine_restarts_total") == replaced + 1
@@ -136,7 +136,7 @@ def test_a_pod_deleted_by_force_is_replaced(
     assert any(event.reason == "SuccessfulCreate" or event.name == newcomers[0].name for event in chat.events())
 
 
-def test_a_killed_gateway_cuts_its_own_clients_only(
+def test_a_killed_gateway_disconnects_only_its_own_clients(
     chat: LLMDeployment, machine: RealCluster, target: Target, release: Release, gateway_url: str, report: Report
 ) -> None:
     victim, other = _two_gateways(release)
@@ -166,13 +166,15 @@ def test_a_killed_gateway_cuts_its_own_clients_only(
     assert any(not record.ok for records in at_once.values() for record in records), "the kill cut none"
     report.count_requests(len(of_victim.result.records) + len(of_other.result.records))
     report.figure("gateway killed to next answer through the Service", traffic.result.served_again_after(killed) or 0.0)
-    report.figure("gateway killed to next answer through itself", of_victim.result.served_again_after(killed) or 0.0)
+    report.figure(
+        "gateway killed to next answer through the same gateway", of_victim.result.served_again_after(killed) or 0.0
+    )
     keep(timeline(f"{report.scenario}, gateway by gateway", of_victim.result, of_other.result))
     assert same_pod(release.gateway_pods(), victim).restarts == victim.restarts + 1
     until(lambda: all(pod.is_serving for pod in release.gateway_pods()), what="both gateways are ready", seconds=60)
 
 
-def test_a_killed_operator_is_succeeded_and_nothing_else_changes(
+def test_a_killed_operator_is_replaced_without_other_changes(
     chat: LLMDeployment, target: Target, release: Release, gateway_url: str, report: Report
 ) -> None:
     before = chat.pods()
@@ -196,7 +198,7 @@ def test_a_killed_operator_is_succeeded_and_nothing_else_changes(
 
 
 @pytest.mark.last
-def test_serving_goes_on_while_the_api_server_is_down(
+def test_serving_continues_while_the_api_server_is_down(
     chat: LLMDeployment, machine: RealCluster, release: Release, gateway_url: str, run: Run, report: Report
 ) -> None:
     before = {pod.uid: pod.restarts for pod in [*chat.pods(), *release.gateway_pods()]}
@@ -226,9 +228,9 @@ def test_serving_goes_on_while_the_api_server_is_down(
     result = traffic.result
     assert result.between(down, up), "nothing was asked meanwhile"
     report.figure("API server down", up - down)
-    report.figure("longest time without an answer while it was down", result.longest_gap(down, up))
+    report.figure("longest time between answers while it was down", result.longest_gap(down, up))
     report.figure("API server back to operator leading", leads - up)
-    report.figure("API server back to all pods counting as ready", back - up)
+    report.figure("API server back to all pods ready", back - up)
     after = {pod.uid: pod.restarts for pod in [*chat.pods(), *release.gateway_pods()]}
     assert after == before, "neither replicas nor gateways were restarted or replaced"
 

@@ -45,7 +45,7 @@ def demo(make_space: MakeSpace) -> Iterator[Demo]:
         yield Demo(chat=chat, space=space, seconds_to_ready=watch.seconds)
 
 
-def test_the_readmes_commands_lead_to_an_answer(release: Release, demo: Demo, gateway_url: str, report: Report) -> None:
+def test_readme_commands_lead_to_an_answer(release: Release, demo: Demo, gateway_url: str, report: Report) -> None:
     commands = (ROOT / "README.md").read_text()
     assert "helm install quire charts/quire --namespace quire-system --create-namespace" in commands
     assert "kubectl apply -f examples/demo.yaml" in commands
@@ -64,7 +64,7 @@ def test_the_readmes_commands_lead_to_an_answer(release: Release, demo: Demo, ga
     report.figure("kubectl apply to Ready", demo.seconds_to_ready)
 
 
-def test_kubectl_get_shows_what_is_to_be_known(demo: Demo, release: Release) -> None:
+def test_kubectl_get_shows_the_state(demo: Demo, release: Release) -> None:
     header, row = demo.space.kubectl("get", "llmd").splitlines()
     assert header.split() == ["NAME", "READY", "STATUS", "REPLICAS", "DESIRED", "MODEL", "AGE"]
     assert row.split()[:6] == ["chat", "True", "Serving", "1", "1", "file://./models/quire-demo"]
@@ -74,7 +74,7 @@ def test_kubectl_get_shows_what_is_to_be_known(demo: Demo, release: Release) -> 
     assert listed == ["llmdeployment.quire.dev/chat"], "the category lists it"
 
 
-def test_kubectl_describe_and_quire_explain_say_why(demo: Demo, target: Target) -> None:
+def test_kubectl_describe_and_quire_explain_show_reasons(demo: Demo, target: Target) -> None:
     described = demo.space.kubectl("describe", "llmd", "chat")
     for condition in ("Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"):
         assert re.search(rf"Type: +{condition}\b", described), described
@@ -85,9 +85,7 @@ def test_kubectl_describe_and_quire_explain_say_why(demo: Demo, target: Target) 
     assert "between 1 and 3" in explained.stdout, explained.stdout
 
 
-def test_the_commands_of_helms_notes_work_as_they_stand(
-    demo: Demo, release: Release, target: Target, tmp_path: Path
-) -> None:
+def test_the_commands_of_the_helm_notes_work(demo: Demo, release: Release, target: Target, tmp_path: Path) -> None:
     """But for the model, which comes from a hub in the notes: that command is tried without being carried out."""
     pods, apply, watch, describe, forward, ask = commands_of(release.notes())
     here = at_home_in(demo.space.name, target.kube, tmp_path / "kubeconfig")

@@ -63,7 +63,7 @@ def restrict(space: Space) -> None:
     space.kube.patch(f"/api/v1/namespaces/{space.name}", {"metadata": {"labels": {RESTRICTED: "restricted"}}})
 
 
-def test_where_only_restricted_pods_are_let_in_replicas_come_up(guarded: Guarded, release: Release) -> None:
+def test_replicas_start_under_the_restricted_policy(guarded: Guarded, release: Release) -> None:
     """And the release's own namespace could be such a one: the server says which pods there would not be let in."""
     label = ("label", "--dry-run=server", "--overwrite", "namespace", release.namespace, f"{RESTRICTED}=restricted")
     said = release.kube.run(["kubectl", *label])
@@ -72,7 +72,7 @@ def test_where_only_restricted_pods_are_let_in_replicas_come_up(guarded: Guarded
     assert said.returncode == 0 and "Warning" not in said.stderr, said.stderr
 
 
-def test_no_container_is_root_writes_to_its_image_or_has_a_capability(guarded: Guarded, release: Release) -> None:
+def test_containers_are_unprivileged_and_read_only(guarded: Guarded, release: Release) -> None:
     here = Space(release.kube, release.namespace, operator_log=release.operator_log)
     places = [(guarded.space, guarded.pod, "engine")]
     places += [(here, release.operator_pods()[0], "operator"), (here, release.gateway_pods()[0], "gateway")]
@@ -93,7 +93,7 @@ def security_of(space: Space, pod: Pod) -> list[dict[str, Any]]:
     return [spec.get("securityContext", {}) | container.get("securityContext", {}) for container in containers]
 
 
-def test_a_replica_has_no_token_and_its_account_no_right(guarded: Guarded) -> None:
+def test_a_replica_has_no_token_and_no_permissions(guarded: Guarded) -> None:
     assert inside(guarded.space, guarded.pod.name, "engine")["token"] is False
     spec = guarded.space.kube.get(namespaced(guarded.space.name, "pods", guarded.pod.name))["spec"]
     assert spec["serviceAccountName"] != "default" and spec["automountServiceAccountToken"] is False
@@ -112,7 +112,7 @@ def test_a_replica_has_no_token_and_its_account_no_right(guarded: Guarded) -> No
     assert beyond == []
 
 
-def test_strangers_are_kept_out_where_the_network_enforces_policies(
+def test_other_pods_are_blocked_if_policies_are_enforced(
     guarded: Guarded, make_space: MakeSpace, target: Target, release: Release, report: Report
 ) -> None:
     """Which it does or not is found out by a policy of the scenario's own, which lets nobody in."""
@@ -142,7 +142,7 @@ def test_strangers_are_kept_out_where_the_network_enforces_policies(
     assert any(labels.get("app.kubernetes.io/component") == "gateway" for labels in friends), rule["from"]
 
 
-def test_the_operators_own_words_tell_of_no_missing_right(guarded: Guarded, release: Release, run: Run) -> None:
+def test_the_operator_logs_no_missing_permission(guarded: Guarded, release: Release, run: Run) -> None:
     assert release.operator_metrics().total("quire_operator_errors_total", reason="Forbidden") == 0
     log = release.operator_log(lines=100_000, since=run.started)
     assert any(f"create Deployment {guarded.chat.name}" in line for line in log), "it told of what it did meanwhile"
@@ -151,7 +151,7 @@ def test_the_operators_own_words_tell_of_no_missing_right(guarded: Guarded, rele
 
 @pytest.mark.last
 @pytest.mark.needs("machine")
-def test_all_that_was_asked_in_this_run_the_charts_rights_allowed(
+def test_chart_roles_allowed_all_requests_of_this_run(
     target: Target, release: Release, run: Run, report: Report
 ) -> None:
     """By the API server's audit log, whatever the scenarios before this one did to it.

@@ -12,7 +12,7 @@ from e2e_support.waiting import Stopwatch
 REPLICAS = 2
 
 
-def test_a_changed_spec_replaces_every_replica_and_no_request_fails(
+def test_a_changed_spec_replaces_replicas_without_failures(
     release: Release, space: Space, gateway_url: str, report: Report
 ) -> None:
     chat = space.apply(small_llmdeployment("chat", replicas=REPLICAS))

@@ -16,7 +16,7 @@ CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmdeployments.qu
 
 
 @pytest.mark.last
-def test_what_is_served_outlives_the_release_and_the_next_one_takes_it_over(
+def test_serving_survives_uninstall_and_is_taken_over(
     release: Release, space: Space, target: Target, report: Report
 ) -> None:
     chat = space.apply(small_llmdeployment("chat", replicas=1))
@@ -47,7 +47,7 @@ def test_what_is_served_outlives_the_release_and_the_next_one_takes_it_over(
         watch = Stopwatch()
         release.install()
         chat.until(lambda: is_known_to(release, chat), what="the new operator knows it", seconds=60)
-        report.figure("installed again to LLMDeployments taken over", watch.seconds)
+        report.figure("reinstalled to LLMDeployments taken over", watch.seconds)
         assert children(chat) == before, "nothing was made anew or changed"
 
         traffic.mark("one replica more")

@@ -9,7 +9,7 @@ from e2e_support.traffic import Kind, Traffic, of_kind
 from e2e_support.waiting import Stopwatch
 
 
-def test_operator_and_gateway_roll_under_traffic_and_no_request_fails(
+def test_an_upgrade_under_traffic_fails_no_request(
     release: Release, space: Space, gateway_url: str, report: Report
 ) -> None:
     chat = space.apply(small_llmdeployment("chat", replicas=2))
