@@ -13,6 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from starlette.datastructures import Headers
 
 from quire_cli.local.machine import this_machine
+from quire_common.contract import engine as engine_names
 from quire_common.errors import FlagsError
 from quire_common.kv_size import CacheLimits
 from quire_engine import flag_table, flags
@@ -25,7 +26,7 @@ from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity import kv_groups
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.resource import DType, Spec, engine_flags, names
+from quire_operator.domain.resource import DType, Spec, engine_flags
 from quire_operator.domain.resource.engine import BLOCK_SIZES
 
 
@@ -55,11 +56,6 @@ def test_every_flag_that_quire_sets_exists() -> None:
     known = {*flag_table.FLAGS.flags, "help", "version", "flag-schema"}
     assert {flag.removeprefix("no-") for flag in engine_flags.OWNED_FLAGS} <= known
     assert known >= engine_flags.RESERVED_FLAGS
-
-
-def test_variables_of_the_engine_begin_as_the_operator_thinks() -> None:
-    variable = f"{names.ENGINE_ENVIRONMENT_PREFIX}PORT"
-    assert flags.parse(["--model", "m"], {variable: "9", "PORT": "8"}).server.port == 9
 
 
 @pytest.mark.parametrize(
@@ -93,7 +89,7 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
     assert config.cache.swap_space_bytes == 2 * 2**30
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (32, 1024)
     assert config.server.served_model_names == ("org/Chat",)
-    assert (config.server.host, config.server.port) == ("0.0.0.0", engine_contract.HTTP_PORT)
+    assert (config.server.host, config.server.port) == ("0.0.0.0", engine_names.HTTP_PORT)
     assert (config.server.drain_timeout_seconds, config.server.lenient) == (90.0, True)
 
 
@@ -116,7 +112,7 @@ def test_keys_are_asked_for_where_the_spec_says_so_and_never_by_probes_or_scrape
     file.write_text("name=team-a max_concurrent=2 first-key-of-all\n")
     args = engine_contract.engine_args(spec_of({}), model_path="m", api_key_file=str(file))
     access = Access(engine_reads(args).server.access, time.monotonic)
-    for path in (engine_contract.READY_PATH, engine_contract.LIVE_PATH, engine_contract.METRICS_PATH):
+    for path in (engine_names.READY_PATH, engine_names.LIVE_PATH, engine_names.METRICS_PATH):
         assert access.check(path, Headers(), "10.0.0.9").tenant is None
     with pytest.raises(Unauthorized):
         access.check("/v1/models", Headers(), "10.0.0.9")

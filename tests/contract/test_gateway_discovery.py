@@ -9,13 +9,13 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import REQUESTS_PATH, Endpoint
 from quire_gateway.app import OPEN_PATHS, Site
 from quire_gateway.config import FileSource, parse_config
 from quire_gateway.endpoints.kubernetes import KubeObject, ObjectKey, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
-from quire_operator.domain.autoscaling.gateway_contract import REQUESTS_PATH, local_gateway_args, read_requests
+from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests
 from quire_operator.domain.cluster_state import observed
 from quire_operator.domain.manifests import desired, served_names
 from quire_operator.domain.manifests.pod_template import Images

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
+from quire_common.quantities import format_bytes
 from quire_operator.domain.resource import RemoteSource
-from quire_operator.domain.resource.quantities import format_bytes
 from quire_operator.domain.resource.sources import parse_source
 from quire_operator.errors import ModelProblem, UserError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire_cli.local.supervision import LOOPBACK, free_port
-from quire_operator.domain.autoscaling.gateway_contract import GATEWAY_COMMAND
-from quire_operator.domain.manifests.engine_contract import ENGINE_COMMAND
+from quire_common.contract.engine import ENGINE_COMMAND
+from quire_common.contract.gateway import GATEWAY_COMMAND
 from quire_operator.errors import AddressProblem, StartProblem
 
 

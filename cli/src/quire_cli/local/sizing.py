@@ -6,13 +6,13 @@ from pathlib import Path
 
 from quire_cli.local.machine import Machine
 from quire_common.kv_size import CacheLimits
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.quantities import format_bytes
 from quire_operator.errors import CapacityProblem
 
 

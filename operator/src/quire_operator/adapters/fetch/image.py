@@ -15,6 +15,7 @@ from typing import IO, cast
 
 from backports.zstd import ZstdError
 
+from quire_common.quantities import format_bytes
 from quire_operator.adapters.fetch.image_layers import KEPT, Kind, Layer, apply, layer_of, opened
 from quire_operator.adapters.fetch.registry import Registry
 from quire_operator.adapters.fetch.remote_files import (
@@ -32,7 +33,6 @@ from quire_operator.adapters.fetch.remote_files import (
 )
 from quire_operator.adapters.fetch.weights_header import NoWeights, count_parameters
 from quire_operator.domain.resource import ImageSource
-from quire_operator.domain.resource.quantities import format_bytes
 from quire_operator.errors import ModelProblem
 
 _LOOKED_THROUGH_BYTES = 16 << 20

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from quire_common.quantities import format_bytes
 from quire_operator.adapters.fetch.folder_lock import LockPace, locked
 from quire_operator.adapters.fetch.remote_files import Listing, Origin, Progress, Say, Unreachable, first_line
 from quire_operator.adapters.fetch.transfer import Patience, missing_bytes, transfer
 from quire_operator.domain.resource import RemoteSource
-from quire_operator.domain.resource.quantities import format_bytes
 from quire_operator.errors import ModelProblem
 
 _PARTIAL = ".partial"

@@ -1,10 +1,10 @@
 """What a person can change so that a model fits: for ``quire plan``, ``quire up`` and the operator's check. Pure."""
 
 from quire_common.kv_size import CacheLimits
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity.fit import Footprint, TooSmall
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.resource import KVCacheSize, Spec
-from quire_operator.domain.resource.quantities import format_bytes
 
 
 def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall, *, shared: bool) -> list[str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from urllib.parse import parse_qsl, quote
 
-from quire_operator.domain.resource.names import is_http_url, object_name_problem
+from quire_common.flags.kinds import is_http_url
+from quire_operator.domain.resource.names import object_name_problem
 
 EXAMPLES = (
     '"hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", "pvc://claim/path", "file:///folder" or '

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire_common.kv_size import CacheLimits
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import MIB
@@ -16,7 +17,6 @@ from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import HubSource, KVCacheShare, Spec
-from quire_operator.domain.resource.quantities import format_bytes
 from quire_operator.domain.status.conditions import READY, Blocker
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
