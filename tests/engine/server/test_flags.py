@@ -152,7 +152,7 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--cuda-graph-sizes", "8"], "its name is --cudagraph-capture-sizes"),
         (["m", "--deterministic", "--model-impl", "transformers"], "is for quire's own model families"),
         (["m", "--model-impl", "fake"], "expected one of auto, native, transformers"),
-        (["~nobody-here/m"], "home folder is not known"),
+        (["~nobody-here/m"], "that home folder is not known"),
         ([], "--model is missing"),
     ],
 )

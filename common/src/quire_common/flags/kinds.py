@@ -86,7 +86,7 @@ class PathName:
         try:
             path = Path(text).expanduser()
         except RuntimeError:
-            raise ValueError("the home folder of that user is not known") from None
+            raise ValueError("that home folder is not known") from None
         if self.readable:
             try:
                 path.read_bytes()

@@ -210,8 +210,8 @@ CASES = (
         fires=11,
         labels=OPERATOR,
         summary="No operator is leading",
-        description="No operator has held the Lease for 5m. Running replicas continue to serve, but nothing is changed, "
-        "repaired or scaled.",
+        description="No operator has held the Lease for 5m. Running replicas continue to serve, but nothing is "
+        "changed, repaired or scaled.",
     ),
     Case(
         alert="QuireOperatorNotLeading",
@@ -220,8 +220,8 @@ CASES = (
         fires=5,
         labels={},
         summary="No operator is leading",
-        description="No operator has held the Lease for 5m. Running replicas continue to serve, but nothing is changed, "
-        "repaired or scaled.",
+        description="No operator has held the Lease for 5m. Running replicas continue to serve, but nothing is "
+        "changed, repaired or scaled.",
     ),
     Case(
         alert="QuireOperatorReconcileErrors",
