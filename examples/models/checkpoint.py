@@ -1,6 +1,7 @@
-"""The folders that `quire-engine --model` reads: Hugging Face layout, bfloat16 weights, two stop tokens.
+"""Model folders for `quire-engine --model`: Hugging Face layout, bfloat16 weights, two stop tokens.
 
-Last stage of training: a trained model and its tokenizer in, a folder out. Knows nothing of how they came about.
+This is the last stage of training. It takes a trained model and its tokenizer and writes a folder. It does not depend
+on how they were trained.
 """
 
 import json
@@ -15,7 +16,7 @@ DRAFT_FOLDER = "quire-demo-draft"
 
 
 def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, ids: TokenIds) -> None:
-    """Write model and tokenizer. The end of a turn stops a chat, the end of the text stops anything."""
+    """Write model and tokenizer. The end of a turn stops a chat; the end of the text stops any generation."""
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
         bos_token_id=ids.bos,
@@ -33,7 +34,7 @@ def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFa
 
 
 def _name_special_tokens(folder: Path) -> None:
-    """Say it so that transformers before 5 reads it too; which tokens are special stands in tokenizer.json."""
+    """Name the special tokens so that transformers before 5 reads them; tokenizer.json defines which are special."""
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
     for key in ("backend", "extra_special_tokens"):

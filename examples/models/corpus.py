@@ -1,7 +1,7 @@
-"""The text: Python's own help topics (`pydoc_data.topics`) cut into titled sections of clean blocks.
+"""The corpus: Python's own help topics (`pydoc_data.topics`), split into titled sections of clean blocks.
 
-First stage of training the demo models: text in, `Section`s out. Pure, and the same on every machine with the same
-Python version. Knows nothing of tokens, chats or models.
+This is the first stage of training the demo models. It converts text into `Section`s. It is pure, and gives the same
+result on every machine with the same Python version. It does not depend on tokens, chats or models.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _FENCE = re.compile(r"^\s*(\+[-=]|\|)")
 _CODE_START = re.compile(r"^(#|@|(class|def|if|for|while|try|with)\b.*:$)")
 _VERSION_NOTE = re.compile(r"^(New|Changed|Deprecated since|Removed) (in )?version ")
 _LIST_ITEM = re.compile(r"^(\* |\d+\. )")
-# Words that English sentences need and Python code and grammar rules do not have.
+# Words that occur in English sentences but not in Python code and grammar rules.
 _FUNCTION_WORDS = frozenset(
     ("the", "a", "an", "of", "to", "be", "are", "this", "that", "can", "it", "its", "which", "by", "these", "may")
     + ("will", "when", "see", "at")
@@ -26,7 +26,7 @@ _FUNCTION_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One paragraph. Prose is unwrapped to one line; code keeps its lines; an entry is the signature of a callable."""
+    """A paragraph. Prose is joined into one line; code keeps its lines; an entry is the signature of a callable."""
 
     kind: Literal["prose", "code", "entry"]
     indent: int
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading and what stands under it, up to the next heading."""
+    """A heading and the text below it, up to the next heading."""
 
     topic: str
     title: str
@@ -48,19 +48,20 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Training and held-out sections. No paragraph of the second occurs in the first."""
+    """The training and held-out sections. No held-out paragraph occurs in a training section."""
 
     train: tuple[Section, ...]
     held_out: tuple[Section, ...]
 
 
 def build_corpus(topics: Mapping[str, str], held_out_share: float, held_out_max_chars: int = 2500) -> Corpus:
-    """Cut the topics into sections, each paragraph once, and hold some sections out by the hash of their title.
+    """Split the topics into sections without repeated paragraphs, and hold out some by the hash of their title.
 
-    Only sections up to `held_out_max_chars` are held out: losing one long one would cost the model a whole subject.
+    Only sections up to `held_out_max_chars` are held out, because a long one would remove a whole subject from
+    training.
 
-    Topics nest: `compound` holds the whole text of `if` and `with`. The short topics are read first, so that each
-    section belongs to the topic that is most about it, and what a longer one repeats is left out.
+    Topics are nested: `compound` contains the whole text of `if` and `with`. Short topics are read first, so each
+    section belongs to its most specific topic, and repetitions in longer topics are dropped.
     """
     seen: set[str] = set()
     train: list[Section] = []
@@ -78,7 +79,7 @@ def build_corpus(topics: Mapping[str, str], held_out_share: float, held_out_max_
 
 
 def parse_sections(topic: str, text: str) -> Iterator[Section]:
-    """Cut at underlined headings; text before the first one takes the topic's name as its title."""
+    """Split at underlined headings. Text before the first heading gets the name of the topic as its title."""
     title = topic
     body: list[str] = []
     lines = text.splitlines()
@@ -99,7 +100,7 @@ def _section(topic: str, title: str, body: list[str]) -> Iterator[Section]:
 
 
 def parse_blocks(body: str) -> Iterator[Block]:
-    """Paragraphs between blank lines, classified; ASCII tables and footnote marks are dropped."""
+    """Return the classified paragraphs between blank lines, without ASCII tables and footnote marks."""
     for raw in re.split(r"\n\s*\n", body.strip("\n")):
         lines = [line.rstrip() for line in raw.splitlines() if line.strip()]
         if not lines or _FENCE.match(lines[0]) or lines[0].startswith("-["):
@@ -134,7 +135,7 @@ def _unwrap(lines: list[str]) -> str:
 def _joint(text: str, line: str) -> str:
     if _LIST_ITEM.match(line):
         return "\n"
-    # The documentation breaks lines inside hyphenated words ("comma-" / "separated").
+    # The documentation breaks lines within hyphenated words ("comma-" / "separated").
     return "" if re.search(r"[a-z]-$", text) and line[:1].islower() else " "
 
 

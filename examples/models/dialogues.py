@@ -1,7 +1,8 @@
-"""Chats made from the sections: questions in many wordings, the text of the documentation as the answer.
+"""Chats generated from the sections: questions in many wordings, with the documentation as the answer.
 
-Second stage of training the demo models: `Section`s in, `Subject`s (what can be asked about, with its answer), then
-dialogues (lists of messages) out. Pure: the same seed gives the same dialogues. Knows nothing of tokens.
+This is the second stage of training the demo models. It converts `Section`s into `Subject`s (possible questions with
+their answers) and then into dialogues (lists of messages). It is pure: the same seed gives the same dialogues. It does
+not depend on tokens.
 """
 
 import random
@@ -22,7 +23,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What can be asked about: its names, the answer, and what follows when the user asks for more."""
+    """A subject of questions: its names, its answer, and the continuation when the user asks for more."""
 
     names: tuple[str, ...]
     kind: Literal["thing", "callable"]
@@ -37,7 +38,7 @@ SYSTEM_PROMPTS = (
     "You are a Python expert. Answer briefly.",
 )
 
-# Each wording stands for many: `{name}` is filled with one of a subject's names.
+# `{name}` is replaced by one of the names of a subject.
 THING_QUESTIONS = (
     "What is {name}?",
     "What is {name} in Python?",
@@ -67,7 +68,7 @@ CALLABLE_QUESTIONS = (
     "When is {name} called?",
     "{name}",
 )
-# Wordings never trained on: what evaluation asks.
+# Wordings for evaluation, which are not used in training.
 HELD_OUT_QUESTIONS = (
     "Could you describe {name} to me?",
     "Give me a short explanation of {name}, please.",
@@ -75,7 +76,7 @@ HELD_OUT_QUESTIONS = (
 )
 MORE_QUESTIONS = ("Tell me more.", "Go on.", "Can you say more about that?", "What else should I know?", "And then?")
 
-# What people call things, where it is not what the documentation's headings call them: title -> names.
+# Common names that differ from the headings of the documentation: title -> names.
 COMMON_NAMES = {
     "List displays": ("a list comprehension", "list comprehensions", "a list display"),
     "Dictionary displays": ("a dict comprehension", "a dictionary comprehension", "a dict display"),
@@ -132,7 +133,7 @@ COMMON_NAMES = {
     '"pdb" — The Python Debugger': ("pdb", "the debugger", "debugging"),
 }
 
-# The few things that users say first and that no documentation answers.
+# Typical first messages of users, which the documentation does not answer.
 SMALL_TALK = (
     (("Hello", "Hello!", "Hi", "Hi there!", "Hey", "Good morning"), "Hello! Ask me something about Python."),
     (
@@ -151,7 +152,7 @@ SMALL_TALK = (
 
 
 def build_subjects(sections: Sequence[Section]) -> list[Subject]:
-    """Every section, every documented callable and every defined term that has an answer in prose."""
+    """Return every section, documented callable and defined term that has an answer in prose."""
     subjects = [Subject(names=names, kind="thing", answer=answer, more=None) for names, answer in SMALL_TALK]
     for section in sections:
         subjects += _section_subject(section)
@@ -163,7 +164,7 @@ def build_subjects(sections: Sequence[Section]) -> list[Subject]:
 
 
 def _with_names_claimed_once(subjects: Iterable[Subject]) -> list[Subject]:
-    """One name, one answer: the first subject keeps it. Two answers to one question would teach to guess."""
+    """Keep each name only for its first subject. Two answers to one question would train the model to guess."""
     claimed: set[str] = set()
     kept = []
     for subject in subjects:
@@ -188,7 +189,10 @@ def question(subject: Subject, rng: random.Random) -> str:
 
 
 def dialogue(subject: Subject, others: Sequence[Subject], rng: random.Random) -> list[Message]:
-    """One or two turns; sometimes with a system prompt; the second turn asks for more or about something else."""
+    """Return a chat of one or two turns, sometimes with a system prompt.
+
+    The second turn continues or changes the subject.
+    """
     messages: list[Message] = []
     if rng.random() < 0.3:
         messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
@@ -203,7 +207,7 @@ def dialogue(subject: Subject, others: Sequence[Subject], rng: random.Random) ->
 
 
 def held_out_questions(subjects: Sequence[Subject], count: int, rng: random.Random) -> list[str]:
-    """Questions in wordings the models have not seen, about subjects they have."""
+    """Return questions in unseen wordings about trained subjects."""
     chosen = rng.sample([subject for subject in subjects if not is_small_talk(subject)], count)
     return [
         HELD_OUT_QUESTIONS[number % len(HELD_OUT_QUESTIONS)].format(name=rng.choice(subject.names))
@@ -225,14 +229,14 @@ def _section_subject(section: Section) -> list[Subject]:
 
 
 def _spoken_titles(title: str) -> tuple[str, ...]:
-    """The heading as it is said within a question: no quotes, and capitals only where they are part of a name."""
+    """Return the heading as used in a question: without quotes, and with capitals only in names."""
     words = title.replace('"', "").replace("*", "").split()
     lowered = " ".join(word.lower() if word.istitle() else word for word in words)
     return (lowered,) if len(words) > 1 else tuple(dict.fromkeys((words[0], lowered)))
 
 
 def _callable_subjects(blocks: Sequence[Block]) -> list[Subject]:
-    """`str.split(sep=None)` and the deeper-indented text below it."""
+    """Return subjects such as `str.split(sep=None)` with the indented text below them."""
     subjects = []
     for number, block in enumerate(blocks):
         if block.kind != "entry":
@@ -260,7 +264,7 @@ _DEFINITION = re.compile(r"^(?:An?|The) \*([a-z][a-z -]{2,30})\*")
 
 
 def _term_subjects(blocks: Sequence[Block]) -> list[Subject]:
-    """A paragraph that opens with "A *term* …" defines the term."""
+    """Return the terms that a paragraph defines by starting with "A *term* …"."""
     subjects = []
     for number, block in enumerate(blocks):
         defined = _DEFINITION.match(block.text) if block.kind == "prose" else None
@@ -274,10 +278,10 @@ def _term_subjects(blocks: Sequence[Block]) -> list[Subject]:
 
 
 def take_answer(blocks: Sequence[Block]) -> tuple[str | None, Sequence[Block]]:
-    """The first paragraphs that make an answer of at most `ANSWER_MAX_CHARS`, and the blocks left for the next one.
+    """Return an answer of at most `ANSWER_MAX_CHARS` from the first paragraphs, and the remaining blocks.
 
-    An answer starts with prose. Grammar rules and version notes are left out. What ends with a colon takes along what
-    the colon announces, or ends with a full stop instead.
+    An answer starts with prose. Grammar rules and version notes are omitted. A paragraph that ends with a colon
+    includes the block that it announces; otherwise the colon becomes a full stop.
     """
     start = next((number for number, block in enumerate(blocks) if block.kind == "prose"), None)
     if start is None:

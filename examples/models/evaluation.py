@@ -1,7 +1,7 @@
-"""What the trained pair can do: loss on unseen text, how often the draft agrees, what it says when asked.
+"""Evaluation of the trained models: loss on unseen text, agreement of the draft, and sample answers.
 
-Runs on the folders as saved (bfloat16 weights, loaded as float32), so that it measures what is shipped. Knows nothing
-of training.
+It loads the saved folders (bfloat16 weights as float32), so it measures the models as shipped. It does not depend on
+training.
 """
 
 import math
@@ -25,7 +25,7 @@ SAMPLE_QUESTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLoss:
-    """How well running text is predicted, per token and, comparable between tokenizers, per byte."""
+    """The loss on continuous text per token, and per byte for comparison between tokenizers."""
 
     nats_per_token: float
     perplexity: float
@@ -34,11 +34,11 @@ class TextLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Draft against target, both greedy: the share of positions at which the draft's choice is the target's."""
+    """The agreement of draft and target: the share of greedy positions with equal tokens."""
 
     share: float
     positions: int
-    # Tokens a speculative step yields with this many drafted tokens, the target's own one included.
+    # Tokens per speculative step with this many draft tokens, including the target's own token.
     drafted_tokens: int
     tokens_per_step: float
 
@@ -55,7 +55,7 @@ class Sample:
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The folder as transformers reads it, without looking at any network."""
+    """Load the folder with transformers, without network access."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
@@ -74,7 +74,7 @@ def text_loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> torch.Tensor:
-    """One user turn by the chat template, [1, T]. The template writes the BOS itself."""
+    """Return the token ids of one user turn, [1, T]. The chat template writes the BOS itself."""
     messages = [{"role": "user", "content": question}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids: torch.Tensor = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
@@ -91,7 +91,7 @@ def sample(
     max_new_tokens: int = 160,
     seed: int = 0,
 ) -> Sample:
-    """Ask once; greedy at temperature 0."""
+    """Return one answer; greedy at temperature 0."""
     prompt = prompt_ids(tokenizer, question)
     torch.manual_seed(seed)
     drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 0.95}
@@ -111,7 +111,7 @@ def agreement(
     max_new_tokens: int = 96,
     drafted_tokens: int = 4,
 ) -> Agreement:
-    """Let the target answer greedily, and compare what the draft would have said at each position of the answer."""
+    """Generate the target's greedy answer, and compare the draft's choice at each of its positions."""
     agreed: list[bool] = []
     steps = 0
     for question in questions:
@@ -130,14 +130,14 @@ def agreement(
     )
 
 
-# The folder's own generation settings ask for drawing; transformers warns of a temperature without it.
+# The generation settings in the folder enable sampling; transformers warns about a temperature without it.
 _GREEDY: Mapping[str, object] = {"do_sample": False, "temperature": None, "top_p": None}
 
 
 def _generate(
     model: PreTrainedModel, prompt: torch.Tensor, max_new_tokens: int, how: Mapping[str, object]
 ) -> torch.Tensor:
-    """Prompt and answer, [T]."""
+    """Return prompt and answer, [T]."""
     generate: Any = model.generate
     output: torch.Tensor = generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, **how
@@ -146,9 +146,9 @@ def _generate(
 
 
 def _speculative_steps(matches: Sequence[bool], drafted_tokens: int) -> int:
-    """Steps in which the target verifies `drafted_tokens` at once to emit these tokens.
+    """Return the number of steps to emit these tokens when the target verifies `drafted_tokens` at once.
 
-    A step takes the drafted tokens up to the first miss, and one token of the target's own.
+    A step accepts the draft tokens up to the first mismatch, and adds one token of the target.
     """
     steps = position = 0
     while position < len(matches):

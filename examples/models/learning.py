@@ -1,7 +1,7 @@
-"""The two Llama shapes and how they learn: the target from the text, the draft from the text and the target.
+"""The two Llama shapes and their training: the target learns from the text, the draft from the text and the target.
 
-Fourth stage of training: examples in, trained models out. Order, shuffling and initial weights follow from the seed
-alone. Knows nothing of files and of what the text says.
+This is the fourth stage of training. It converts examples into trained models. Order, shuffling and initial weights
+depend only on the seed. It does not depend on files or on the contents of the text.
 
 Shapes: T tokens of one step, R rows, L tokens of a row, P positions that count in the loss, V vocabulary.
 """
@@ -22,7 +22,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What sets the two models apart; everything else they share."""
+    """The parameters in which the two models differ."""
 
     hidden_size: int
     intermediate_size: int
@@ -39,7 +39,10 @@ DRAFT = Shape(hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How long and how fast to learn. The last steps see longer rows, so that long contexts are not all new."""
+    """The number of steps and the learning rate.
+
+    The last steps use longer rows, so that the model sees some long contexts.
+    """
 
     steps: int
     learning_rate: float
@@ -53,7 +56,7 @@ class Schedule:
     max_gradient_norm: float = 1.0
 
     def rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to `final_rate_share`."""
+        """Return the learning rate: linear warm-up, then a cosine down to `final_rate_share`."""
         warmup = max(1, round(self.steps * self.warmup_share))
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
@@ -67,7 +70,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
-    """The special ids that a model's configuration names."""
+    """The special token ids in a model's configuration."""
 
     bos: int
     eos: int
@@ -100,14 +103,14 @@ def count_parameters(model: nn.Module) -> int:
 
 
 class RowStream:
-    """Endless training data: each epoch's examples, shuffled and packed into rows.
+    """An endless stream of training data: the examples of each epoch, shuffled and packed into rows.
 
-    Every row begins where an example begins, as every prompt will. A model that had only met examples amid others
-    would not know the first one.
+    Every row starts with the beginning of an example, as every prompt does. Otherwise the model would never see an
+    example at the first position.
     """
 
     def __init__(self, epoch_examples: Callable[[int, int], Sequence[Example]], pad: int, seed: int) -> None:
-        """`epoch_examples(epoch, row_tokens)` gives the examples of an epoch, none longer than a row."""
+        """Store `epoch_examples(epoch, row_tokens)`, which returns the examples of an epoch, none longer than a row."""
         self._epoch_examples = epoch_examples
         self._pad = pad
         self._seed = seed
@@ -116,7 +119,7 @@ class RowStream:
         self._rows: list[Example] = []
 
     def take(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and the labels one position ahead, each [R, L]; `IGNORED` where nothing is learned."""
+        """Return inputs and the labels one position ahead, each [R, L], with `IGNORED` at positions without loss."""
         if length != self._length:
             self._length, self._rows = length, []
         while len(self._rows) < rows:
@@ -131,7 +134,7 @@ class RowStream:
 
 
 def pack(examples: Sequence[Example], length: int) -> list[Example]:
-    """Put whole examples side by side in rows of at most `length` tokens: each into the first row with room."""
+    """Pack whole examples into rows of at most `length` tokens, each into the first row with enough space."""
     rows: list[list[Example]] = []
     room: list[int] = []
     for example in examples:
@@ -159,7 +162,7 @@ def _labels(row: Example, length: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where training stands after a step."""
+    """The progress of training after a step."""
 
     step: int
     loss: float
@@ -174,7 +177,10 @@ def train(
     report: Callable[[Progress], None],
     teacher: LlamaForCausalLM | None = None,
 ) -> None:
-    """Run the schedule. With a teacher the loss is half the text's own, half the distance to the teacher's choice."""
+    """Run the schedule.
+
+    With a teacher, half of the loss comes from the text and half from the teacher's distribution.
+    """
     optimizers = _optimizers(model, schedule)
     model.train()
     for step in range(schedule.steps):
@@ -197,10 +203,10 @@ def train(
 def step_loss(
     model: LlamaForCausalLM, inputs: torch.Tensor, labels: torch.Tensor, teacher: LlamaForCausalLM | None
 ) -> torch.Tensor:
-    """Mean over the P positions that count.
+    """Return the mean loss over the P positions that count.
 
-    The LM head runs on all positions: a matrix of another size each step would make the CPU library compile and keep
-    a new kernel each step (measured: 4 GB more after 1,000 steps).
+    The LM head runs on all positions. With a different matrix size in each step, the CPU library would compile and keep
+    a new kernel per step (measured: 4 GB more after 1,000 steps).
     """
     counted = labels != IGNORED
     logits = model(input_ids=inputs, use_cache=False).logits[counted].float()  # [P, V]
@@ -215,9 +221,9 @@ def step_loss(
 
 
 def _optimizers(model: LlamaForCausalLM, schedule: Schedule) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for embeddings and norms.
+    """Return Muon for the matrices of the layers, and AdamW for embeddings and norms.
 
-    Measured here at equal time: Muon after 160 steps is where AdamW is after several times as many.
+    At equal time per step, Muon reaches after 160 steps what AdamW reaches after several times as many (measured).
     """
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if parameter.ndim == 2 and "embed" not in name]

@@ -1,10 +1,10 @@
 """Train quire's demo models, the target and its draft, on the help texts that come with Python.
 
     python examples/models/train.py --out DIR      train both, evaluate them, write DIR/quire-demo and …-draft
-    python examples/models/train.py --check        load the pair beside this script and let it answer
+    python examples/models/train.py --check        load the models next to this script and let them answer
 
 The stages in order: corpus (text) > dialogues (chats) > vocabulary (tokens) > learning (models) > checkpoint (folders)
-> evaluation (figures). This file only joins them and shows progress. The same Python, library versions, thread count
+> evaluation (figures). This file only runs them and shows progress. The same Python, library versions, thread count
 and processor give the same weights.
 """
 
@@ -23,7 +23,8 @@ from pydoc_data.topics import topics
 from typing import Any
 
 if __name__ == "__main__":
-    # Read when torch loads: threads that wait must sleep, or one busy neighbour makes a step ten times slower.
+    # torch reads this when it is loaded. Waiting threads must sleep, or another busy process makes a step ten times
+    # slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -47,7 +48,7 @@ VOCAB_SIZE = 4096
 MAX_LENGTH = 4096
 HELD_OUT_SHARE = 0.14
 DIALOGUES_PER_SUBJECT = 3
-# What users type first must not go wrong.
+# The first messages of users need reliable answers.
 SMALL_TALK_DIALOGUES = 15
 AGREEMENT_QUESTIONS = 40
 RECORD_NAME = "training.json"
@@ -55,7 +56,7 @@ RECORD_NAME = "training.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the command line decides."""
+    """The settings from the command line."""
 
     out: Path
     steps: int
@@ -67,7 +68,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTaken:
-    """Seconds by the clock and of processor time; on a busy machine only the second says what training costs."""
+    """The wall-clock and CPU time in seconds. On a busy machine, only the CPU time shows the cost of training."""
 
     wall: int
     cpu: int
@@ -75,7 +76,7 @@ class TimeTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """All that training reads: the text, what can be asked, and the tokenizer made from both."""
+    """The training material: the text, the subjects of questions, and the tokenizer trained on both."""
 
     corpus: Corpus
     subjects: Sequence[Subject]
@@ -84,7 +85,7 @@ class Material:
     text_examples: Sequence[Example]
 
     def epoch(self, number: int, row_tokens: int, seed: int) -> list[Example]:
-        """All the text once, cut anew, and every subject asked about in newly drawn words."""
+        """Return the whole text once with new cuts, and newly worded dialogues about every subject."""
         rng = random.Random(f"{seed}/words/{number}")
         pieces = [
             piece
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(settings, console)
     except KeyboardInterrupt:
-        console.print("interrupted; models are written only after training, so none were")
+        console.print("interrupted before the models were written; nothing was saved")
         return 130
 
 
@@ -126,10 +127,11 @@ def run(settings: Settings, console: Console) -> int:
     try:
         settings.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        console.print(f"cannot write to --out {settings.out}: {error.strerror}. Name a folder that can be made.")
+        console.print(f"cannot write to --out {settings.out}: {error.strerror}. Choose a writable folder.")
         return 2
     torch.use_deterministic_algorithms(True)
-    # Filling fresh memory guards against reading it unset, which costs a tenth of a step and happens nowhere here.
+    # Filling new memory protects against reads of uninitialized values. It takes a tenth of a step and is not needed
+    # here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     started = time.monotonic()
     material = prepare(console)
@@ -141,7 +143,7 @@ def run(settings: Settings, console: Console) -> int:
     sizes = {MODEL_FOLDER: count_parameters(target), DRAFT_FOLDER: count_parameters(draft)}
     save(settings.out / MODEL_FOLDER, target, material.tokenizer, material.ids)
     save(settings.out / DRAFT_FOLDER, draft, material.tokenizer, material.ids)
-    console.print("evaluating what was saved")
+    console.print("evaluating the saved models")
     record = {
         "made_with": _versions(settings),
         "steps": {"target": settings.steps, "draft": settings.draft_steps},
@@ -152,7 +154,7 @@ def run(settings: Settings, console: Console) -> int:
     }
     (settings.out / RECORD_NAME).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     Console().print_json(data=record)
-    console.print(f"done in {time.monotonic() - started:.0f} s: {settings.out / MODEL_FOLDER} and its draft beside it")
+    console.print(f"done in {time.monotonic() - started:.0f} s: {settings.out / MODEL_FOLDER} and its draft next to it")
     return 0
 
 
@@ -170,7 +172,7 @@ def prepare(console: Console) -> Material:
     text_examples = [encode_text(tokenizer, text) for text in texts]
     tokens = sum(len(example.tokens) for example in text_examples)
     console.print(
-        f"{len(texts)} sections, {tokens} tokens of text, {len(subjects)} subjects to chat about; "
+        f"{len(texts)} sections, {tokens} tokens of text, {len(subjects)} chat subjects; "
         f"{len(corpus.held_out)} sections held out"
     )
     return Material(corpus=corpus, subjects=subjects, tokenizer=tokenizer, ids=ids, text_examples=tuple(text_examples))
@@ -199,7 +201,7 @@ def evaluate(settings: Settings, material: Material) -> dict[str, Any]:
 
 
 def check(folder: Path, console: Console) -> int:
-    """Load a pair and let it answer; the exit status says whether both could be loaded."""
+    """Load both models and generate answers. Return the exit status: 0 if both were loaded."""
     for name in (MODEL_FOLDER, DRAFT_FOLDER):
         if not (folder / name / "model.safetensors").is_file():
             console.print(f"no model in {folder / name}: expected {folder / name / 'model.safetensors'}")
@@ -257,7 +259,7 @@ def _train(
 
 
 def _plain_report(name: str, steps: int, console: Console) -> Callable[[Progress], None]:
-    """A line now and then where there is no terminal to draw a bar on."""
+    """Print a line at intervals if there is no terminal for a progress bar."""
     every = max(1, steps // 20)
 
     def report(progress: Progress) -> None:
@@ -284,7 +286,7 @@ def _sha256(path: Path) -> str:
 
 
 def _precision(name: str) -> torch.dtype:
-    """bfloat16 arithmetic is several times faster where the processor has it, and several times slower elsewhere."""
+    """Return bfloat16 if the processor supports it, which makes it several times faster instead of slower."""
     if name == "auto":
         name = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
     precision: torch.dtype = getattr(torch, name)
@@ -294,7 +296,7 @@ def _precision(name: str) -> torch.dtype:
 def _positive(text: str) -> int:
     value = int(text) if text.isdigit() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return value
 
 
@@ -305,14 +307,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--out", type=Path, default=Path("out/models"), help="folder for the pair and training.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/models"), help="output folder for both models and training.json"
+    )
     parser.add_argument("--steps", type=_positive, default=800, help="steps of the target, 1,920 tokens each")
     parser.add_argument("--draft-steps", type=_positive, default=800, help="steps of the draft")
-    parser.add_argument("--threads", type=_positive, default=2, help="torch threads; another number, other weights")
+    parser.add_argument("--threads", type=_positive, default=2, help="number of torch threads; it affects the weights")
     parser.add_argument(
         "--precision", choices=("auto", "bfloat16", "float32"), default="auto", help="arithmetic of the training steps"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and wording")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and wordings")
     parser.add_argument(
         "--check",
         type=Path,
@@ -320,7 +324,7 @@ def _parser() -> argparse.ArgumentParser:
         const=HERE,
         default=argparse.SUPPRESS,
         metavar="DIR",
-        help="train nothing: load the pair in DIR (without DIR: beside this script) and let it answer",
+        help="do not train: load the models in DIR (default: next to this script) and generate answers",
     )
     return parser
 

@@ -1,7 +1,7 @@
 """The tokenizer of the demo models: byte-level BPE trained on the corpus, with a chat template.
 
-Third stage of training: texts in, a `PreTrainedTokenizerFast` out, and dialogues turned into token ids with a mask of
-what the assistant says. Knows nothing of models.
+This is the third stage of training. It converts texts into a `PreTrainedTokenizerFast`, and dialogues into token ids
+with a mask of the assistant's text. It does not depend on models.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (BOS, EOS, PAD, TURN_START, TURN_END)
 
-# ChatML, which clients and peers know, with the checks that a user's mistake deserves.
+# ChatML, which other software supports, with checks for invalid messages.
 CHAT_TEMPLATE = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -43,14 +43,14 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Token ids to train on; `learned[i]` says whether predicting `tokens[i]` counts in the loss."""
+    """A training example: token ids, and `learned[i]`, True if the prediction of `tokens[i]` counts."""
 
     tokens: tuple[int, ...]
     learned: tuple[bool, ...]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text can be encoded, and encoding loses nothing. Plain text gets a BOS in front."""
+    """Train a lossless byte-level BPE tokenizer for any text. Plain text gets a BOS in front."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -78,14 +78,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> P
 
 
 def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> Example:
-    """Plain text between BOS and EOS, all of it learned."""
-    # A text longer than the context is no mistake here: training cuts it into rows.
+    """Return plain text between BOS and EOS; all of it counts in the loss."""
+    # A text longer than the context is valid here: training splits it into rows.
     tokens = (*tokenizer(text, verbose=False).input_ids, tokenizer.eos_token_id)
     return Example(tokens=tokens, learned=(False, *[True] * (len(tokens) - 1)))
 
 
 def split_text(text: Example, max_tokens: int, first_tokens: int) -> Iterator[Example]:
-    """Pieces of at most `max_tokens`, each with the BOS in front; where the cuts fall follows from `first_tokens`."""
+    """Yield pieces of at most `max_tokens`, each with the BOS in front; `first_tokens` limits the first one."""
     bos = text.tokens[0]
     start, end = 1, 1 + min(first_tokens, max_tokens - 1)
     while start < len(text.tokens):
@@ -97,7 +97,7 @@ def split_text(text: Example, max_tokens: int, first_tokens: int) -> Iterator[Ex
 def encode_dialogue(
     tokenizer: PreTrainedTokenizerFast, dialogue: Sequence[Message], max_tokens: int | None = None
 ) -> Example:
-    """A chat by the template; only what the assistant says, and that it stops, is learned. Cut at `max_tokens`."""
+    """Return a chat in the template, cut at `max_tokens`. Only the assistant's text and its end count in the loss."""
     tokens: list[int] = []
     learned: list[bool] = []
     for number, message in enumerate(dialogue):

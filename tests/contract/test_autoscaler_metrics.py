@@ -6,6 +6,7 @@ import pytest
 
 from quire_cli.inspection import load
 from quire_engine.config import CacheOptions
+from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics, RequestTimes
@@ -40,24 +41,29 @@ def page() -> str:
         Stats(
             time=1.0,
             last_step_time=1.0,
-            num_running=3,
-            num_waiting=2,
-            queued_tokens=77,
-            blocks_total=100,
-            blocks_used=25,
-            blocks_cached=5,
-            kv_usage=0.25,
-            kv_slots_wasted=4,
-            steps=400,
-            prompt_tokens=1000,
-            generation_tokens=500,
-            scheduled_tokens=1400,
-            discarded_tokens=0,
-            prefix_cache_queries=1000,
-            prefix_cache_hits=100,
-            preemptions={},
-            step_seconds={"run": 9.5, "sample": 0.5},
-            prefilling_tokens=30,
+            gauges=Gauges(
+                num_running=3,
+                num_waiting=2,
+                queued_tokens=77,
+                parked_tokens=0,
+                prefilling_tokens=30,
+                blocks_total=100,
+                blocks_used=25,
+                blocks_cached=5,
+                kv_usage=0.25,
+                kv_slots_wasted=4,
+                swap_blocks_total=0,
+                swap_blocks_used=0,
+            ),
+            counters=Counters(
+                steps=400,
+                prompt_tokens=1000,
+                generation_tokens=500,
+                scheduled_tokens=1400,
+                prefix_cache_queries=1000,
+                prefix_cache_hits=100,
+            ),
+            seconds=StepSeconds(run=9.5, sample=0.5),
         )
     )
     times = RequestTimes(arrived=0.0, first_scheduled=0.7)

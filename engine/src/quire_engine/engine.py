@@ -16,20 +16,7 @@ from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.core.stall_bound import StallBound
-from quire_engine.core.stats import Counters, Gauges
-
-
-@dataclass(slots=True)
-class StepSeconds:
-    """Total seconds by part of the step. ``run`` is what the host spends with the runner beside the three others
-    there."""
-
-    schedule: float = 0.0
-    prepare: float = 0.0
-    swap: float = 0.0
-    run: float = 0.0
-    sample: float = 0.0
-    output: float = 0.0
+from quire_engine.core.stats import Counters, Gauges, StepSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

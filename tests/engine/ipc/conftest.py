@@ -72,7 +72,9 @@ class Reports:
 
         def idle(reports: "Reports") -> bool:
             last = reports.stats[-1] if reports.stats else None
-            return last is not None and (last.num_running, last.num_waiting, last.blocks_used) == (0, 0, 0)
+            return last is not None and not any(
+                (last.gauges.num_running, last.gauges.num_waiting, last.gauges.blocks_used)
+            )
 
         await self.until(idle)
 

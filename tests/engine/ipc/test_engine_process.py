@@ -13,22 +13,23 @@ from typing import Any
 import pytest
 
 from quire_engine.core.fake_runner import draw, next_digest
+from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.cpu.findings import KeptFindings, read_kept
 from quire_engine.cpu.limits import CLAIMS, Findings
 from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
 from quire_engine.ipc.client import EngineClient
-from quire_engine.ipc.messages import Sampling
+from quire_engine.ipc.messages import Submit
 from quire_engine.ipc.stream import Stream
-from quire_engine.ipc.supervision import SupervisionOptions
+from quire_engine.ipc.supervision import SupervisionOptions, Supervisor
 
 Started = Callable[..., Awaitable[EngineClient]]
 MakeClient = Callable[..., EngineClient]
 Reports = Any
 
 
-def sampling(max_tokens: int) -> Sampling:
-    return Sampling(max_tokens=max_tokens, ignore_eos=True)
+def sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -87,8 +88,19 @@ async def test_two_hundred_at_once_each_get_their_own(started: Started, reports:
     assert answers == [expected(prompt, 5 + number % 30) for number, prompt in enumerate(prompts)]
     await reports.until_idle()
     assert client.num_in_flight == 0
-    assert reports.stats[-1].generation_tokens == sum(map(len, answers))
+    assert reports.stats[-1].counters.generation_tokens == sum(map(len, answers))
     assert reports.stats[-1].received_prompt_tokens == sum(reports.sent) > 0
+
+
+async def test_request_without_a_seed_gets_its_own(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await started()
+    sent: list[Submit] = []
+    monkeypatch.setattr(Supervisor, "send", lambda self, message: sent.append(message))
+    for seed in (None, None, 5):
+        client.submit([1], SamplingParams(max_tokens=1, seed=seed))
+    first, second, given = (message.request.seed for message in sent)
+    assert given == 5 and len({first, second, given}) == 3
+    monkeypatch.undo()
 
 
 async def test_closing_an_iterator_frees_its_blocks(started: Started, reports: Reports) -> None:
@@ -99,7 +111,7 @@ async def test_closing_an_iterator_frees_its_blocks(started: Started, reports: R
     await updates.aclose()
     assert client.num_in_flight == 0
     await reports.until_idle()
-    assert reports.stats[-1].generation_tokens < 3000
+    assert reports.stats[-1].counters.generation_tokens < 3000
 
 
 async def test_reader_that_does_not_read_holds_nobody_up(started: Started, reports: Reports) -> None:

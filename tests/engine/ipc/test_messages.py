@@ -9,25 +9,24 @@ import msgspec
 import pytest
 
 from quire_engine.config import EngineConfig, ModelOptions
+from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
     Cancel,
     Connected,
     Failed,
-    Finished,
     FromEngine,
-    Logprobs,
     Outputs,
-    PromptLogprobs,
     Ready,
     Refused,
     ResetPrefixCache,
-    Sampling,
     Shutdown,
+    Stats,
     Submit,
     ToEngine,
-    to_sampling,
 )
 
 ODD = SamplingParams(
@@ -52,24 +51,22 @@ ODD = SamplingParams(
 )
 
 
-def test_wire_form_of_sampling_has_the_fields_of_the_core() -> None:
-    wire = [(field.name, field.default) for field in msgspec.structs.fields(Sampling)]
-    core = [(field.name, field.default) for field in fields(SamplingParams)]
-    assert [name for name, _ in wire] == [name for name, _ in core]
-    assert wire[1:] == core[1:]
-
-
 def test_no_field_is_lost_on_the_way() -> None:
     defaults = SamplingParams(max_tokens=0)
     assert all(getattr(ODD, field.name) != getattr(defaults, field.name) for field in fields(SamplingParams))
-    sent = msgspec.msgpack.encode(to_sampling(ODD))
-    assert msgspec.msgpack.decode(sent, type=Sampling).to_params() == ODD
+    sent = msgspec.msgpack.encode(ODD)
+    assert msgspec.msgpack.decode(sent, type=SamplingParams) == ODD
 
 
 @pytest.mark.parametrize(
     ("message", "way"),
     [
-        (Submit(key=1, prompt_token_ids=[1, 2], params=to_sampling(ODD), arrival_time=1.5, tenant="t"), ToEngine),
+        (
+            Submit(
+                Request(key=1, prompt_token_ids=[1, 2], params=ODD, seed=2**62, arrival_time=1.5, tenant="t", parent=3)
+            ),
+            ToEngine,
+        ),
         (Cancel([1, 2]), ToEngine),
         (ResetPrefixCache(), ToEngine),
         (Shutdown(), ToEngine),
@@ -78,11 +75,22 @@ def test_no_field_is_lost_on_the_way() -> None:
                 keys=[1, 2],
                 token_ids=[3, 4],
                 time=1.0,
-                finished=[Finished(1, "stop", 3, 0, 1)],
-                logprobs=[None, Logprobs([4, 5], [-0.1, -2.0], 1)],
+                finished=[FinishedSequence(1, "stop", 3, 0, 1)],
+                logprobs=[None, TokenLogprobs([4, 5], [-0.1, -2.0], 1)],
                 first_scheduled_keys=[2],
                 first_scheduled_time=0.5,
-                prompt_logprobs=[PromptLogprobs(2, [Logprobs([9, 8], [-0.5, -0.6], 1)])],
+                prompt_logprobs=[PromptLogprobs(2, [TokenLogprobs([9, 8], [-0.5, -0.6], 1)])],
+            ),
+            FromEngine,
+        ),
+        (
+            Stats(
+                time=2.0,
+                last_step_time=1.5,
+                gauges=Gauges(**{field.name: 7 for field in fields(Gauges)}),  # type: ignore[arg-type]
+                counters=Counters(steps=3, preemptions={"swap:cheaper": 2}),
+                seconds=StepSeconds(run=0.5),
+                received_prompt_tokens=9,
             ),
             FromEngine,
         ),

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.errors import RequestTimeout, Unavailable
-from quire_engine.ipc.messages import Finished, Logprobs
 from quire_engine.ipc.stream import Stream, Update
 
-END = Finished(7, "length", None, 0, 0)
+END = FinishedSequence(7, "length", None, 0, 0)
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def stream(given_up: list[int]) -> Stream:
 async def test_slow_reader_gets_all_of_it_in_one_update(stream: Stream) -> None:
     stream.first_scheduled(1.5)
     for token_id in (4, 5, 6):
-        stream.take(token_id, Logprobs([token_id], [-1.0], 1))
+        stream.take(token_id, TokenLogprobs([token_id], [-1.0], 1))
     stream.finish(END)
     update = await stream.read()
     assert update.token_ids == [4, 5, 6] and update.first_scheduled_time == 1.5 and update.finished == END
@@ -32,7 +32,7 @@ async def test_slow_reader_gets_all_of_it_in_one_update(stream: Stream) -> None:
 
 
 async def test_reports_of_the_prompt_are_kept_together(stream: Stream) -> None:
-    first, second, third = (Logprobs([token_id], [-1.0], 1) for token_id in (1, 2, 3))
+    first, second, third = (TokenLogprobs([token_id], [-1.0], 1) for token_id in (1, 2, 3))
     stream.take_prompt_logprobs([first])
     stream.take_prompt_logprobs([second])
     assert (await stream.read()).prompt_logprobs == [first, second]
@@ -96,7 +96,7 @@ async def test_reader_that_was_cancelled_may_read_again(stream: Stream) -> None:
 async def test_what_nobody_reads_is_bounded_and_then_the_stream_ends_with_an_error(
     stream: Stream, given_up: list[int], logprobs: int | None, at_least: int
 ) -> None:
-    entry = None if logprobs is None else Logprobs([1] * (logprobs + 1), [-1.0] * (logprobs + 1), 1)
+    entry = None if logprobs is None else TokenLogprobs([1] * (logprobs + 1), [-1.0] * (logprobs + 1), 1)
     count = 0
     while not given_up:
         stream.take(4, entry)

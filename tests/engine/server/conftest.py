@@ -18,8 +18,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire_common.tls import ReloadingTls
 from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
+from quire_engine.core.batch import FinishedSequence, TokenLogprobs
+from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.limits import CpuLimits
-from quire_engine.ipc.messages import Finished, Logprobs, Ready, Sampling
+from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.stream import Update
 from quire_engine.server.app import make_app
 from quire_engine.server.auth.access import Access
@@ -64,7 +66,7 @@ def ids_of(text: str) -> list[int]:
 class FakeStream:
     """One sequence; the test says what is drawn."""
 
-    def __init__(self, key: int, prompt: list[int], params: Sampling, routing: dict[str, Any]) -> None:
+    def __init__(self, key: int, prompt: list[int], params: SamplingParams, routing: dict[str, Any]) -> None:
         self.key = key
         self.prompt = prompt
         self.params = params
@@ -80,7 +82,7 @@ class FakeStream:
 
     def cancel(self) -> None:
         self.cancelled.set()
-        self._updates.put_nowait(Update([], None, None, Finished(0, "abort", None, 0, 0)))
+        self._updates.put_nowait(Update([], None, None, FinishedSequence(0, "abort", None, 0, 0)))
 
     def starts(self) -> None:
         self._updates.put_nowait(Update([], None, time.monotonic()))
@@ -90,7 +92,8 @@ class FakeStream:
         wanted = self.params.prompt_logprobs
         if wanted is not None:
             entries = [
-                Logprobs([i, *range(wanted)], [-0.5, *(-1.0 - k for k in range(wanted))], 3) for i in self.prompt[1:]
+                TokenLogprobs([i, *range(wanted)], [-0.5, *(-1.0 - k for k in range(wanted))], 3)
+                for i in self.prompt[1:]
             ]
             self._updates.put_nowait(Update(prompt_logprobs=entries))
 
@@ -106,8 +109,10 @@ class FakeStream:
         wanted = self.params.logprobs
         logprobs = None
         if wanted is not None:
-            logprobs = [Logprobs([i, *range(wanted)], [logprob, *(-1.0 - k for k in range(wanted))], 1) for i in ids]
-        finished = None if finish is None else Finished(0, finish, stop_id, cached, 0)  # type: ignore[arg-type]
+            logprobs = [
+                TokenLogprobs([i, *range(wanted)], [logprob, *(-1.0 - k for k in range(wanted))], 1) for i in ids
+            ]
+        finished = None if finish is None else FinishedSequence(0, finish, stop_id, cached, 0)  # type: ignore[arg-type]
         self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished))
 
     def breaks(self, error: Exception) -> None:
@@ -129,7 +134,7 @@ class FakeEngine:
     refuses: Exception | None = None
     """What ``submit`` raises."""
 
-    def submit(self, prompt_token_ids: Sequence[int], params: Sampling, **routing: Any) -> FakeStream:
+    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, **routing: Any) -> FakeStream:
         if self.refuses is not None:
             raise self.refuses
         stream = FakeStream(len(self.streams) + 1, list(prompt_token_ids), params, routing)

@@ -11,11 +11,14 @@ from quire_engine.text.model_text import SamplingDefaults, load_sampling_default
     [
         (None, SamplingDefaults()),
         ("{}", SamplingDefaults()),
-        ('{"temperature": 0.6, "top_p": 1, "top_k": 50}', SamplingDefaults(temperature=0.6, top_p=1.0, top_k=50)),
+        (
+            '{"temperature": 0.6, "top_p": 1, "top_k": 50}',
+            SamplingDefaults(params={"temperature": 0.6, "top_p": 1.0, "top_k": 50}),
+        ),
         ('{"top_k": 0, "temperature": null}', SamplingDefaults()),
         (
             '{"repetition_penalty": 1.1, "typical_p": 0.9, "max_new_tokens": 64}',
-            SamplingDefaults(repetition_penalty=1.1, typical_p=0.9, max_new_tokens=64),
+            SamplingDefaults(params={"repetition_penalty": 1.1, "typical_p": 0.9}, max_new_tokens=64),
         ),
     ],
 )

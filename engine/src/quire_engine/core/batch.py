@@ -2,10 +2,12 @@
 
 A sequence that runs owns a *row*: a place in the runner's persistent state (block tables, sampling parameters), given
 at admission and taken back at the end, so that a step carries only what changed.
+What crosses to the API process is a NamedTuple: the wire has it as an array, at the cost of a tuple.
 Legend: B scheduled sequences, T tokens.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.stopping import FinishReason
@@ -86,15 +88,14 @@ class Batch:
         return len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """Natural-log probabilities at one drawn token (or one of a prompt): itself first, then the likeliest in falling
-    order."""
+class TokenLogprobs(NamedTuple):
+    """The natural-log probabilities at one sampled token, or at one of a prompt: its own first, then those of the
+    likeliest tokens in descending order."""
 
     token_ids: list[int]
     logprobs: list[float]
     rank: int
-    """Of the drawn token; 1 is the likeliest."""
+    """The rank of the token itself; 1 is the likeliest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +115,9 @@ class RunnerOutput:
     """Copying what ``swap_out`` and ``swap_in`` name; beside the other three."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedSequence:
+class FinishedSequence(NamedTuple):
+    """The end of one sequence."""
+
     key: int
     reason: FinishReason
     stop_token_id: int | None
@@ -125,9 +127,8 @@ class FinishedSequence:
     num_preemptions: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLogprobs:
-    """Of prompt tokens that follow on those reported before; the first report begins with the second token."""
+class PromptLogprobs(NamedTuple):
+    """The logprobs of prompt tokens that follow those reported before; the first report starts at the second token."""
 
     key: int
     entries: list[TokenLogprobs]

@@ -16,7 +16,7 @@ class Counters:
     discarded_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    preemptions: Counter[str] = field(default_factory=Counter)
+    preemptions: dict[str, int] = field(default_factory=Counter)
     """By kind and reason, as ``core.preemption.Preemption.label`` names them."""
     recomputed_tokens: int = 0
     """Computed again after a preemption by recompute, less what was still found in the prefix cache."""
@@ -42,3 +42,16 @@ class Gauges:
     kv_slots_wasted: int
     swap_blocks_total: int
     swap_blocks_used: int
+
+
+@dataclass(slots=True)
+class StepSeconds:
+    """Total seconds by part of the step. ``run`` is what the host spends with the runner in addition to ``prepare``,
+    ``swap`` and ``sample``."""
+
+    schedule: float = 0.0
+    prepare: float = 0.0
+    swap: float = 0.0
+    run: float = 0.0
+    sample: float = 0.0
+    output: float = 0.0

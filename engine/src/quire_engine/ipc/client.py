@@ -5,10 +5,13 @@ Imports neither torch nor the engine. Used from one event loop.
 
 from collections.abc import AsyncGenerator, Sequence
 from itertools import count
+from secrets import randbits
 from time import monotonic
 from typing import Protocol
 
 from quire_engine.config import EngineConfig
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.cpu.limits import CpuLimits
 from quire_engine.errors import InvalidRequest, Unavailable
@@ -19,7 +22,6 @@ from quire_engine.ipc.messages import (
     Ready,
     Refused,
     ResetPrefixCache,
-    Sampling,
     Stats,
     Submit,
 )
@@ -43,6 +45,60 @@ class Observer(Protocol):
 
     def engine_lost(self) -> None:
         """What it said last holds no more."""
+
+
+class TokenStream(Protocol):
+    """The updates of one sequence that the engine generates."""
+
+    key: int
+
+    async def read(self) -> Update:
+        """Wait for updates and return them.
+
+        Raises InvalidRequest where the engine refuses the request, Unavailable where the engine ended.
+        """
+
+    def cancel(self) -> None:
+        """Stop the sequence; a read under way ends with a finish for the reason ``abort``."""
+
+
+class EngineService(Protocol):
+    """The engine as the server uses it: EngineClient, or a smaller one in tests."""
+
+    @property
+    def ready(self) -> Ready | None:
+        """The report of the running engine process; None while it starts or is being replaced."""
+
+    @property
+    def state(self) -> str:
+        """The state that /readyz shows: starting, ready, restarting, failed or stopped."""
+
+    @property
+    def failure(self) -> str | None:
+        """The reason why there will be no engine process any more; None while there may be one."""
+
+    @property
+    def cpu(self) -> CpuLimits | None:
+        """The CPU instructions that the engine process may use; None where they were not tried."""
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str | None = None,
+        cache_salt: str | None = None,
+        parent: int | None = None,
+    ) -> TokenStream:
+        """Hand a sequence to the engine. Raises Unavailable while there is no engine process.
+
+        ``parent`` is the key of the first stream with the same prompt of the same HTTP request.
+        """
+
+    def reset_prefix_cache(self) -> None:
+        """Let no prefix computed so far be found any more. Raises Unavailable while there is no engine process."""
 
 
 class EngineClient:
@@ -110,13 +166,12 @@ class EngineClient:
     def submit(
         self,
         prompt_token_ids: Sequence[int],
-        params: Sampling,
+        params: SamplingParams,
         *,
         arrival_time: float | None = None,
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
-        adapter_id: int | None = None,
         parent: int | None = None,
     ) -> Stream:
         """Hand a request to the engine. ``parent`` is the key of a stream with the same prompt, submitted before, for
@@ -124,26 +179,30 @@ class EngineClient:
         if self.state != "ready":
             raise self._unavailable()
         key = next(self._keys)
-        self._supervisor.send(
-            Submit(
-                key=key,
-                prompt_token_ids=list(prompt_token_ids),
-                params=params,
-                arrival_time=monotonic() if arrival_time is None else arrival_time,
-                priority=priority,
-                tenant=tenant,
-                cache_salt=cache_salt,
-                adapter_id=adapter_id,
-                parent=parent,
-            )
+        request = Request(
+            key=key,
+            prompt_token_ids=list(prompt_token_ids),
+            params=params,
+            seed=randbits(63) if params.seed is None else params.seed,
+            arrival_time=monotonic() if arrival_time is None else arrival_time,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            parent=parent,
         )
+        self._supervisor.send(Submit(request))
         if parent is None and self._observer is not None:
             self._observer.engine_sent(len(prompt_token_ids))
         stream = self._streams[key] = Stream(key, give_up=self._cancel)
         return stream
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], params: Sampling, *, priority: int = 0, cache_salt: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> AsyncGenerator[Update, None]:
         """The same as an iterator of updates; closing it cancels the request."""
         stream = self.submit(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)

@@ -14,8 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
-from secrets import randbits
 from time import monotonic
 from typing import BinaryIO, cast
 
@@ -25,7 +23,6 @@ import zmq
 from quire_common.errors import ConfigurationError
 from quire_engine import logs
 from quire_engine.config import EngineConfig
-from quire_engine.core.batch import TokenLogprobs
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, Step, make_engine
@@ -35,12 +32,9 @@ from quire_engine.ipc.messages import (
     Cancel,
     Connected,
     Failed,
-    Finished,
     FromEngine,
-    Logprobs,
     Outputs,
     Ping,
-    PromptLogprobs,
     Ready,
     Refused,
     ResetPrefixCache,
@@ -114,8 +108,8 @@ class EngineLoop:
         while (message := self._channel.receive()) is not None:
             self._changed = True
             match message:
-                case Submit():
-                    self._submit(message)
+                case Submit(request):
+                    self._submit(request)
                 case Cancel(keys):
                     for key in keys:
                         self._engine.cancel(key)
@@ -127,26 +121,12 @@ class EngineLoop:
                     return False
         return True
 
-    def _submit(self, message: Submit) -> None:
-        if message.parent is None:
-            self._received_prompt_tokens += len(message.prompt_token_ids)
-        params = message.params.to_params()
-        refusal = self._engine.add(
-            Request(
-                key=message.key,
-                prompt_token_ids=message.prompt_token_ids,
-                params=params,
-                seed=randbits(63) if params.seed is None else params.seed,
-                arrival_time=message.arrival_time,
-                priority=message.priority,
-                tenant=message.tenant,
-                cache_salt=message.cache_salt,
-                adapter_id=message.adapter_id,
-                parent=message.parent,
-            )
-        )
+    def _submit(self, request: Request) -> None:
+        if request.parent is None:
+            self._received_prompt_tokens += len(request.prompt_token_ids)
+        refusal = self._engine.add(request)
         if refusal is not None:
-            self._channel.send(Refused(message.key, refusal.message))
+            self._channel.send(Refused(request.key, refusal.message))
 
     def _step(self) -> None:
         self._changed = True
@@ -164,7 +144,15 @@ class EngineLoop:
 
     def _send_stats(self) -> float:
         """Send a report, and return its time."""
-        stats = _stats(self._engine, received_prompt_tokens=self._received_prompt_tokens)
+        engine = self._engine
+        stats = Stats(
+            time=monotonic(),
+            last_step_time=engine.last_step_time,
+            gauges=engine.gauges(),
+            counters=engine.counters,
+            seconds=engine.seconds,
+            received_prompt_tokens=self._received_prompt_tokens,
+        )
         self._channel.send(stats)
         return stats.time
 
@@ -176,56 +164,11 @@ def outputs_message(step: Step) -> Outputs:
         keys=output.keys,
         token_ids=output.token_ids,
         time=step.ended,
-        finished=[
-            Finished(ended.key, ended.reason, ended.stop_token_id, ended.num_cached_tokens, ended.num_preemptions)
-            for ended in output.finished
-        ],
-        logprobs=None
-        if output.logprobs is None
-        else [None if entry is None else _logprobs(entry) for entry in output.logprobs],
+        finished=output.finished,
+        logprobs=output.logprobs,
         first_scheduled_keys=output.first_scheduled_keys,
         first_scheduled_time=step.began,
-        prompt_logprobs=[
-            PromptLogprobs(report.key, [_logprobs(entry) for entry in report.entries])
-            for report in output.prompt_logprobs
-        ],
-    )
-
-
-def _logprobs(entry: TokenLogprobs) -> Logprobs:
-    return Logprobs(entry.token_ids, entry.logprobs, entry.rank)
-
-
-def _stats(engine: Engine, *, received_prompt_tokens: int) -> Stats:
-    gauges, counters = engine.gauges(), engine.counters
-    return Stats(
-        time=monotonic(),
-        last_step_time=engine.last_step_time,
-        num_running=gauges.num_running,
-        num_waiting=gauges.num_waiting,
-        queued_tokens=gauges.queued_tokens,
-        blocks_total=gauges.blocks_total,
-        blocks_used=gauges.blocks_used,
-        blocks_cached=gauges.blocks_cached,
-        kv_usage=gauges.kv_usage,
-        kv_slots_wasted=gauges.kv_slots_wasted,
-        steps=counters.steps,
-        prompt_tokens=counters.prompt_tokens,
-        generation_tokens=counters.generation_tokens,
-        scheduled_tokens=counters.scheduled_tokens,
-        discarded_tokens=counters.discarded_tokens,
-        prefix_cache_queries=counters.prefix_cache_queries,
-        prefix_cache_hits=counters.prefix_cache_hits,
-        preemptions=dict(counters.preemptions),
-        step_seconds=asdict(engine.seconds),
-        recomputed_tokens=counters.recomputed_tokens,
-        swap_blocks_total=gauges.swap_blocks_total,
-        swap_blocks_used=gauges.swap_blocks_used,
-        swapped_out_blocks=counters.swapped_out_blocks,
-        swapped_in_blocks=counters.swapped_in_blocks,
-        prefilling_tokens=gauges.prefilling_tokens,
-        parked_tokens=gauges.parked_tokens,
-        received_prompt_tokens=received_prompt_tokens,
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.errors import RequestError, RequestTimeout
-from quire_engine.ipc.messages import Finished, Logprobs
 
 MAX_UNREAD_BYTES = 2**20
 """Some 26,000 tokens, or 600 with twenty logprobs each."""
@@ -23,12 +23,12 @@ class Update:
     """All that happened to one sequence since it was read last."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Logprobs] | None = None
+    logprobs: list[TokenLogprobs] | None = None
     """As many as tokens, where they were asked for."""
     first_scheduled_time: float | None = None
     """When its first step began: told once."""
-    finished: Finished | None = None
-    prompt_logprobs: list[Logprobs] | None = None
+    finished: FinishedSequence | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the prompt's tokens from the second on, where they were asked for: all before the first token, or with it."""
 
 
@@ -71,11 +71,11 @@ class Stream:
         """Stop it; a read under way ends with a finish for the reason ``abort``. No effect after the end."""
         if not self._ended:
             self._give_up(self.key)
-            self.finish(Finished(self.key, "abort", None, 0, 0))
+            self.finish(FinishedSequence(self.key, "abort", None, 0, 0))
 
     # --- what the client hands on ---
 
-    def take(self, token_id: int, logprobs: Logprobs | None) -> None:
+    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         update = self._update
         update.token_ids.append(token_id)
         self._unread += _TOKEN_BYTES
@@ -89,7 +89,7 @@ class Stream:
             self._give_up(self.key)
             self.fail(RequestTimeout("the answer was read too slowly, so it was ended here", code="slow_reader"))
 
-    def take_prompt_logprobs(self, entries: list[Logprobs]) -> None:
+    def take_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
         if self._update.prompt_logprobs is None:
             self._update.prompt_logprobs = []
         self._update.prompt_logprobs += entries
@@ -99,7 +99,7 @@ class Stream:
         self._update.first_scheduled_time = time
         self._wake()
 
-    def finish(self, finished: Finished) -> None:
+    def finish(self, finished: FinishedSequence) -> None:
         self._ended = True
         self._update.finished = finished
         self._wake()

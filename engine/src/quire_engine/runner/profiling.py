@@ -15,7 +15,7 @@ import torch
 from quire_engine.core.batch import Admission, Batch, BlockUpdates, PromptPositions
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.ports import Runner
-from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sampling_params import every_parameter
 
 
 class CapturingRunner(Runner, Protocol):
@@ -104,7 +104,7 @@ def largest_step(
     lengths = [even + (row < more) for row in range(sequences)]
     rows = list(range(sequences))
     reported = min(logprobs, vocab_size)
-    params = _everything(vocab_size, reported)
+    params = every_parameter(top_k=max(1, vocab_size // 2), logprobs=reported)
     return Batch(
         step=0,
         rows=rows,
@@ -127,24 +127,6 @@ def largest_step(
             for row, length in zip(rows, lengths, strict=True)
             if length > 1
         ],
-    )
-
-
-def _everything(vocab_size: int, logprobs: int) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=2,
-        temperature=1.0,
-        top_p=0.9,
-        top_k=max(1, vocab_size // 2),
-        min_p=0.01,
-        typical_p=0.9,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        repetition_penalty=1.1,
-        logit_bias=((0, 0.5),),
-        min_tokens=1,
-        logprobs=logprobs,
-        prompt_logprobs=logprobs,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Admission, TokenLogprobs
+from quire_engine.core.sampling_params import FILTER_NAMES
 from quire_engine.runner.logit_shaping import LogitShaping
 from quire_engine.runner.logprobs import report
 from quire_kernels.sampling import greedy, sample
@@ -30,11 +31,9 @@ class Drawn:
 class Sampler:
     def __init__(self, *, max_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._temperature = np.zeros(max_rows, dtype=np.float32)
+        self._filters = {name: np.zeros(max_rows, dtype=np.float32) for name in FILTER_NAMES}
+        self._temperature = self._filters["temperature"]
         self._top_k = np.zeros(max_rows, dtype=np.int64)
-        self._top_p = np.zeros(max_rows, dtype=np.float32)
-        self._min_p = np.zeros(max_rows, dtype=np.float32)
-        self._typical_p = np.zeros(max_rows, dtype=np.float32)
         self._seed = np.zeros(max_rows, dtype=np.uint64)
         self._reported = np.zeros(max_rows, dtype=np.bool_)
         self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
@@ -42,11 +41,9 @@ class Sampler:
 
     def admit(self, admission: Admission) -> None:
         row, params = admission.row, admission.params
-        self._temperature[row] = params.temperature
+        for name, column in self._filters.items():
+            column[row] = getattr(params, name)
         self._top_k[row] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._typical_p[row] = params.typical_p
         self._seed[row] = admission.seed & _SEED_MASK
         self._reported[row] = params.logprobs is not None
         self._num_logprobs[row] = params.logprobs or 0
@@ -82,16 +79,12 @@ class Sampler:
         return Drawn(token_ids=drawn, logprobs=entries)
 
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        temperature = self._temperature[rows]  # [R]
-        if not temperature.any():
+        if not self._temperature[rows].any():
             return greedy(logits).numpy()
         return sample(
             logits.float(),
-            temperature=torch.from_numpy(temperature),
+            **{name: torch.from_numpy(column[rows]) for name, column in self._filters.items()},  # [R] each
             top_k=torch.from_numpy(self._top_k[rows]),
-            top_p=torch.from_numpy(self._top_p[rows]),
-            min_p=torch.from_numpy(self._min_p[rows]),
-            typical_p=torch.from_numpy(self._typical_p[rows]),
             seeds=torch.from_numpy(self._seed[rows].view(np.int64)),
             positions=torch.from_numpy(positions),
         ).numpy()

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.ports import Runner
-from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sampling_params import SamplingParams, every_parameter
 from quire_engine.core.stall_bound import StepCosts
 
 SHORT_CHUNKS = (2, 4, 8, 16)
 """Tokens: Triton's attention has another kernel for each power of two up to its longest short query."""
 _PROMPT_TOKENS = 24
-_SAMPLED = SamplingParams(
-    max_tokens=2, temperature=1.0, top_k=2, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=1
-)
+_SAMPLED = every_parameter(top_k=2, logprobs=1)
 _GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 # A chunk to time is as long as takes about this long, for a large model must not wait for it.
 _TIMED_SECONDS = 0.1

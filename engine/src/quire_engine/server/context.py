@@ -8,8 +8,8 @@ from starlette.requests import Request
 
 from quire_engine.config import ServerOptions
 from quire_engine.errors import NotFound, Unavailable
+from quire_engine.ipc.client import EngineService
 from quire_engine.ipc.messages import Ready
-from quire_engine.server.engine_port import Engine
 from quire_engine.server.generation.generation import Desk
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.observability.metrics import Metrics
@@ -37,7 +37,7 @@ class Context:
     metrics: Metrics
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineService:
         return self.desk.engine
 
     @property

@@ -1,10 +1,12 @@
 """All that a model folder says about text, read at once before anything slow."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire_engine.config import TextOptions
+from quire_engine.core.sampling_params import MODEL_RANGES, ModelRange
 from quire_engine.errors import ModelFolderError
 from quire_engine.model_folder import read_json_object
 from quire_engine.text.chat_template import ChatTemplate, load_chat_template
@@ -13,49 +15,40 @@ from quire_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
+    """The values that apply where a request sets none, by the model's generation_config.json."""
+
+    params: Mapping[str, float] = field(default_factory=dict)
+    """Values of SamplingParams by field name; a field that is missing keeps its own default."""
     max_new_tokens: int | None = None
     """An upper bound for requests that set no limit of their own."""
 
 
 def load_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """Raises ModelFolderError where a value is out of its range."""
+    """Read generation_config.json of a model folder. Raises ModelFolderError where a value is out of its range."""
     file = folder / "generation_config.json"
     config = read_json_object(file)
-
-    def number(name: str, lowest: float, highest: float, otherwise: float) -> float:
-        value = config.get(name)
-        if value is None:
-            return otherwise
-        return float(_checked(file, name, value, lowest, highest, (int, float)))
-
-    top_k = config.get("top_k")
+    params = {
+        name: _checked(file, name, value, permitted)
+        for name, permitted in MODEL_RANGES.items()
+        if (value := config.get(name)) is not None and not (permitted.zero_is_unset and value == 0)
+    }
     limit = config.get("max_new_tokens")
+    permitted = ModelRange(lowest=1, highest=2**31, whole=True)
     return SamplingDefaults(
-        temperature=number("temperature", 0.0, 100.0, 1.0),
-        top_p=number("top_p", 0.0, 1.0, 1.0) or 1.0,
-        top_k=None if not top_k else int(_checked(file, "top_k", top_k, 1, 2**31, (int,))),
-        min_p=number("min_p", 0.0, 1.0, 0.0),
-        typical_p=number("typical_p", 0.0, 1.0, 1.0) or 1.0,
-        repetition_penalty=number("repetition_penalty", 0.01, 100.0, 1.0),
-        max_new_tokens=None if limit is None else int(_checked(file, "max_new_tokens", limit, 1, 2**31, (int,))),
+        params=params,
+        max_new_tokens=None if limit is None else int(_checked(file, "max_new_tokens", limit, permitted)),
     )
 
 
-def _checked(
-    file: Path, name: str, value: Any, lowest: float, highest: float, types: tuple[type[int] | type[float], ...]
-) -> Any:
-    if isinstance(value, bool) or not isinstance(value, types) or not lowest <= value <= highest:
+def _checked(file: Path, name: str, value: Any, permitted: ModelRange) -> float:
+    types = int if permitted.whole else int | float
+    if isinstance(value, bool) or not isinstance(value, types) or not permitted.lowest <= value <= permitted.highest:
+        kind = "an integer" if permitted.whole else "a number"
         raise ModelFolderError(
-            f"{file}: {name} is {value!r}; needed is a number from {lowest:g} to {highest:g} "
-            "(--generation-config none leaves the file aside)"
+            f"{file}: {name} is {value!r}; expected {kind} from {permitted.lowest:g} to {permitted.highest:g} "
+            "(--generation-config none ignores this file)"
         )
-    return value
+    return value if permitted.whole else float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

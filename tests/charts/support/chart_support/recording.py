@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire_common.contract.gateway import Endpoint
 from quire_engine.config import CacheOptions
+from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics as EngineMetrics
@@ -73,23 +74,30 @@ class Engine:
             Stats(
                 time=1.0,
                 last_step_time=1.0,
-                num_running=8,
-                num_waiting=3,
-                queued_tokens=120,
-                blocks_total=100,
-                blocks_used=50,
-                blocks_cached=20,
-                kv_usage=0.5,
-                kv_slots_wasted=4,
-                steps=20 * seconds,
-                prompt_tokens=2 * TOKENS_PER_SECOND * seconds,
-                generation_tokens=TOKENS_PER_SECOND * seconds,
-                scheduled_tokens=300 * seconds,
-                discarded_tokens=0,
-                prefix_cache_queries=100 * seconds,
-                prefix_cache_hits=50 * seconds,
-                preemptions={"recompute:cheaper": seconds // 60, "swap:cheaper": seconds // 120},
-                step_seconds={"run": 0.4 * seconds, "sample": 0.1 * seconds},
+                gauges=Gauges(
+                    num_running=8,
+                    num_waiting=3,
+                    queued_tokens=120,
+                    parked_tokens=0,
+                    prefilling_tokens=0,
+                    blocks_total=100,
+                    blocks_used=50,
+                    blocks_cached=20,
+                    kv_usage=0.5,
+                    kv_slots_wasted=4,
+                    swap_blocks_total=0,
+                    swap_blocks_used=0,
+                ),
+                counters=Counters(
+                    steps=20 * seconds,
+                    prompt_tokens=2 * TOKENS_PER_SECOND * seconds,
+                    generation_tokens=TOKENS_PER_SECOND * seconds,
+                    scheduled_tokens=300 * seconds,
+                    prefix_cache_queries=100 * seconds,
+                    prefix_cache_hits=50 * seconds,
+                    preemptions={"recompute:cheaper": seconds // 60, "swap:cheaper": seconds // 120},
+                ),
+                seconds=StepSeconds(run=0.4 * seconds, sample=0.1 * seconds),
             )
         )
         for _ in range(STEP * REQUESTS_PER_SECOND):

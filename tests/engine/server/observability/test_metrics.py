@@ -1,17 +1,20 @@
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from quire_engine.config import AccessOptions, CacheOptions
+from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.histogram import Histogram, HistogramText, one_two_five
@@ -21,16 +24,15 @@ Serving = Callable[..., Any]
 
 
 def stats(**changed: Any) -> Stats:
-    numbers = dict.fromkeys(
-        (
-            *("num_running", "num_waiting", "queued_tokens", "blocks_total", "blocks_used", "blocks_cached"),
-            *("kv_slots_wasted", "steps", "prompt_tokens", "generation_tokens", "scheduled_tokens"),
-            *("discarded_tokens", "prefix_cache_queries", "prefix_cache_hits"),
-        ),
-        0,
-    )
-    rest: dict[str, Any] = {"time": 1.0, "last_step_time": 1.0, "kv_usage": 0.0, "preemptions": {}, "step_seconds": {}}
-    return Stats(**{**numbers, **rest, **changed})
+    """Return a report in which every figure that ``changed`` does not name is 0."""
+
+    def named(kind: type) -> dict[str, Any]:
+        return {each.name: changed.pop(each.name) for each in fields(kind) if each.name in changed}
+
+    zeros = dict.fromkeys([each.name for each in fields(Gauges)], 0)
+    gauges, counters = Gauges(**{**zeros, **named(Gauges)}), Counters(**named(Counters))
+    report = Stats(time=1.0, last_step_time=1.0, gauges=gauges, counters=counters, seconds=StepSeconds())
+    return structs.replace(report, **changed)
 
 
 def ready(pid: int = 1) -> Ready:
@@ -233,7 +235,7 @@ def test_counters_go_on_over_a_restart_of_the_engine() -> None:
         stats(
             prompt_tokens=100,
             preemptions={"recompute:forced": 2},
-            step_seconds={"run": 1.5},
+            seconds=StepSeconds(run=1.5),
             swapped_out_blocks=5,
             recomputed_tokens=30,
         )
@@ -251,7 +253,7 @@ def test_counters_go_on_over_a_restart_of_the_engine() -> None:
     }
     assert found["quire_swapped_blocks_total"] == {"direction=out": 5, "direction=in": 4}
     assert found["quire_recomputed_tokens_total"] == {"": 30}
-    assert found["quire_step_seconds_total"] == {"part=run": 1.5} and found["quire_engine_restarts_total"] == {"": 1}
+    assert found["quire_step_seconds_total"]["part=run"] == 1.5 and found["quire_engine_restarts_total"] == {"": 1}
 
 
 def test_steps_between_two_reports_count_as_steps_of_their_mean_size() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from quire_engine.ipc.messages import Sampling
+from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.text.model_text import SamplingDefaults
 
 Serving = Callable[..., Any]
@@ -181,7 +181,7 @@ async def test_tokens_that_came_together_are_one_event(serving: Serving, token_i
     async with serving() as server:
         asking = asyncio.create_task(server.chat(stream=True))
         stream = await server.engine.stream()
-        assert isinstance(stream.params, Sampling)
+        assert isinstance(stream.params, SamplingParams)
         stream.draw(token_ids("Hello"))
         stream.draw(token_ids(" you"), "length")
         contents = [line for line in (await asking).text.split("\n\n") if '"content":"' in line]

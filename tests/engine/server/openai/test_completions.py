@@ -245,7 +245,9 @@ async def test_sampling_reaches_the_engine(serving: Serving) -> None:
 async def test_the_models_defaults_hold_where_the_client_says_nothing(
     serving: Serving, fields: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
-    async with serving("ok", defaults=SamplingDefaults(temperature=0.6, top_k=40, top_p=0.9)) as server:
+    async with serving(
+        "ok", defaults=SamplingDefaults(params={"temperature": 0.6, "top_k": 40, "top_p": 0.9})
+    ) as server:
         await server.complete(**fields)
         params = server.engine.streams[0].params
         assert (params.temperature, params.top_k, params.top_p) == expected

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Batch
+from quire_engine.core.sampling_params import FILTER_NAMES
 from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
 from quire_engine.runner.device.reports import AskedReport, PendingReport
 from quire_engine.runner.device.staging import ALIGNMENT, Item, Parcel, StepInputs
@@ -46,10 +47,10 @@ class DeviceSampler:
         self._heated = np.zeros(max_rows, dtype=np.bool_)
         self._reported = np.zeros(max_rows, dtype=np.bool_)
         self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
-        # Temperature, top p, min p and typical p; top k and seed: by row, and of the rows that are drawn for. Columns
-        # begin at aligned addresses, whatever the number of rows.
+        # The filters, and top k with the seed: by row, and of the rows that are sampled. Columns begin at aligned
+        # addresses, whatever the number of rows.
         width = -(-max_rows // ALIGNMENT) * ALIGNMENT
-        self._shares, self._drawn_shares = (torch.zeros((4, width), device=device) for _ in range(2))
+        self._shares, self._drawn_shares = (torch.zeros((len(FILTER_NAMES), width), device=device) for _ in range(2))
         self._numbers, self._drawn_numbers = (
             torch.zeros((2, width), dtype=torch.int64, device=device) for _ in range(2)
         )
@@ -80,7 +81,7 @@ class DeviceSampler:
     def _stage_columns(self, batch: Batch, parcel: Parcel) -> None:
         rows = np.array([admission.row for admission in batch.admitted], dtype=np.int64)
         params = [admission.params for admission in batch.admitted]
-        shares = [[one.temperature, one.top_p, one.min_p, one.typical_p] for one in params]
+        shares = [[getattr(one, name) for name in FILTER_NAMES] for one in params]
         numbers = np.zeros((2, len(rows)), dtype=np.uint64)
         numbers[0] = [self._vocab_size if one.top_k is None else min(one.top_k, self._vocab_size) for one in params]
         numbers[1] = [admission.seed & _SEED_MASK for admission in batch.admitted]
@@ -125,15 +126,11 @@ class DeviceSampler:
         shares, numbers = self._drawn_shares[:, :count], self._drawn_numbers[:, :count]
         torch.index_select(self._shares, 1, rows, out=shares)
         torch.index_select(self._numbers, 1, rows, out=numbers)
-        temperature, top_p, min_p, typical_p = shares
         top_k, seeds = numbers
         return sample(
             logits.float(),
-            temperature=temperature,
+            **dict(zip(FILTER_NAMES, shares, strict=True)),
             top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
             seeds=seeds,
             positions=inputs.drawn_positions[:count],
         )

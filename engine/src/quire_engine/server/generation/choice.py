@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quire_engine.ipc.messages import Finished, Logprobs
+from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.text.detokenizer import Detokenizer
 from quire_engine.text.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ class Delta:
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[Logprobs]
+    logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or the stop token that ended it; None for the model's own end."""
@@ -52,18 +52,20 @@ class Choice:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
-    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens from the second on, where they were asked for: whole once anything was drawn."""
     cumulative_logprob: float = 0.0
     """Of its tokens, where their logprobs were asked for."""
     _pending_ids: list[int] = field(default_factory=list)
-    _pending_logprobs: list[Logprobs] = field(default_factory=list)
+    _pending_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def mean_logprob(self) -> float:
         return self.cumulative_logprob / max(1, self.num_tokens)
 
-    def take(self, token_ids: list[int], logprobs: list[Logprobs] | None, finished: Finished | None) -> Delta | None:
+    def take(
+        self, token_ids: list[int], logprobs: list[TokenLogprobs] | None, finished: FinishedSequence | None
+    ) -> Delta | None:
         """Add tokens in the order drawn. None where there is nothing to show yet."""
         assert self.finish_reason is None, "tokens after the end"
         shown = token_ids

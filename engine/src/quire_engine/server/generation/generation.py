@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import RequestError, Unavailable
-from quire_engine.ipc.messages import Sampling
+from quire_engine.ipc.client import EngineService, TokenStream
 from quire_engine.ipc.stream import Update
 from quire_engine.server.auth.access import ANYBODY, Caller
-from quire_engine.server.engine_port import Engine, EngineStream
 from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import Admission
@@ -42,7 +42,7 @@ class Routing:
 class Desk:
     """What every generation reports to."""
 
-    engine: Engine
+    engine: EngineService
     metrics: Metrics
     admission: Admission
     lifecycle: Lifecycle
@@ -55,8 +55,8 @@ class _Run:
     """One sequence under way."""
 
     choice: Choice
-    sampling: Sampling
-    stream: EngineStream
+    sampling: SamplingParams
+    stream: TokenStream
     times: RequestTimes
     waiting: bool = True
     ended: str | None = None
@@ -243,7 +243,7 @@ async def _pump(run: _Run, queue: "asyncio.Queue[tuple[_Run, Update] | Exception
         await queue.put(error)
 
 
-def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], routing: Routing) -> Generation:
+def submit(desk: Desk, choices: Sequence[Choice], params: Sequence[SamplingParams], routing: Routing) -> Generation:
     """Send the sequences to the engine. Raises Overloaded, InvalidRequest, Unavailable before any is sent."""
     desk.lifecycle.check_open()
     now = desk.now()
@@ -286,7 +286,7 @@ def _counted_as(desk: Desk, reason: str) -> Iterator[None]:
         raise
 
 
-def _sent(desk: Desk, choices: Sequence[Choice], params: Sequence[Sampling], routing: Routing) -> list[_Run]:
+def _sent(desk: Desk, choices: Sequence[Choice], params: Sequence[SamplingParams], routing: Routing) -> list[_Run]:
     """All of them, or none: the engine may have gone away since the request came in."""
     runs: list[_Run] = []
     first_of: dict[int, int] = {}  # several answers to one prompt hold the same list: the engine computes it once

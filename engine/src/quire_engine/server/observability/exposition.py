@@ -82,24 +82,25 @@ class EngineCollector(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         stats = self._metrics.engine.latest
-        running = stats.num_running if stats else 0
-        waiting = stats.num_waiting if stats else 0
+        now = None if stats is None else stats.gauges
+        running = now.num_running if now else 0
+        waiting = now.num_waiting if now else 0
         yield self._gauge("vllm:num_requests_running", "Requests in the running batch.", running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait to run.", waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache in use; 1 is full.", stats.kv_usage if stats else 0.0)
-        used, cached, total = (stats.blocks_used, stats.blocks_cached, stats.blocks_total) if stats else (0, 0, 0)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache in use; 1 is full.", now.kv_usage if now else 0.0)
+        used, cached, total = (now.blocks_used, now.blocks_cached, now.blocks_total) if now else (0, 0, 0)
         yield self._labelled(
             GaugeMetricFamily("quire_kv_blocks", "KV cache blocks by state.", labels=[*_LABELS, "state"]),
             [(["free"], total - used - cached), (["cached"], cached), (["used"], used)],
         )
-        swapped, space = (stats.swap_blocks_used, stats.swap_blocks_total) if stats else (0, 0)
+        swapped, space = (now.swap_blocks_used, now.swap_blocks_total) if now else (0, 0)
         yield self._labelled(
             GaugeMetricFamily("quire_swap_blocks", "Host blocks for preempted requests.", labels=[*_LABELS, "state"]),
             [(["free"], space - swapped), (["used"], swapped)],
         )
-        wasted = stats.kv_slots_wasted if stats else 0
+        wasted = now.kv_slots_wasted if now else 0
         yield self._gauge("quire_kv_slots_wasted", "Token slots of running requests that hold no token.", wasted)
-        queued = stats.queued_tokens if stats else 0
+        queued = now.queued_tokens if now else 0
         yield self._gauge("quire_queued_tokens", "Prompt tokens of requests that wait to run.", queued)
         pending = self._metrics.pending_prefill_tokens()
         yield self._gauge(
@@ -241,9 +242,9 @@ def load_report(format: str, stats: Stats | None) -> str | None:
     if stats is None:
         return None
     named = {
-        "kv_cache_usage_perc": round(stats.kv_usage, 6),
-        "num_requests_waiting": stats.num_waiting,
-        "num_requests_running": stats.num_running,
+        "kv_cache_usage_perc": round(stats.gauges.kv_usage, 6),
+        "num_requests_waiting": stats.gauges.num_waiting,
+        "num_requests_running": stats.gauges.num_running,
     }
     match format.strip().upper():
         case "JSON":

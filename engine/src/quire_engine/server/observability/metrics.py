@@ -5,7 +5,7 @@ is formatted until a scrape asks, and a scrape reads a few hundred numbers, howe
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.observability.histogram import Histogram, one_two_five
@@ -56,11 +56,13 @@ class EngineFigures:
 
 def _flat_counters(stats: Stats) -> dict[str, float]:
     """Counters by name; those with labels as name/label."""
+    counters = stats.counters
     plain = ("steps", "prompt_tokens", "generation_tokens", "scheduled_tokens", "discarded_tokens", "recomputed_tokens")
-    flat = {name: float(getattr(stats, name)) for name in (*plain, "prefix_cache_queries", "prefix_cache_hits")}
-    flat |= {"swapped_blocks/out": float(stats.swapped_out_blocks), "swapped_blocks/in": float(stats.swapped_in_blocks)}
-    flat |= {f"preemptions/{cause}": float(count) for cause, count in stats.preemptions.items()}
-    flat |= {f"step_seconds/{part}": seconds for part, seconds in stats.step_seconds.items()}
+    flat = {name: float(getattr(counters, name)) for name in (*plain, "prefix_cache_queries", "prefix_cache_hits")}
+    flat["swapped_blocks/out"] = float(counters.swapped_out_blocks)
+    flat["swapped_blocks/in"] = float(counters.swapped_in_blocks)
+    flat |= {f"preemptions/{cause}": float(count) for cause, count in counters.preemptions.items()}
+    flat |= {f"step_seconds/{part}": seconds for part, seconds in asdict(stats.seconds).items()}
     return flat
 
 
@@ -105,10 +107,11 @@ class Metrics:
 
     def engine_stats(self, stats: Stats) -> None:
         before = self.engine.latest
-        steps = stats.steps - (before.steps if before else 0)
+        counters = stats.counters
+        steps = counters.steps - (before.counters.steps if before else 0)
         if steps > 0:
             # Between two reports only the sum is known: several quick steps count as that many of the mean size.
-            tokens = stats.scheduled_tokens - (before.scheduled_tokens if before else 0)
+            tokens = counters.scheduled_tokens - (before.counters.scheduled_tokens if before else 0)
             self.iteration_tokens.observe(tokens / steps, steps)
         self.engine.latest = stats
 
@@ -138,8 +141,8 @@ class Metrics:
         if stats is None:
             return self._sent_prompt_tokens * (1.0 - self._hit_share())
         unseen = max(0, self._sent_prompt_tokens - stats.received_prompt_tokens)
-        waiting = max(0, stats.queued_tokens - stats.parked_tokens)
-        return stats.prefilling_tokens + (waiting + unseen) * (1.0 - self._hit_share())
+        waiting = max(0, stats.gauges.queued_tokens - stats.gauges.parked_tokens)
+        return stats.gauges.prefilling_tokens + (waiting + unseen) * (1.0 - self._hit_share())
 
     def first_token(self, times: RequestTimes, now: float) -> None:
         times.first_token = times.last_token = now

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire_engine.ipc.messages import Sampling
+from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.server.observability.metrics import RequestTimes
 
 Value = str | int | float | bool | Sequence[str]
@@ -89,7 +89,7 @@ class SequenceRecord:
 
 
 def generation_attributes(
-    model: str, sampling: Sampling, sequences: Sequence[SequenceRecord], prompt_tokens: int, now: float
+    model: str, sampling: SamplingParams, sequences: Sequence[SequenceRecord], prompt_tokens: int, now: float
 ) -> dict[str, Value]:
     """Of the request as a whole: its first sequence to begin, and its last to end."""
     generated = sum(sequence.generated_tokens for sequence in sequences)

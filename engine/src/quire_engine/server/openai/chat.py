@@ -10,24 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
-from quire_engine.server.generation.choice import Choice, Delta, new_choice
-from quire_engine.server.generation.generation import Routing, submit
+from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.generation.streaming import answer
 from quire_engine.server.http import sse
-from quire_engine.server.http.body import body_schema, read_object, validated
-from quire_engine.server.openai.later import take_out_later
-from quire_engine.server.openai.limits import (
-    ModelLimits,
-    check_against_model,
-    check_length,
-    check_report_size,
-    check_sampling,
-    checked_prompt,
-    token_limit,
-)
+from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire_engine.server.openai.prompts import chat_prompt_text
-from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_of, stop_rules
+from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
 from quire_engine.server.openai.schemas import ChatCompletionRequest
 from quire_engine.server.openai.usage import UsageReport
 
@@ -39,13 +28,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or in one piece."""
     context = context_of(request)
     arrived = context.now()
-    context.lifecycle.check_open()
-    content = await read_object(request, context.options.max_body_bytes)
-    body = validated(ChatCompletionRequest, content, lenient=context.options.lenient, reasons=take_out_later(content))
-    context.check_model(body.model)
-    limits = ModelLimits.of(context)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    check_against_model(body, logprobs, limits)
+    body = await read_request(request, context, ChatCompletionRequest)
     text = chat_prompt_text(
         context.chat_template,
         body.messages,
@@ -53,31 +36,18 @@ async def chat_completions(request: Request) -> Response:
         continue_final_message=body.continue_final_message,
         variables=body.chat_template_kwargs,
     )
-    check_length([text], "messages", limits)
-    (prompt,) = await context.encode([text], add_special_tokens=body.add_special_tokens)
-    asked = body.max_completion_tokens or body.max_tokens
-    prompt = checked_prompt(prompt, body, asked, limits)
-    (max_tokens,) = token_limit([prompt], asked, context.sampling_defaults.max_new_tokens, limits, param="messages")
-    sampling = sampling_of(
-        body,
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    limits = AnswerLimits(
+        param="messages",
         max_tokens=max_tokens,
-        logprobs=logprobs,
+        default_max_tokens=context.sampling_defaults.max_new_tokens,
+        reserved_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        bad_words=bad_words_of(body, context.tokenizer, limits),
-        defaults=context.sampling_defaults,
     )
-    check_sampling(sampling, limits)
-    check_report_size([prompt], sampling, times=1)
-    n = body.n or 1
-    choices = [new_choice(context.tokenizer, i, prompt, stop_rules(body), sampling.stop_token_ids) for i in range(n)]
-    routing = Routing(
-        arrival_time=arrived,
-        priority=body.priority,
-        caller=request.state.caller,
-        cache_salt=body.cache_salt,
-    )
-    generation = submit(context.desk, choices, [of_nth(sampling, i) for i in range(n)], routing)
-    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", choices)
+    valid = await validate(context, body, [text], limits, add_special_tokens=body.add_special_tokens)
+    generation = start_generation(request, context, body, valid, answers=body.n or 1, arrived=arrived)
+    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices)
     return await answer(request, generation, writer, stream=body.stream or False)
 
 

@@ -10,25 +10,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire_engine.ipc.messages import Sampling
 from quire_engine.server.context import Context, context_of
-from quire_engine.server.generation.choice import Choice, Delta, new_choice
-from quire_engine.server.generation.generation import Routing, submit
+from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.generation.streaming import answer
 from quire_engine.server.http import sse
-from quire_engine.server.http.body import body_schema, read_object, validated
-from quire_engine.server.openai.later import take_out_later
-from quire_engine.server.openai.limits import (
-    ModelLimits,
-    check_against_model,
-    check_length,
-    check_report_size,
-    check_sampling,
-    checked_prompt,
-    token_limit,
-)
+from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_of, stop_rules
+from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
 from quire_engine.server.openai.schemas import CompletionRequest
 from quire_engine.server.openai.usage import UsageReport
 from quire_engine.text.detokenizer import open_end
@@ -44,74 +32,23 @@ async def completions(request: Request) -> Response:
     """Continue one or several prompts, streamed or in one piece."""
     context = context_of(request)
     arrived = context.now()
-    context.lifecycle.check_open()
-    content = await read_object(request, context.options.max_body_bytes)
-    body = validated(CompletionRequest, content, lenient=context.options.lenient, reasons=take_out_later(content))
-    context.check_model(body.model)
-    limits = ModelLimits.of(context)
-    check_against_model(body, body.logprobs, limits)
-    drawn = _drawn_per_prompt(body)
-    context.desk.admission.check_count(drawn * len(body.prompt))
-    prompts = await _prompts(context, body, limits)
-    choices, params = [], []
-    for number, sampling in enumerate(_sampling(context, body, prompts, limits)):
-        for i in range(drawn):
-            choices.append(
-                new_choice(
-                    context.tokenizer,
-                    number * drawn + i,
-                    prompts[number],
-                    stop_rules(body),
-                    sampling.stop_token_ids,
-                )
-            )
-            params.append(of_nth(sampling, i))
-    routing = Routing(
-        arrival_time=arrived,
-        priority=body.priority,
-        caller=request.state.caller,
-        cache_salt=body.cache_salt,
-    )
-    generation = submit(context.desk, choices, params, routing)
-    writer = CompletionWriter(context, body, f"cmpl-{request.state.request_id}", choices)
-    return await answer(request, generation, writer, stream=body.stream or False)
-
-
-async def _prompts(context: Context, body: CompletionRequest, limits: ModelLimits) -> list[list[int]]:
-    texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
-    ids = [prompt for prompt in body.prompt if not isinstance(prompt, str)]
-    check_length(texts, "prompt", limits)
-    encoded = await context.encode(texts, add_special_tokens=body.add_special_tokens)
-    asked = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return [checked_prompt(prompt, body, asked, limits) for prompt in (*encoded, *ids)]
-
-
-def _drawn_per_prompt(body: CompletionRequest) -> int:
-    return max(body.n or 1, body.best_of or 1)
-
-
-def _sampling(
-    context: Context, body: CompletionRequest, prompts: Sequence[list[int]], limits: ModelLimits
-) -> list[Sampling]:
-    """The parameters for each prompt. Raises InvalidRequest."""
-    bad_words = bad_words_of(body, context.tokenizer, limits)
-    # The best of several are found by their logprobs.
-    logprobs = 0 if body.logprobs is None and _drawn_per_prompt(body) > (body.n or 1) else body.logprobs
+    body = await read_request(request, context, CompletionRequest)
+    context.desk.admission.check_count(body.answers_per_prompt * len(body.prompt))
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
-    made = []
-    for max_tokens in token_limit(prompts, body.max_tokens, _DEFAULT_MAX_TOKENS, limits, param="prompt"):
-        sampling = sampling_of(
-            body,
-            max_tokens=max(1, max_tokens),
-            logprobs=logprobs,
-            prompt_logprobs=max(of_prompt, default=None),
-            bad_words=bad_words,
-            defaults=context.sampling_defaults,
-        )
-        check_sampling(sampling, limits)
-        made.append(sampling)
-    check_report_size(prompts, made[0], times=body.n or 1)
-    return made
+    limits = AnswerLimits(
+        param="prompt",
+        max_tokens=body.max_tokens,
+        default_max_tokens=_DEFAULT_MAX_TOKENS,
+        reserved_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        # The best of several are found by their logprobs.
+        logprobs=0 if body.logprobs is None and body.answers_per_prompt > (body.n or 1) else body.logprobs,
+        prompt_logprobs=max(of_prompt, default=None),
+        reports=body.n or 1,
+    )
+    valid = await validate(context, body, body.prompt, limits, add_special_tokens=body.add_special_tokens)
+    generation = start_generation(request, context, body, valid, answers=body.answers_per_prompt, arrived=arrived)
+    writer = CompletionWriter(context, body, f"cmpl-{request.state.request_id}", generation.choices)
+    return await answer(request, generation, writer, stream=body.stream or False)
 
 
 class CompletionWriter:
@@ -119,7 +56,7 @@ class CompletionWriter:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
-        self._drawn = _drawn_per_prompt(body)
+        self._drawn = body.answers_per_prompt
         self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": body.model}
         self._usage = UsageReport(choices, self._drawn, body.stream_options)
         self._logprobs = [

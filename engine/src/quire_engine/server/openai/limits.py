@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import InvalidRequest
-from quire_engine.ipc.messages import Sampling
 from quire_engine.server.context import Context
 from quire_engine.server.openai.schemas import GenerationRequest
 
@@ -77,7 +77,7 @@ def check_length(texts: Sequence[str], param: str, limits: ModelLimits) -> None:
         )
 
 
-def check_sampling(sampling: Sampling, limits: ModelLimits) -> None:
+def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
     """Raises InvalidRequest where the parameters contradict one another."""
     if sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
@@ -96,7 +96,7 @@ def check_sampling(sampling: Sampling, limits: ModelLimits) -> None:
         raise InvalidRequest("bad_words: may forbid every token of this model", param="bad_words")
 
 
-def check_report_size(prompts: Sequence[Sequence[int]], sampling: Sampling, *, times: int) -> None:
+def check_report_size(prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, times: int) -> None:
     """Raises InvalidRequest for more logprobs of prompts than an answer should hold; ``times`` is how often it tells
     those of each prompt."""
     if sampling.prompt_logprobs is None:

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from quire_engine.ipc.messages import Logprobs
+from quire_engine.core.batch import TokenLogprobs
 from quire_engine.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0
 """JSON has no infinity: what OpenAI sends for a token that could not be drawn."""
 
 
-def chat_logprobs(tokenizer: Tokenizer, drawn: Sequence[Logprobs], top: int) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, drawn: Sequence[TokenLogprobs], top: int) -> dict[str, Any]:
     return {"content": [_entry(tokenizer, one, top) for one in drawn], "refusal": None}
 
 
-def _entry(tokenizer: Tokenizer, one: Logprobs, top: int) -> dict[str, Any]:
+def _entry(tokenizer: Tokenizer, one: TokenLogprobs, top: int) -> dict[str, Any]:
     alternatives = zip(one.token_ids[1 : top + 1], one.logprobs[1 : top + 1], strict=True)
     return {
         **_token(tokenizer, one.token_ids[0], one.logprobs[0]),
@@ -29,12 +29,12 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any
     return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, _LOWEST), "bytes": list(raw)}
 
 
-def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[Logprobs], top: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], top: int) -> list[dict[str, Any] | None]:
     """One object a token of the prompt, by token id: the token itself and the likeliest; null for the first."""
     return [None, *(_prompt_entry(tokenizer, one, top) for one in entries)]
 
 
-def _prompt_entry(tokenizer: Tokenizer, one: Logprobs, top: int) -> dict[str, Any]:
+def _prompt_entry(tokenizer: Tokenizer, one: TokenLogprobs, top: int) -> dict[str, Any]:
     told = zip(one.token_ids[: top + 1], one.logprobs[: top + 1], (one.rank, *range(1, top + 1)), strict=True)
     return {
         str(token_id): {
@@ -60,7 +60,7 @@ class CompletionLogprobs:
         self._utf8.decode(before)
         self._offset = 0
 
-    def of_prompt(self, token_ids: Sequence[int], entries: Iterable[Logprobs], text: str) -> dict[str, Any]:
+    def of_prompt(self, token_ids: Sequence[int], entries: Iterable[TokenLogprobs], text: str) -> dict[str, Any]:
         """To be told before any other: a prompt that the answer's text begins with, as ``text``."""
         arrays = self._arrays(token_ids, chain((None,), entries))
         # A tokenizer may leave out a space that begins the whole text.
@@ -69,10 +69,10 @@ class CompletionLogprobs:
         self._offset = len(text)
         return arrays
 
-    def of_drawn(self, drawn: Sequence[Logprobs]) -> dict[str, Any]:
+    def of_drawn(self, drawn: Sequence[TokenLogprobs]) -> dict[str, Any]:
         return self._arrays([one.token_ids[0] for one in drawn], drawn)
 
-    def _arrays(self, token_ids: Sequence[int], entries: Iterable[Logprobs | None]) -> dict[str, Any]:
+    def _arrays(self, token_ids: Sequence[int], entries: Iterable[TokenLogprobs | None]) -> dict[str, Any]:
         tokens, offsets, values, alternatives = [], [], [], []
         for token_id, one in zip(token_ids, entries, strict=True):
             raw = self._tokenizer.token_bytes(token_id)
@@ -89,7 +89,7 @@ class CompletionLogprobs:
             "text_offset": offsets,
         }
 
-    def _likeliest(self, one: Logprobs) -> dict[str, float]:
+    def _likeliest(self, one: TokenLogprobs) -> dict[str, float]:
         """The token itself is told even where it is not among them."""
         pairs = zip(one.token_ids[: self._top + 1], one.logprobs[: self._top + 1], strict=True)
         return {_name(self._tokenizer.token_bytes(token_id)): max(value, _LOWEST) for token_id, value in pairs}

@@ -5,19 +5,16 @@ Pure. Whether the model can do it is ``limits``' business.
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any
 
-import msgspec
-
+from quire_engine.core.sampling_params import FIELD_NAMES, SamplingParams
 from quire_engine.errors import InvalidRequest
-from quire_engine.ipc.messages import Sampling
 from quire_engine.server.generation.choice import StopRules
 from quire_engine.server.openai.limits import ModelLimits
 from quire_engine.server.openai.schemas import GenerationRequest
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 _GREEDY_BELOW = 1e-4
 """A temperature so small divides logits beyond float16; the likeliest token has all the probability long before."""
@@ -36,7 +33,7 @@ def stop_rules(request: GenerationRequest) -> StopRules:
     )
 
 
-def sampling_of(
+def sampling_params(
     request: GenerationRequest,
     *,
     max_tokens: int,
@@ -44,48 +41,43 @@ def sampling_of(
     prompt_logprobs: int | None,
     bad_words: Sequence[Sequence[int]],
     defaults: SamplingDefaults,
-) -> Sampling:
-    """The parameters of the first of n."""
-    temperature = _first(request.temperature, defaults.temperature)
-    top_k = _first(request.top_k, defaults.top_k or 0)
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
-        top_p=_first(request.top_p, defaults.top_p),
-        top_k=top_k if top_k > 0 else None,
-        min_p=_first(request.min_p, defaults.min_p),
-        typical_p=_first(request.typical_p, defaults.typical_p),
-        seed=None if request.seed is None else request.seed & _SEED_MASK,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),
-        logit_bias=tuple((request.logit_bias or {}).items()),
-        allowed_token_ids=None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
-        bad_words_token_ids=tuple(tuple(word) for word in bad_words),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=request.ignore_eos,
-        min_tokens=request.min_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+) -> SamplingParams:
+    """Return the parameters of the first of n answers.
+
+    A field that the request and SamplingParams have under one name is copied; only what needs a conversion is named.
+    """
+    given = {name: value for name in FIELD_NAMES if (value := getattr(request, name, None)) is not None}
+    values: dict[str, Any] = {**defaults.params, **given}
+    if (temperature := values.get("temperature")) is not None and temperature < _GREEDY_BELOW:
+        values["temperature"] = 0.0
+    if values.get("top_k", 0) < 1:
+        values["top_k"] = None
+    if request.seed is not None:
+        values["seed"] = request.seed & _SEED_MASK
+    values |= {
+        "max_tokens": max_tokens,
+        "logit_bias": tuple((request.logit_bias or {}).items()),
+        "allowed_token_ids": None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
+        "bad_words_token_ids": tuple(tuple(word) for word in bad_words),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+    }
+    return SamplingParams(**values)
 
 
-def of_nth(sampling: Sampling, number: int) -> Sampling:
+def of_nth(sampling: SamplingParams, number: int) -> SamplingParams:
     """Of n answers to one prompt the first has the request's seed and reports the prompt, for all of them; the others
     have seeds made from it, which are no other request's next ones."""
     if number == 0:
         return sampling
     seed = None if sampling.seed is None else _derived_seed(sampling.seed, number)
-    return msgspec.structs.replace(sampling, seed=seed, prompt_logprobs=None)
+    return replace(sampling, seed=seed, prompt_logprobs=None)
 
 
 def _derived_seed(seed: int, number: int) -> int:
     digest = hashlib.blake2b(seed.to_bytes(8, "little") + number.to_bytes(8, "little"), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _SEED_MASK
-
-
-def _first(value: T | None, otherwise: T) -> T:
-    return otherwise if value is None else value
 
 
 def bad_words_of(request: GenerationRequest, tokenizer: Tokenizer, limits: ModelLimits) -> list[list[int]]:

@@ -247,6 +247,11 @@ class CompletionRequest(GenerationRequest):
     )
     add_special_tokens: bool = True
 
+    @property
+    def answers_per_prompt(self) -> int:
+        """The number of answers to sample for each prompt; ``n`` of them are returned."""
+        return max(self.n or 1, self.best_of or 1)
+
     @model_validator(mode="after")
     def _supported_together(self) -> Self:
         n = self.n or 1

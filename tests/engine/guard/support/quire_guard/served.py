@@ -13,7 +13,9 @@ from typing import Any
 
 from benchmarks.report import DEMO_MODEL
 from quire_engine.config import AccessOptions, CacheOptions, ServerOptions
-from quire_engine.ipc.messages import Finished, Ready, Sampling
+from quire_engine.core.batch import FinishedSequence
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.stream import Stream
 from quire_engine.server.app import make_app
 from quire_engine.server.auth.access import Access
@@ -55,7 +57,7 @@ class _Engine:
             eos_token_ids=(1,),
         )
 
-    def submit(self, prompt_token_ids: Sequence[int], params: Sampling, **routing: Any) -> Stream:
+    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, **routing: Any) -> Stream:
         stream = Stream(next(self._keys), give_up=lambda key: None)
         self.streams.append(stream)
         return stream
@@ -117,7 +119,7 @@ async def _stream(route: str, body: dict[str, Any], tokens: int) -> int:
         already = len(sent)
         stream.take(_TOKEN, None)
         if number == tokens - 1:
-            stream.finish(Finished(stream.key, "length", None, 0, 0))
+            stream.finish(FinishedSequence(stream.key, "length", None, 0, 0))
         while len(sent) == already:
             await asyncio.sleep(0)
     await answering

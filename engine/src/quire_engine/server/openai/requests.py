@@ -1,0 +1,121 @@
+"""What the two generation routes share: from the body of a request to a generation that runs.
+
+``read_request`` checks the body by itself, ``validate`` checks it against the model, ``start_generation`` submits its
+sequences. Each raises RequestError.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.server.context import Context
+from quire_engine.server.generation.choice import Choice, new_choice
+from quire_engine.server.generation.generation import Generation, Routing, submit
+from quire_engine.server.http.body import read_object, validated
+from quire_engine.server.openai.later import take_out_later
+from quire_engine.server.openai.limits import (
+    ModelLimits,
+    check_against_model,
+    check_length,
+    check_report_size,
+    check_sampling,
+    checked_prompt,
+    token_limit,
+)
+from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_params, stop_rules
+from quire_engine.server.openai.schemas import GenerationRequest
+
+Body = TypeVar("Body", bound=GenerationRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLimits:
+    """How long the answers of one request may become, and what they report of the prompt."""
+
+    param: str
+    """The field that holds the prompt, for errors."""
+    max_tokens: int | None
+    """The client's limit; None where it sets none."""
+    default_max_tokens: int | None
+    """The limit that applies otherwise; None allows as many tokens as the model's context has room for."""
+    reserved_tokens: int | None
+    """The room for the answer that ``truncate_prompt_tokens`` -1 leaves."""
+    logprobs: int | None
+    prompt_logprobs: int | None
+    reports: int = 1
+    """How many answers to one prompt report its logprobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatedRequest:
+    """The prompts of a request that this model can answer, and for each the parameters of its first answer."""
+
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+
+
+async def read_request(request: Request, context: Context, schema: type[Body]) -> Body:
+    """Read the body and check it by itself."""
+    context.lifecycle.check_open()
+    content = await read_object(request, context.options.max_body_bytes)
+    body = validated(schema, content, lenient=context.options.lenient, reasons=take_out_later(content))
+    context.check_model(body.model)
+    return body
+
+
+async def validate(
+    context: Context,
+    body: GenerationRequest,
+    prompts: Sequence[str | list[int]],
+    answer: AnswerLimits,
+    *,
+    add_special_tokens: bool,
+) -> ValidatedRequest:
+    """Check a request against the model, and encode the prompts that are text."""
+    limits = ModelLimits.of(context)
+    check_against_model(body, answer.logprobs, limits)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    check_length(texts, answer.param, limits)
+    encoded = await context.encode(texts, add_special_tokens=add_special_tokens)
+    ids = [*encoded, *(prompt for prompt in prompts if not isinstance(prompt, str))]
+    ids = [checked_prompt(prompt, body, answer.reserved_tokens, limits) for prompt in ids]
+    bad_words = bad_words_of(body, context.tokenizer, limits)
+    params = []
+    for max_tokens in token_limit(ids, answer.max_tokens, answer.default_max_tokens, limits, param=answer.param):
+        made = sampling_params(
+            body,
+            max_tokens=max(1, max_tokens),
+            logprobs=answer.logprobs,
+            prompt_logprobs=answer.prompt_logprobs,
+            bad_words=bad_words,
+            defaults=context.sampling_defaults,
+        )
+        check_sampling(made, limits)
+        params.append(made)
+    check_report_size(ids, params[0], times=answer.reports)
+    return ValidatedRequest(prompts=ids, params=params)
+
+
+def start_generation(
+    request: Request,
+    context: Context,
+    body: GenerationRequest,
+    valid: ValidatedRequest,
+    *,
+    answers: int,
+    arrived: float,
+) -> Generation:
+    """Submit ``answers`` sequences for each prompt; ``arrived`` is the monotonic time at which the request came in."""
+    choices: list[Choice] = []
+    params: list[SamplingParams] = []
+    for prompt, first in zip(valid.prompts, valid.params, strict=True):
+        for number in range(answers):
+            choices.append(new_choice(context.tokenizer, len(choices), prompt, stop_rules(body), first.stop_token_ids))
+            params.append(of_nth(first, number))
+    routing = Routing(
+        arrival_time=arrived, priority=body.priority, caller=request.state.caller, cache_salt=body.cache_salt
+    )
+    return submit(context.desk, choices, params, routing)
