@@ -65,7 +65,7 @@ def logging_to(file: Path) -> Iterator[None]:
     """The log of this process goes to a file: the terminal belongs to the table."""
     handler = _Log(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator")]
+    loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator", "quire_common")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
