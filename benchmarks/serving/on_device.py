@@ -26,7 +26,6 @@ from quire_engine.config import (
     DeviceOptions,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -97,7 +96,6 @@ def configure(arguments: argparse.Namespace, *, gpu: bool) -> EngineConfig:
             max_num_batched_tokens=arguments.max_num_batched_tokens,
             max_generation_stall_seconds=0.0,
         ),
-        parallel=ParallelOptions(),
         server=ServerOptions(),
         device=DeviceOptions(enforce_eager=arguments.enforce_eager, deterministic=arguments.deterministic),
         threads=len(usable_cpus()),

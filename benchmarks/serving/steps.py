@@ -10,7 +10,6 @@ from quire_engine.config import (
     DType,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -51,7 +50,6 @@ class Bench:
             scheduler=SchedulerOptions(
                 max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS, max_generation_stall_seconds=0.0
             ),
-            parallel=ParallelOptions(),
             server=ServerOptions(),
             threads=threads,
         )

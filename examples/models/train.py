@@ -286,7 +286,7 @@ def _sha256(path: Path) -> str:
 
 
 def _precision(name: str) -> torch.dtype:
-    """Return bfloat16 if the processor supports it, which makes it several times faster instead of slower."""
+    """Return bfloat16 if the processor supports it. Emulated bfloat16 is several times slower."""
     if name == "auto":
         name = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
     precision: torch.dtype = getattr(torch, name)

@@ -85,7 +85,7 @@ def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> Example:
 
 
 def split_text(text: Example, max_tokens: int, first_tokens: int) -> Iterator[Example]:
-    """Yield pieces of at most `max_tokens`, each with the BOS in front; `first_tokens` limits the first one."""
+    """Yield pieces of at most `max_tokens`, each with the BOS in front; `first_tokens` is the first length."""
     bos = text.tokens[0]
     start, end = 1, 1 + min(first_tokens, max_tokens - 1)
     while start < len(text.tokens):

@@ -61,7 +61,7 @@ sys.meta_path.insert(0, Absent())
 from pathlib import Path
 
 from quire_engine.config import (
-    CacheOptions, DeviceOptions, EngineConfig, ModelOptions, ParallelOptions, SchedulerOptions, ServerOptions
+    CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions
 )
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
@@ -72,7 +72,6 @@ config = EngineConfig(
     model=ModelOptions(path=Path({model!r}), dtype="float32", load_format="dummy"),
     cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
     scheduler=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=16),
-    parallel=ParallelOptions(),
     server=ServerOptions(),
     device=DeviceOptions(),
     threads=1,

@@ -65,12 +65,6 @@ class SchedulerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelOptions:
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
     """Where the model runs, and how its kernels are launched there."""
 
@@ -162,7 +156,6 @@ class EngineConfig:
     model: ModelOptions
     cache: CacheOptions
     scheduler: SchedulerOptions
-    parallel: ParallelOptions
     server: ServerOptions
     threads: int
     """Compute threads of the engine process; the CPU quota of the cgroup unless a flag says otherwise."""

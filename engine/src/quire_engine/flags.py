@@ -16,7 +16,6 @@ from quire_engine.config import (
     EngineProcessOptions,
     LogOptions,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
     TextOptions,
@@ -103,9 +102,6 @@ def _configuration(values: FlagValues) -> EngineConfig:
             preemption_mode=values["preemption-mode"],
             max_generation_stall_seconds=values["max-generation-stall"],
             check_integrity=values["check-integrity"] or False,
-        ),
-        parallel=ParallelOptions(
-            tensor_parallel_size=values["tensor-parallel-size"], pipeline_parallel_size=values["pipeline-parallel-size"]
         ),
         server=_server_options(values),
         threads=values["threads"] or usable_cpus(),

@@ -8,7 +8,6 @@ from quire_engine.config import (
     CacheOptions,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -23,7 +22,6 @@ def engine(**options: Any) -> Engine:
         model=ModelOptions(path=None),  # type: ignore[arg-type]  # nothing is loaded
         cache=CacheOptions(),
         scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=64),
-        parallel=ParallelOptions(),
         server=ServerOptions(),
         threads=1,
     )

@@ -33,7 +33,6 @@ def batch(number: int, **changes: Any) -> Batch:
         rows=[0],
         num_computed=[0 if first else 3],
         num_scheduled=[3 if first else 1],
-        num_draft=[0],
         token_ids=[7, 8, 9] if first else [3],
         samples=[True],
         feedback_tokens=[],

@@ -1,11 +1,19 @@
 """Under the scheduler: those who decode never wait long for prompts, and prompts are finished all the same."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from statistics import median
 from typing import Any
 
 import pytest
 
-from quire_engine.core.stall_bound import StepCosts
+from quire_engine.core.batch import Batch, RunnerOutput
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.sequence import Request
+from quire_engine.core.stall_bound import StallBound, StepCosts
 
 Make = Callable[..., Any]
 TOKEN = 0.001
@@ -87,3 +95,93 @@ def test_a_prompt_that_has_begun_is_finished_before_the_next_begins(make_world: 
     run_prompts(here, {50: 300, 51: 300, 52: 300})
     assert [key for key in here.tokens if key >= 50] == [50, 51, 52]
     assert here.engine.gauges().num_waiting == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """What steps cost on a machine: the weights are read once, or multiplied with each row where that takes longer."""
+
+    weights: float
+    row: float
+    sequence: float
+    pair: float
+    noise: float
+    context: float = 0.0
+    """For each token that a chunk looks back on, whatever its length."""
+
+    def seconds(self, batch: Batch, chance: Random) -> float:
+        total = 1.15 * max(self.weights, self.row * sum(batch.num_scheduled))
+        for start, count in zip(batch.num_computed, batch.num_scheduled, strict=True):
+            total += self.sequence + self.pair * count * (start + count / 2)
+            if count > 1:
+                total += self.context * (start + count)
+        return total * chance.lognormvariate(0.0, self.noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedLoop:
+    """What users see of a server under a constant number of requests."""
+
+    tokens_per_second: float
+    itl: list[float]
+    """Between tokens of one answer, in ascending order."""
+
+
+def serve(machine: CostModel, *, max_stall: float, workload: tuple[int, int, int], guess: float = 1.0) -> ClosedLoop:
+    """Serve a workload of input tokens, output tokens and requests at once, five times as many requests in all."""
+    inputs, outputs, concurrency = workload
+    layout = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=4000),))
+    config = SchedulerConfig(
+        max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=4096, enable_prefix_caching=False
+    )
+    costs = StepCosts(fixed=guess * machine.weights, per_token=guess * machine.row, per_pair=guess * machine.pair)
+    bound = StallBound(max_stall, at_least=16, costs=costs) if max_stall else None
+    scheduler, chance, now = Scheduler(config, layout, None, bound), Random(3), 0.0
+    params = SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True)
+    todo, done = iter(range(5 * concurrency)), 0
+    last: dict[int, float] = {}
+    itl = []
+
+    def send() -> None:
+        if (key := next(todo, None)) is not None:
+            assert scheduler.add(Request(key=key, prompt_token_ids=[1] * inputs, params=params, seed=0)) is None
+
+    for _ in range(concurrency):
+        send()
+    while done < 5 * concurrency:
+        batch = scheduler.schedule()
+        assert batch is not None
+        seconds = machine.seconds(batch, chance)
+        now += seconds
+        output = scheduler.commit(batch, RunnerOutput(token_ids=[5] * sum(batch.samples), run_seconds=seconds))
+        for key in output.keys:
+            if key in last:
+                itl.append(now - last[key])
+            last[key] = now
+        for _ in output.finished:
+            done += 1
+            send()
+    return ClosedLoop(tokens_per_second=done * (inputs + outputs) / now, itl=sorted(itl))
+
+
+@pytest.mark.parametrize("workload", [(1024, 128, 8), (256, 64, 16)], ids=["long prompts", "short prompts"])
+@pytest.mark.parametrize("guess", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(CostModel(weights=0.01, row=1e-4, sequence=5e-4, pair=3e-8, noise=0.03), id="fast"),
+        pytest.param(CostModel(weights=0.013, row=6.6e-4, sequence=1.5e-3, pair=2e-7, noise=0.03), id="usual"),
+        pytest.param(CostModel(weights=0.03, row=1.4e-3, sequence=2e-3, pair=6e-7, noise=0.05), id="slow"),
+        pytest.param(CostModel(weights=0.03, row=3e-4, sequence=2e-3, pair=1.5e-6, noise=0.03), id="attention"),
+        pytest.param(
+            CostModel(weights=0.03, row=1e-3, sequence=2e-3, pair=3e-7, context=2e-5, noise=0.03), id="context"
+        ),
+        pytest.param(CostModel(weights=0.03, row=1e-3, sequence=2e-3, pair=6e-7, noise=0.15), id="noisy"),
+    ],
+)
+def test_the_bound_is_kept_and_costs_little(machine: CostModel, guess: float, workload: tuple[int, int, int]) -> None:
+    unbounded = serve(machine, max_stall=0.0, workload=workload)
+    bounded = serve(machine, max_stall=0.25, workload=workload, guess=guess)
+    assert bounded.tokens_per_second >= 0.97 * unbounded.tokens_per_second
+    assert bounded.itl[len(bounded.itl) * 99 // 100] <= 1.3 * 0.25
+    assert median(bounded.itl) <= 1.25 * median(unbounded.itl)

@@ -44,7 +44,6 @@ def batch(*, chunks: list[int], out: int = 0, into: int = 0) -> Batch:
         rows=[*range(width)],
         num_computed=[0] * width,
         num_scheduled=chunks,
-        num_draft=[0] * width,
         token_ids=[0] * sum(chunks),
         samples=[True] * width,
         feedback_tokens=[],

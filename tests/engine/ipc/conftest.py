@@ -11,7 +11,6 @@ from quire_engine.config import (
     CacheOptions,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -30,7 +29,6 @@ def make_config(**scheduler: Any) -> EngineConfig:
         cache=CacheOptions(),
         # Without the bound on stalls, what a step takes in hangs on no measured time.
         scheduler=SchedulerOptions(**{"check_integrity": True, "max_generation_stall_seconds": 0.0} | scheduler),
-        parallel=ParallelOptions(),
         server=ServerOptions(),
         threads=1,
     )

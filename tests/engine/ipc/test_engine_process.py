@@ -372,7 +372,7 @@ from quire_engine.ipc.start_up import RunnerFactory
 
 async def main():
     config = EngineConfig(model=ModelOptions(path=Path("m")), cache=CacheOptions(), scheduler=SchedulerOptions(),
-                          parallel=ParallelOptions(), server=ServerOptions(), threads=1)
+                          server=ServerOptions(), threads=1)
     client = EngineClient(config, factory=RunnerFactory(function="quire_engine.core.fake_runner:load_fake_model"))
     print((await client.start()).pid, flush=True)
     await asyncio.sleep(600)

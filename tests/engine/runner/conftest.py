@@ -12,7 +12,6 @@ from quire_engine.config import (
     CacheOptions,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -78,7 +77,6 @@ def engine_config() -> Callable[..., EngineConfig]:
             model=ModelOptions(path=folder, **{"dtype": "float32", **changes}),
             cache=cache,
             scheduler=scheduler or SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
-            parallel=ParallelOptions(),
             server=ServerOptions(),
             threads=2,
         )

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from quire_common.errors import FlagsError
-from quire_engine.config import EngineConfig, ParallelOptions
+from quire_engine.config import EngineConfig
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import ModelFolderError
 from quire_engine.runner import load_model
@@ -83,13 +82,6 @@ def test_options_that_cannot_be_served_name_the_flag_and_the_number(
     with pytest.raises(FlagsError) as raised:
         load_model(engine_config(make_folder(), **changes))
     assert all(word in str(raised.value) for word in words), str(raised.value)
-
-
-@pytest.mark.parametrize("field", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_more_than_one_device_is_refused_not_ignored(field: str, make_folder: Folder, engine_config: Config) -> None:
-    config = replace(engine_config(make_folder()), parallel=ParallelOptions(**{field: 2}))
-    with pytest.raises(FlagsError, match=f"--{field.replace('_', '-')} 2: .* use 1"):
-        load_model(config)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, engine_config: Config) -> None:

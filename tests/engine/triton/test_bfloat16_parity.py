@@ -19,7 +19,6 @@ from quire_engine.config import (
     DeviceOptions,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -56,7 +55,6 @@ def configuration(device: str, dtype: str, *, deterministic: bool = False) -> En
         model=ModelOptions(path=DEMO_MODEL, dtype=dtype, max_model_len=512),  # type: ignore[arg-type]
         cache=CacheOptions(kv_cache_memory_bytes=256 << 20),
         scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=128),
-        parallel=ParallelOptions(),
         server=ServerOptions(),
         device=DeviceOptions(device=device, deterministic=deterministic),  # type: ignore[arg-type]
         threads=1,

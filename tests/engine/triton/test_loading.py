@@ -17,7 +17,6 @@ from quire_engine.config import (
     DeviceOptions,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -43,7 +42,6 @@ def config_of(folder: Path, *, tokens: int = 32, max_model_len: int = 48, **devi
         model=ModelOptions(path=folder, dtype="float32", max_model_len=max_model_len),
         cache=CacheOptions(kv_cache_memory_bytes=1 << 20, enable_prefix_caching=False),
         scheduler=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=tokens),
-        parallel=ParallelOptions(),
         server=ServerOptions(),
         device=DeviceOptions(device="cpu" if INTERPRETED else "cuda", **{"enforce_eager": True, **device}),
         threads=1,

@@ -24,7 +24,6 @@ class Admission:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...]
-    adapter_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,6 @@ class Batch:
     rows: list[int]  # [B]
     num_computed: list[int]  # [B] tokens whose keys and values are in the cache already
     num_scheduled: list[int]  # [B] tokens to compute now, >= 1; sums to T
-    num_draft: list[int]  # [B] draft tokens among the scheduled ones (speculative decoding)
     token_ids: list[int]  # [T] inputs; 0 where a token is not known yet
     samples: list[bool]  # [B] whether this step reaches the sequence's last token, so that a next one is drawn
     feedback_tokens: list[int]

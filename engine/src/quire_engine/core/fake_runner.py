@@ -105,7 +105,7 @@ class FakeRunner:
 
     def _check_columns(self, batch: Batch) -> None:
         width = len(batch.rows)
-        columns = (batch.num_computed, batch.num_scheduled, batch.num_draft, batch.samples)
+        columns = (batch.num_computed, batch.num_scheduled, batch.samples)
         assert width > 0 and all(len(column) == width for column in columns)
         assert len(set(batch.rows)) == width, "a row is scheduled twice"
         assert min(batch.num_scheduled) >= 1 and sum(batch.num_scheduled) == len(batch.token_ids)

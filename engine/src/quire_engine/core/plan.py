@@ -89,7 +89,6 @@ class Plan:
             rows=cast("list[int]", [sequence.row for sequence in self.sequences]),  # a running sequence has one
             num_computed=self.num_computed,
             num_scheduled=self.num_scheduled,
-            num_draft=[0] * len(self.sequences),
             token_ids=self.token_ids,
             samples=self.samples,
             feedback_tokens=self.feedback_tokens,

@@ -1,6 +1,6 @@
 """The names under which full blocks are found again: digests chained from the start of the sequence.
 
-A block's digest covers its own tokens, all tokens before it, and what else decides its content: the adapter, and a
+A block's digest covers its own tokens, all tokens before it, and what else decides its content: a
 tenant's salt, which keeps tenants from telling by a fast answer what others have asked. BLAKE2b with 128 bits: nobody
 can craft two prompts of one digest, which Python's own hash would allow.
 
@@ -19,11 +19,9 @@ from quire_engine.core.sequence import Sequence
 DIGEST_BYTES = 16
 
 
-def root_digest(
-    *, adapter_id: int | None, cache_salt: str | None, family: int | None = None, generation: int = 0
-) -> bytes:
+def root_digest(*, cache_salt: str | None, family: int | None = None, generation: int = 0) -> bytes:
     """Where a chain begins."""
-    return blake2b(repr((adapter_id, cache_salt, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
+    return blake2b(repr((cache_salt, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, block_size: int, upto: int) -> None:
@@ -112,7 +110,6 @@ class PrefixCache:
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
         return root_digest(
-            adapter_id=request.adapter_id,
             cache_salt=request.cache_salt,
             family=None if self._enabled else sequence.family,
             generation=self._generation,

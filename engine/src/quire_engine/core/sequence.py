@@ -25,7 +25,6 @@ class Request:
     priority: int = 0
     tenant: str | None = None
     cache_salt: str | None = None
-    adapter_id: int | None = None
     parent: int | None = None
     """Key of the first sequence of the same client's request, n > 1: they have one prompt, which it computes."""
 
@@ -138,5 +137,4 @@ class Sequence:
             params=self.request.params,
             seed=self.request.seed,
             eos_token_ids=self.eos_token_ids,
-            adapter_id=self.request.adapter_id,
         )

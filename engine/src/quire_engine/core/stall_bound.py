@@ -1,27 +1,40 @@
-"""How many prompt tokens a step may take while other sequences generate, so that none of these waits for long.
+"""How many prompt tokens a step may compute while other sequences generate, so that none of these waits for long.
 
 A step with a long chunk of a prompt in it is a pause for everyone who decodes: a *generation stall*, as Agrawal et al.
 call it in "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (OSDI 2024). There chunks have a
 fixed number of tokens, profiled beforehand; here the bound is in seconds, and the tokens follow from what steps were
 measured to cost, so that one default is right for every machine, model and context:
 
-    seconds = fixed + per_token x prompt tokens + per_pair x pairs of a prompt token and one it looks back on
+    seconds = share x decoding + per_token x prompt tokens + per_pair x pairs of a prompt token and one it looks back on
+
+where ``decoding`` is what a step without prompts takes. The chunks are as long as the bound allows, since every
+chunk has a cost of its own: three quarters of the steps keep within the bound, and nearly all within 1.25 times of it.
 
 Where decoding alone takes nearly as long as the bound, or longer, prompts get a quarter of it all the same: a bound
-that cannot be met should not halt them. Pure but for the averages: it neither reads a clock nor knows sequences.
+that cannot be met should not halt them. Pure but for what it learned: it neither reads a clock nor knows sequences.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from math import sqrt
 
 # Where nothing was measured: looking back on so many tokens costs as much as one token does otherwise.
 _PAIRS_PER_TOKEN = 4096.0
-_LEARNING_RATE = 0.3
+# Standard deviations, relative to each cost: of a step's time, of the machine's speed from step to step, of one cost
+# apart from the others from step to step, and of what the warm-up measured.
+_NOISE = 0.08
+_SPEED_DRIFT = 0.04
+_COST_DRIFT = 0.05
+_FIRST_ERRORS = (0.5, 0.2, 0.5, 0.5)
+_LARGEST_ERROR = 1.0
+_MOST_CHANGE = 4.0
 _MOST_SURPRISE = 2.5
 """A step that took longer than so many times what was expected counts as if it had taken that long: one hiccup of the
 machine does not halt all prompts. The same holds for shorter ones."""
-_SPREAD_RATE = 0.1
-_SPREADS_KEPT_FREE = 3.0
+_RATIOS_KEPT = 32
+_LEAST_MARGIN = 1.07
+_TOLERATED_EXCESS = 1.15
+"""Of the bound, by all but one in ``_RATIOS_KEPT`` steps."""
 _LEAST_SHARE_OF_PROMPTS = 0.25
 
 
@@ -58,34 +71,109 @@ class StallBound:
             costs = StepCosts(fixed=slow, per_token=slow, per_pair=slow / _PAIRS_PER_TOKEN)
         self.max_seconds = max_seconds
         self.at_least = at_least
-        self._fixed, self._per_token, self._per_pair = costs.fixed, costs.per_token, costs.per_pair
-        self._spread = 0.05
-        """By how much steps took longer than expected, as a share of it, on average."""
+        self._costs = _LearntCosts(costs)
+        self._ratios: deque[float] = deque((_TOLERATED_EXCESS,) * 2, maxlen=_RATIOS_KEPT)
+        """Of recent steps with prompts: seconds over what was expected."""
+        self._target_seconds = self._target()
 
     def expected_seconds(self, work: PromptWork) -> float:
-        return self._fixed + self._per_token * work.tokens + self._per_pair * work.pairs
+        return sum(self._costs.parts(work)) if work.tokens else self._costs.decoding
 
     def allowed_tokens(self, work: PromptWork, start: int) -> int:
         """Tokens of a prompt, from its token ``start`` on, that fit into a step beside ``work``. 0 is none."""
-        bound = self.max_seconds / (1.0 + _SPREADS_KEPT_FREE * self._spread)
-        prompts = max(bound - self._fixed, _LEAST_SHARE_OF_PROMPTS * bound)
-        left = prompts + self._fixed - self.expected_seconds(work)
+        target = self._target_seconds
+        base, tokens, pairs = self._costs.parts(work)
+        left = max(target - base, _LEAST_SHARE_OF_PROMPTS * target) - tokens - pairs
         fitting = 0
         if left > 0.0:
             # The root of per_pair / 2 n^2 + (per_token + per_pair start) n = left, in the form that keeps its digits.
-            linear = self._per_token + self._per_pair * start
-            fitting = int(2.0 * left / (linear + sqrt(linear * linear + 2.0 * self._per_pair * left)))
+            per_pair = self._costs.per_pair
+            linear = self._costs.per_token + per_pair * start
+            fitting = int(2.0 * left / (linear + sqrt(linear * linear + 2.0 * per_pair * left)))
         return max(fitting, self.at_least - work.tokens)
 
+    def _target(self) -> float:
+        """Return what a step with prompts should be expected to take, so that the bound is kept."""
+        nearly_worst = sorted(self._ratios)[-2]
+        return self.max_seconds / max(_LEAST_MARGIN, nearly_worst / _TOLERATED_EXCESS)
+
     def observe(self, work: PromptWork, seconds: float) -> None:
-        """What a step took, with or without prompts in it. Each part of the cost answers for its share of an error."""
+        """Learn from what a step took, with or without prompts in it."""
         if seconds <= 0.0:
             return
         expected = self.expected_seconds(work)
-        surprise = min(max(seconds / expected, 1.0 / _MOST_SURPRISE), _MOST_SURPRISE) - 1.0
+        ratio = min(max(seconds / expected, 1.0 / _MOST_SURPRISE), _MOST_SURPRISE)
         if work.tokens:
-            self._spread += _SPREAD_RATE * (max(0.0, surprise) - self._spread)
-        change = _LEARNING_RATE * surprise / expected
-        self._fixed *= 1.0 + change * self._fixed
-        self._per_token *= 1.0 + change * self._per_token * work.tokens
-        self._per_pair *= 1.0 + change * self._per_pair * work.pairs
+            self._ratios.append(ratio)
+            self._target_seconds = self._target()
+            self._costs.learn_prompts(work, ratio)
+        else:
+            self._costs.learn_decoding(ratio)
+
+
+class _LearntCosts:
+    """A Kalman filter over the costs of a step, in relative terms.
+
+    The state is the relative error of each cost, so no cost becomes negative and its unit does not matter. What a step
+    shows corrects the costs by their share in it and by what earlier steps left uncertain: chunks of different lengths,
+    at different places of a prompt, tell the costs apart. Steps without prompts tell only of decoding, so hours of
+    these leave the costs of prompts as they are.
+    """
+
+    __slots__ = ("_costs", "_covariance")
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = [costs.fixed, 1.0, costs.per_token, costs.per_pair]
+        self._covariance = [
+            [error**2 if row == column else 0.0 for column in range(4)] for row, error in enumerate(_FIRST_ERRORS)
+        ]
+
+    @property
+    def decoding(self) -> float:
+        return self._costs[0]
+
+    @property
+    def per_token(self) -> float:
+        return self._costs[2]
+
+    @property
+    def per_pair(self) -> float:
+        return self._costs[3]
+
+    def parts(self, work: PromptWork) -> tuple[float, float, float]:
+        """Return the seconds of a step with prompts: of what does not grow with them, of tokens, of pairs."""
+        decoding, share, per_token, per_pair = self._costs
+        return share * decoding, per_token * work.tokens, per_pair * work.pairs
+
+    def learn_prompts(self, work: PromptWork, ratio: float) -> None:
+        """Learn from a step with prompts that took ``ratio`` times what was expected."""
+        parts = self.parts(work)
+        expected = sum(parts)
+        base, tokens, pairs = (part / expected for part in parts)
+        for row, entries in enumerate(self._covariance):
+            for column in range(4):
+                entries[column] += _SPEED_DRIFT**2
+            entries[row] += _COST_DRIFT**2
+        largest = max(self._covariance[place][place] for place in range(4))
+        if largest > _LARGEST_ERROR**2:
+            shrink = _LARGEST_ERROR**2 / largest
+            self._covariance = [[entry * shrink for entry in entries] for entries in self._covariance]
+        error = [(row[0] + row[1]) * base + row[2] * tokens + row[3] * pairs for row in self._covariance]
+        self._correct(error, (error[0] + error[1]) * base + error[2] * tokens + error[3] * pairs, ratio)
+
+    def learn_decoding(self, ratio: float) -> None:
+        """Learn from a step without prompts."""
+        self._covariance[0][0] += _SPEED_DRIFT**2
+        error = [row[0] for row in self._covariance]
+        self._correct(error, error[0], ratio)
+
+    def _correct(self, error: list[float], variance: float, ratio: float) -> None:
+        """``error`` is the covariance of each cost with the expected time, ``variance`` that of the time."""
+        variance += _NOISE**2
+        for place, covariance in enumerate(error):
+            factor = 1.0 + covariance / variance * (ratio - 1.0)
+            self._costs[place] *= min(max(factor, 1.0 / _MOST_CHANGE), _MOST_CHANGE)
+        for entries, covariance in zip(self._covariance, error, strict=True):
+            gain = covariance / variance
+            for column, other in enumerate(error):
+                entries[column] -= gain * other

@@ -110,7 +110,6 @@ def largest_step(
         rows=rows,
         num_computed=[0] * sequences,
         num_scheduled=lengths,
-        num_draft=[0] * sequences,
         token_ids=[0] * sum(lengths),
         samples=[True] * sequences,
         feedback_tokens=[],

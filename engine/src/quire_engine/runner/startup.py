@@ -127,12 +127,6 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
             f"--max-model-len {asked} is more than the model's {model.max_position_embeddings} positions"
             " (max_position_embeddings in config.json)"
         )
-    for flag, size in (
-        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
-        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
-    ):
-        if size != 1:
-            problems.append(f"{flag} {size}: this version runs a model on one device; use 1")
     if config.device.deterministic and not candidate.is_native:
         problems.append(
             f"--deterministic is for quire's own model families, and this is {candidate.served_by}, whose layers may"

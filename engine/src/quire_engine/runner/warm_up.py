@@ -72,6 +72,8 @@ def _time_prompts(steps: "_Steps", *, fixed: float, tokens: int, max_model_len: 
     """A chunk at the beginning of a prompt, and one as far behind it as the model goes."""
     begun = max(_model_seconds(steps.prefill(tokens, _GREEDY)) - fixed, 1e-9) / tokens
     start = min(_TIMED_CONTEXT, max_model_len - tokens)
+    # Pages of the cache that nobody touched before are slow once, which is no part of what looking back costs.
+    steps.go_on(start + tokens - 1, 1)
     later = max(_model_seconds(steps.go_on(start, tokens)) - fixed, 1e-9) / tokens
     # The first chunk looked back on half of itself on average. A measured 0 would never be learnt otherwise.
     per_pair = max((later - begun) / max(1, start), begun * _LEAST_PAIR_SHARE)
@@ -146,7 +148,6 @@ class _Steps:
             rows=[0],
             num_computed=[computed],
             num_scheduled=[len(token_ids)],
-            num_draft=[0],
             token_ids=token_ids,
             samples=[True],
             feedback_tokens=[],

@@ -5,7 +5,6 @@ Endpoint pickers scrape many times a second. Three lines in four are buckets of 
 """
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -117,8 +116,6 @@ class EngineCollector(Collector):
                 "When the certificate that new connections get ends, in Unix time.",
                 self._certificate_expiry(),
             )
-        # There are no adapters yet; who picks endpoints by them asks for this name all the same.
-        yield self._adapters()
         ready = self._metrics.ready
         if ready is None:
             return
@@ -131,13 +128,6 @@ class EngineCollector(Collector):
             GaugeMetricFamily("quire_startup_seconds", "Start-up of the engine by phase.", labels=[*_LABELS, "phase"]),
             [([phase], seconds) for phase, seconds in ready.phase_seconds.items()],
         )
-
-    def _adapters(self) -> Metric:
-        """As vLLM has it: no other labels, and the time as its value."""
-        labels = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters that run and wait.", labels=[*labels])
-        family.add_metric([*labels.values()], time.time())
-        return family
 
     def _cache_config(self, num_blocks: int, block_size: int, dtype: str) -> Metric:
         labels = {
@@ -155,8 +145,6 @@ class EngineCollector(Collector):
         metrics, counts = self._metrics, self._metrics.engine.counters()
         for name, key, help in _ENGINE_COUNTERS:
             yield self._counter(name, help, counts.get(key, 0.0))
-        for name, help in _SPECULATION:
-            yield self._counter(name, help, 0.0)
         causes = {key.partition("/")[2]: value for key, value in counts.items() if key.startswith("preemptions/")}
         yield self._counter("vllm:num_preemptions", "Requests that lost their place.", sum(causes.values()))
         yield self._labelled(
@@ -202,12 +190,6 @@ _ENGINE_COUNTERS = (
     ("quire_scheduled_tokens", "scheduled_tokens", "Tokens computed."),
     ("quire_recomputed_tokens", "recomputed_tokens", "Tokens computed again after a preemption."),
     ("quire_discarded_tokens", "discarded_tokens", "Tokens drawn after their request had ended."),
-)
-
-_SPECULATION = (
-    ("vllm:spec_decode_num_drafts", "Drafts of speculative decoding: none in this version."),
-    ("vllm:spec_decode_num_draft_tokens", "Tokens in them."),
-    ("vllm:spec_decode_num_accepted_tokens", "Tokens of them that were kept."),
 )
 
 _HISTOGRAMS = (

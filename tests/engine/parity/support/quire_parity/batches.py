@@ -11,7 +11,6 @@ def batch(**changes: Any) -> Batch:
         "rows": [],
         "num_computed": [],
         "num_scheduled": [],
-        "num_draft": [],
         "token_ids": [],
         "samples": [],
         "feedback_tokens": [],

@@ -12,7 +12,6 @@ from quire_engine.config import (
     CacheOptions,
     EngineConfig,
     ModelOptions,
-    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -44,7 +43,6 @@ def config_of(
         model=ModelOptions(path=folder, dtype=dtype, max_model_len=max_model_len),
         cache=cache,
         scheduler=scheduler,
-        parallel=ParallelOptions(),
         server=ServerOptions(),
         threads=1,
     )
