@@ -55,16 +55,16 @@ COPY --from=engine-locks /locks/torch.lock /opt/quire/locks/
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
     /opt/tools/install_in_image.sh /opt/quire/locks/torch.lock
 COPY --from=engine-locks /locks/others.lock /opt/quire/locks/
-RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
-    /opt/tools/install_in_image.sh /opt/quire/locks/others.lock
-
-FROM base AS operator-dependencies
-COPY requirements/cli.lock /opt/quire/locks/
 # Keep only the data of the AWS library for buckets and credentials: 3 MB of 30 MB.
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
-    /opt/tools/install_in_image.sh /opt/quire/locks/cli.lock \
+    /opt/tools/install_in_image.sh /opt/quire/locks/others.lock \
     && find /opt/quire/lib/python3*/site-packages/botocore/data -mindepth 1 -maxdepth 1 -type d \
        ! -name s3 ! -name sts ! -name sso ! -name sso-oidc ! -name signin -exec rm -rf {} +
+
+FROM base AS operator-dependencies
+COPY requirements/operator.lock /opt/quire/locks/
+RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
+    /opt/tools/install_in_image.sh /opt/quire/locks/operator.lock
 
 FROM base AS gateway-dependencies
 COPY requirements/gateway.lock /opt/quire/locks/
@@ -91,10 +91,8 @@ RUN mv /src/quire_kernels "$(python -c 'import sysconfig; print(sysconfig.get_pa
 FROM tools AS operator-code
 COPY common common
 COPY operator operator
-COPY cli cli
 RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels common \
     && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels operator \
-    && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels cli \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
 FROM tools AS gateway-code

@@ -31,7 +31,7 @@ from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 from quire_operator.ports import Throttled, Unavailable
 
-IMAGES = Images(engine="quire-engine:scale", operator="quire-operator:scale")
+IMAGES = Images(engine="quire-engine:scale")
 WORKERS = 32
 IDENTITY = "scale-operator"
 SCRAPES = 50
@@ -116,7 +116,6 @@ class Operator:
             "--identity": IDENTITY,
             "--workers": WORKERS,
             "--engine-image": IMAGES.engine,
-            "--operator-image": IMAGES.operator,
             "--host": "127.0.0.1",
             "--port": self.port,
         }

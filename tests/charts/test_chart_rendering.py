@@ -91,7 +91,6 @@ def test_the_operator_understands_what_it_is_told(helm: Helm, mounted: Mounted, 
     assert settings.resync_seconds == {"10m": 600.0, "90s": 90.0}[expected["resync"]]
     assert settings.cluster_domain == expected["clusterDomain"]
     assert settings.images.hub_endpoint == (expected["hubEndpoint"] or None)
-    assert settings.images.operator == told["image"]
     assert (settings.prometheus is None) == (not expected["prometheus"].get("url"))
     if settings.prometheus is not None:
         assert settings.prometheus.url == expected["prometheus"]["url"]

@@ -69,7 +69,6 @@ def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str)
             "schedulingPolicy": "FCFS",
             "preemption": "Auto",
         },
-        "parallelism": {"tensor": 1, "pipeline": 1},
         "resources": {},
         "replicas": 1,
         "autoscaling": {
@@ -107,8 +106,6 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "durations": {"drain": {"timeout": "1h"}, "autoscaling": {"maxReplicas": 2, "scaleDown": {"window": "1h30m0.5s"}}},
     "no spare GPU": {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
     "all at once": {"rollout": {"strategy": "Recreate"}},
-    "a canary, of a later version": {"rollout": {"strategy": "Canary", "canary": {"maxErrorRatePercent": "0.5"}}},
-    "several GPUs, of a later version": {"parallelism": {"tensor": 4}},
     "zero replicas": {"replicas": 0},
     "a pod template": {"podTemplate": {"spec": {"nodeSelector": {"gpu": "h100"}, "priorityClassName": "high"}}},
 }
@@ -239,7 +236,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "Required value",
     ),
     "arguments as one text": ({"engine": {"extraArgs": "--a --b"}}, "spec.engine.extraArgs", "must be of type array"),
-    "no GPUs in parallel": ({"parallelism": {"tensor": 0}}, "spec.parallelism.tensor", "greater than or equal to 1"),
     "half a GPU": (
         {"resources": {"limits": {"nvidia.com/gpu": "500m"}}},
         "spec.resources.limits",
@@ -297,7 +293,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an unknown strategy": (
         {"rollout": {"strategy": "BlueGreen"}},
         "spec.rollout.strategy",
-        'supported values: "RollingUpdate", "Recreate", "Canary"',
+        'supported values: "RollingUpdate", "Recreate"',
     ),
     "a rollout that can't move": (
         {"rollout": {"maxSurge": 0}},
@@ -308,11 +304,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"rollout": {"strategy": "Recreate", "maxSurge": 1}},
         "spec.rollout",
         "strategy Recreate does not use maxSurge and maxUnavailable",
-    ),
-    "a canary of another strategy": (
-        {"rollout": {"canary": {}}},
-        "spec.rollout.canary",
-        "only strategy Canary uses canary",
     ),
     "keys without a secret": ({"auth": {}}, "spec.auth.secretName", "Required value"),
     "a drain of a day": ({"drain": {"timeout": "24h"}}, "spec.drain.timeout", "must be a duration of at most 1h"),

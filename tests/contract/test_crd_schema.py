@@ -35,8 +35,6 @@ VERSION = CRD["spec"]["versions"][0]
 ROOT = VERSION["schema"]["openAPIV3Schema"]
 SPEC = ROOT["properties"]["spec"]
 STATUS = ROOT["properties"]["status"]
-# Sections of a later version: the schema describes them, the parser refuses them whole.
-LATER_SECTIONS = {"spec.rollout.canary"}
 
 
 class Node(NamedTuple):
@@ -47,10 +45,6 @@ class Node(NamedTuple):
     def properties(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.schema.get("properties", {})
         return found
-
-    @property
-    def is_later(self) -> bool:
-        return any(self.path == section or self.path.startswith(f"{section}.") for section in LATER_SECTIONS)
 
 
 def nodes(path: str, schema: Mapping[str, Any]) -> Iterator[Node]:
@@ -64,7 +58,7 @@ def nodes(path: str, schema: Mapping[str, Any]) -> Iterator[Node]:
         yield Node(f"{path}.*", schema["additionalProperties"])
 
 
-SPEC_NODES = [node for node in nodes("spec", SPEC) if not node.is_later]
+SPEC_NODES = list(nodes("spec", SPEC))
 ALL_NODES = [*nodes("spec", SPEC), *nodes("status", STATUS)]
 
 

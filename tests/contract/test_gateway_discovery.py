@@ -23,7 +23,7 @@ from quire_operator.domain.resource import Invalid, Spec, names
 from quire_operator.reconcile.rivals import Rivals
 from quire_operator.reconcile.store import Store
 
-IMAGES = Images(engine="engine", operator="operator")
+IMAGES = Images(engine="engine")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
 

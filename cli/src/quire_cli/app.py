@@ -20,13 +20,13 @@ from quire_cli.inspection.screen import url
 from quire_cli.inspection.top import top
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import read_deployments
-from quire_cli.local.fetch import fetch
-from quire_cli.local.host import installed_commands
+from quire_cli.local.host import installed, installed_commands
 from quire_cli.local.machine import this_machine
 from quire_cli.local.model_store import ModelStore, cache_home
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
+from quire_common.contract.engine import FETCH_COMMAND
 from quire_common.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
 
@@ -64,7 +64,6 @@ app = typer.Typer(
 app.command("bench")(bench)
 app.command("explain")(explain)
 app.command("top")(top)
-app.command("fetch", no_args_is_help=True)(fetch)
 app.command("simulate", no_args_is_help=True)(simulate)
 
 
@@ -168,6 +167,13 @@ async def _up(options: UpOptions, view: View) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, run.stop)
     await run.run()
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def fetch(context: typer.Context) -> None:
+    """Download a model from a hub, a bucket or a registry. Needs the engine, whose command quire-fetch it runs."""
+    command = installed(FETCH_COMMAND)
+    os.execv(command, [command, *context.args])
 
 
 @app.command(no_args_is_help=True)

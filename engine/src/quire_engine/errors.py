@@ -7,6 +7,7 @@
     │   ├── AddressError        the address to listen on
     │   ├── DeviceError         a GPU that ran out of memory or failed, at the start or in a later step
     │   └── EngineStartError    what the engine process said before it ended
+    ├── FetchError              printed by quire-fetch: a model that cannot be downloaded, with details and a hint
     └── RequestError            answered by server.problems in OpenAI's error shape
         ├── InvalidRequest      400
         ├── Unauthorized        401
@@ -24,6 +25,7 @@ Unusable flags, key files and certificates raise ``quire_common.errors.Configura
 with all its problems. A message says what is wrong, where, and what is expected. Any other exception is a bug.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -63,6 +65,18 @@ class EngineStartError(StartError):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class FetchError(EngineError):
+    """A model cannot be downloaded."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, details: Sequence[str] = (), hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = tuple(details)
+        self.hint = hint
 
 
 class RequestError(EngineError):

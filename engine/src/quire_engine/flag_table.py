@@ -19,9 +19,9 @@ from quire_common.flags.kinds import (
     Switch,
     Text,
     Url,
-    is_http_url,
 )
 from quire_common.flags.table import FlagTable
+from quire_common.names import is_http_url
 
 
 @dataclass(frozen=True, slots=True)

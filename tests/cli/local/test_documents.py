@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from quire_cli.errors import FileProblem, SpecProblem
 from quire_cli.local.documents import read_deployments
-from quire_operator.errors import FileProblem, SpecProblem
 
 GOOD = """\
 apiVersion: quire.dev/v1alpha1

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from quire_cli.errors import SpecProblem
 from quire_cli.local.keys import check_key_file, key_file
 from quire_operator.domain.resource import Spec
-from quire_operator.errors import SpecProblem
 
 
 def spec_of(**spec: object) -> Spec:

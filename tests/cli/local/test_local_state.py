@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from quire_local.harness import is_alive, until_dead
 
+from quire_cli.errors import AlreadyRunning, FileProblem
 from quire_cli.local.process import ProcessIdentity, identify
 from quire_cli.local.state import RunFolder, end_leftovers, read_state, run_folder, state_home
-from quire_operator.errors import AlreadyRunning, FileProblem
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 PARENT = [

@@ -3,14 +3,15 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from quire_local.hub_stub import HubStub, safetensors, serving
+from fetch_support.hub_stub import HubStub, safetensors, serving
 
+from quire_cli.errors import ModelProblem
 from quire_cli.local.model_store import ModelStore, cache_home, folder_facts
-from quire_operator.domain.resource import ClaimSource, FileSource, HubSource
-from quire_operator.errors import ModelProblem
+from quire_operator.domain.resource import BucketSource, ClaimSource, FileSource, HubSource
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -86,16 +87,6 @@ async def test_what_is_here_is_not_downloaded_again_and_needs_no_network(
     assert hub.served == []
 
 
-async def test_a_connection_cut_in_the_middle_of_a_file_is_taken_up_where_it_broke(
-    hub: HubStub, store: ModelStore
-) -> None:
-    hub.cut["model.safetensors"] = 2_500_000
-    folder = await store.fetch(TINY, progress=Bar())
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    first, second = hub.ranges("model.safetensors")
-    assert first == "" and 0 < resumed_at(second) <= 2_500_000
-
-
 async def test_a_stopped_download_is_continued_by_the_next_one(hub: HubStub, store: ModelStore) -> None:
     hub.stall_after["model.safetensors"] = 2_500_000
     bar = Bar()
@@ -110,70 +101,46 @@ async def test_a_stopped_download_is_continued_by_the_next_one(hub: HubStub, sto
     again = Bar()
     folder = await store.fetch(TINY, progress=again)
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert resumed_at(*hub.ranges("model.safetensors")) > 1_500_000
+    (wanted,) = hub.ranges("model.safetensors")
+    assert int(wanted.removeprefix("bytes=").removesuffix("-")) > 1_500_000
     assert again.told[0][0] > 1_500_000
-
-
-def resumed_at(wanted: str) -> int:
-    return int(wanted.removeprefix("bytes=").removesuffix("-"))
-
-
-async def test_a_damaged_file_is_refused_and_fetched_anew_by_the_next_try(hub: HubStub, store: ModelStore) -> None:
-    hub.damaged.add("model.safetensors")
-    with pytest.raises(ModelProblem, match="model.safetensors of org/tiny came damaged: its SHA-256"):
-        await store.fetch(TINY, progress=Bar())
-    hub.damaged.clear()
-    folder = await store.fetch(TINY, progress=Bar())
-    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
-
-
-async def test_a_hub_that_stumbles_is_asked_again(hub: HubStub, store: ModelStore) -> None:
-    hub.stumbles["tokenizer.json"] = 1
-    folder = await store.fetch(TINY, progress=Bar())
-    assert (folder / "tokenizer.json").read_bytes() == b"{}"
 
 
 def test_plan_needs_only_the_configuration_and_the_header(hub: HubStub, store: ModelStore) -> None:
     facts = store.facts(TINY)
     assert (facts.parameters, facts.counted, facts.config.kv_heads) == (ELEMENTS, True, 2)
-    assert hub.ranges("model.safetensors") == ["bytes=0-100000"]
+    assert hub.ranges("model.safetensors") == ["bytes=0-131071"]
+    assert set(hub.tokens) == {"Bearer hf_secret"}
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (HubSource(repository="org/tyni", revision="main"), "has no model org/tyni, or it is private"),
-        (HubSource(repository="org/tiny", revision="v9"), "org/tiny has no revision v9"),
-    ],
-)
-async def test_a_wrong_repository_or_revision_is_named(
-    hub: HubStub, store: ModelStore, source: HubSource, message: str
-) -> None:
-    with pytest.raises(ModelProblem, match=message):
-        await store.fetch(source, progress=Bar())
-    with pytest.raises(ModelProblem, match=message):
-        store.facts(source)
-
-
-async def test_a_gated_model_says_how_to_get_in(hub: HubStub, store: ModelStore) -> None:
+async def test_what_the_fetcher_reports_is_raised(hub: HubStub, store: ModelStore) -> None:
     hub.forbidden = True
     with pytest.raises(ModelProblem, match="org/tiny is gated") as caught:
         await store.fetch(TINY, progress=Bar())
     assert caught.value.hint is not None and "HF_TOKEN" in caught.value.hint
 
 
-async def test_a_repository_without_safetensors_is_refused_before_any_download(hub: HubStub, store: ModelStore) -> None:
-    hub.files = {name: data for name, data in hub.files.items() if name != "model.safetensors"}
-    with pytest.raises(ModelProblem, match="has no safetensors weights"):
-        await store.fetch(TINY, progress=Bar())
-    assert hub.served == []
+@pytest.mark.parametrize("source", [HubSource(repository="org/tyni", revision="main"), replace(TINY, revision="v9")])
+def test_plan_names_a_model_that_the_hub_does_not_have(hub: HubStub, store: ModelStore, source: HubSource) -> None:
+    with pytest.raises(ModelProblem, match=str(source)) as caught:
+        store.facts(source)
+    assert caught.value.hint is not None and "HF_TOKEN" in caught.value.hint
 
 
-async def test_no_way_to_the_hub_is_said_with_what_to_check(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelProblem, match="can't be reached for org/tiny") as caught:
-        await store.fetch(TINY, progress=Bar())
-    assert caught.value.hint is not None and "HF_ENDPOINT" in caught.value.hint
+def test_plan_reads_a_bucket_through_the_fetcher(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = json.dumps({"config": CONFIG, "parameters": 7})
+    program = tmp_path / "quire-fetch"
+    program.write_text(f"#!/bin/sh\n[ \"$*\" = 's3://models/m --describe' ] && echo '{answer}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("quire_cli.local.model_store.installed", lambda name: str(program))
+    facts = store.facts(BucketSource(bucket="models", prefix="m"))
+    assert (facts.parameters, facts.counted, facts.config.kv_heads) == (7, True, 2)
+    program.write_text("#!/bin/sh\necho no memory >&2; exit 9\n")
+    with pytest.raises(ModelProblem, match="ended with code 9") as caught:
+        store.facts(BucketSource(bucket="models", prefix="m"))
+    assert caught.value.details == ("no memory",)
 
 
 def test_the_cache_can_be_chosen() -> None:

@@ -14,21 +14,14 @@ import aiohttp
 import pytest
 from quire_local.harness import FAKE_ENGINE, HURRY, until_dead
 
+from quire_cli.errors import AddressProblem, AlreadyRunning, CapacityProblem, ModelProblem, SpecProblem, StartProblem
 from quire_cli.local.host import Commands, installed_commands
 from quire_cli.local.machine import Machine
 from quire_cli.local.state import read_state, run_folder, state_home
 from quire_cli.local.supervision import free_port
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines
-from quire_operator.errors import (
-    AddressProblem,
-    AlreadyRunning,
-    CapacityProblem,
-    ModelProblem,
-    SpecProblem,
-    StartProblem,
-    UserError,
-)
+from quire_operator.errors import UserError
 
 MACHINE = Machine(cpus=4, memory_bytes=16 * 2**30, gpu_memory_bytes=(), multiplies_bfloat16=False)
 MODEL = {

@@ -45,7 +45,7 @@ def body(spec: Mapping[str, Any] | None = None, **metadata: Any) -> dict[str, An
 
 
 def review(new: Mapping[str, Any], old: Mapping[str, Any] | None = None, server: ApiServer | None = None) -> Review:
-    reviewer = Reviewer(dry_run=server or ApiServer(), images=Images(engine="engine", operator="operator"))
+    reviewer = Reviewer(dry_run=server or ApiServer(), images=Images(engine="engine"))
     return asyncio.run(reviewer.review(new, old))
 
 
@@ -146,7 +146,7 @@ class Estimate:
 def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
     reviewer = Reviewer(
         dry_run=ApiServer(owner="somebody"),
-        images=Images(engine="engine", operator="operator"),
+        images=Images(engine="engine"),
         capacity=Estimate(),  # type: ignore[arg-type]
     )
     verdict = asyncio.run(reviewer.review(body(), None))
@@ -162,6 +162,6 @@ class Slow(Estimate):
 
 def test_an_estimate_that_takes_too_long_is_gone_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "ESTIMATE_SECONDS", 0.01)
-    images = Images(engine="engine", operator="operator")
+    images = Images(engine="engine")
     reviewer = Reviewer(dry_run=ApiServer(), images=images, capacity=Slow())  # type: ignore[arg-type]
     assert asyncio.run(reviewer.review(body(), None)) == ALLOWED

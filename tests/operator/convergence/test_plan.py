@@ -28,7 +28,7 @@ def manifests(target: int = 1) -> Manifests:
     }
     spec = Spec.parse(body)
     assert isinstance(spec, Spec)
-    made = desired(spec, target, uid=UID, images=Images(engine="e", operator="o"))
+    made = desired(spec, target, uid=UID, images=Images(engine="e"))
     assert isinstance(made, Manifests)
     return made
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fetch_support.hub_stub import HubStub, safetensors, serving
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from kube_support.rights import grant
-from quire_local.hub_stub import HubStub, safetensors, serving
 
 from quire_cli.app import main
 

@@ -188,8 +188,8 @@ CASES: dict[str, Case] = {
     ),
     "invalid": Case(
         reason="InvalidSpec",
-        words="spec.parallelism.tensor",
-        spec={"parallelism": {"tensor": 2}},
+        words="spec.resources.limits.nvidia.com/gpu",
+        spec={"resources": {"limits": {"nvidia.com/gpu": "2"}}},
         mend={"replicas": 1},
     ),
     "rejected": Case(

@@ -9,7 +9,7 @@ from quire_operator.domain.manifests.desired import Manifests, desired
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 
-IMAGES = Images(engine="registry.example/engine:1", operator="registry.example/operator:1")
+IMAGES = Images(engine="registry.example/engine:1")
 MODEL = {"source": "file:///models/demo"}
 
 

@@ -10,7 +10,7 @@ from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, Monitoring, Surroundings
 from quire_operator.domain.resource import Spec
 
-IMAGES = Images(engine="e", operator="o")
+IMAGES = Images(engine="e")
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
 SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
 EVERYTHING = Surroundings(

@@ -170,7 +170,7 @@ def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: in
     }
     spec = Spec.parse(body)
     assert isinstance(spec, Spec)
-    manifests = desired(spec, target, uid="u", images=Images(engine="e", operator="o"))
+    manifests = desired(spec, target, uid="u", images=Images(engine="e"))
     assert isinstance(manifests, Manifests)
     deployment: Any = manifests.deployment.body
     pod = deployment["spec"]["template"]["spec"]
@@ -183,4 +183,4 @@ def test_every_example_is_something_to_deploy(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         spec = Spec.parse(document)
         assert isinstance(spec, Spec), str(spec)
-        assert isinstance(desired(spec, 1, uid="u", images=Images(engine="e", operator="o")), Manifests)
+        assert isinstance(desired(spec, 1, uid="u", images=Images(engine="e")), Manifests)

@@ -129,13 +129,13 @@ def test_where_the_model_is(pod: Pod, model: dict[str, Any], path: str, volume: 
 
 
 def test_a_hub_model_is_fetched_before_the_engine_starts(make: Callable[..., Any]) -> None:
-    images = Images(engine="e", operator="registry.example/operator:9", hub_endpoint="http://mirror")
+    images = Images(engine="e", hub_endpoint="http://mirror")
     model = {"source": "hf://org/m@v1", "credentials": {"secretName": "hub"}}
     body: Any = make(images=images, model=model).deployment.body
     (fetch,) = body["spec"]["template"]["spec"]["initContainers"]
-    assert fetch["image"] == "registry.example/operator:9"
+    assert fetch["image"] == "e", "the engine's, so that an upgrade of the operator restarts nothing"
     command = [*fetch["command"], *fetch["args"]]
-    assert command[:5] == ["quire", "fetch", "hf://org/m@v1", "--to", "/models/org--m@v1"]
+    assert command[:4] == ["quire-fetch", "hf://org/m@v1", "--to", "/models/org--m@v1"]
     env = {entry["name"]: entry for entry in fetch["env"]}
     assert env["HF_ENDPOINT"]["value"] == "http://mirror"
     assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
@@ -148,6 +148,7 @@ def test_keys_are_a_file_of_the_engine_and_what_is_missing_is_found_before_all_e
     made = pod(auth={"secretName": "team-keys"}, model={"source": "hf://org/m"}, engine={"image": "mine:2"})
     check, fetch = made["initContainers"]
     assert (check["name"], fetch["name"]) == ("check-api-keys", "fetch-model")
+    assert fetch["image"] == "mine:2"
     assert [*check["command"], *check["args"]] == ["quire-engine", "--version"] and check["image"] == "mine:2"
     (variable,) = check["env"]
     assert variable["valueFrom"] == {"secretKeyRef": {"name": "team-keys", "key": "keys"}}, "not optional"

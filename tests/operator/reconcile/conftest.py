@@ -182,7 +182,7 @@ class World:
             cluster=self.cluster,
             store=self.store,
             clock=self.clock,
-            images=Images(engine="engine:1", operator="operator:1"),
+            images=Images(engine="engine:1"),
             enqueue=self.enqueued.append,
             around=lambda: self.around,
         )

@@ -87,10 +87,10 @@ async def test_one_that_is_gone_or_going_is_left_to_the_garbage_collector(world:
 async def test_an_invalid_spec_touches_nothing_and_says_everything(world: Any) -> None:
     world.apply()
     await world.settle()
-    world.apply(model={"source": "s3://x"}, parallelism={"tensor": 2})
+    world.apply(model={"source": "s3://x"}, engine={"blockSize": 7})
     assert await world.settle() == ["status", "tell InvalidSpec"]
     (message,) = (c["message"] for c in world.status["conditions"] if c["type"] == "Ready")
-    assert "spec.model.source" in message and "spec.parallelism.tensor" in message
+    assert "spec.model.source" in message and "spec.engine.blockSize" in message
 
 
 async def test_a_pod_template_that_can_not_be_merged_is_invalid_too(world: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import httpx
 
+from quire_cli.errors import InspectionProblem
 from quire_cli.inspection.explanation import Explanation, OperatorSays, of_resource, of_run
 from quire_cli.inspection.rights import in_words
 from quire_cli.inspection.where import (
@@ -23,7 +24,7 @@ from quire_cli.inspection.where import (
 from quire_cli.local.runs import Run, read
 from quire_operator.domain.autoscaling.ticks import read_log
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.errors import ClusterProblem, InspectionProblem
+from quire_operator.errors import ClusterProblem
 from quire_operator.ports import ClusterError, Forbidden, NotFound
 
 if TYPE_CHECKING:  # imported where a cluster is asked: slow to import

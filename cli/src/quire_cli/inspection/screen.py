@@ -12,7 +12,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from quire_common.flags.kinds import is_http_url
+from quire_common.names import is_http_url
 
 _PLAIN_WIDTH = 120
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from quire_cli.errors import InspectionProblem
 from quire_cli.inspection.explanation import near_names
 from quire_cli.inspection.fleet import Deployment, Fleet, Replica
 from quire_cli.inspection.load import Reading
@@ -13,7 +14,6 @@ from quire_cli.inspection.where import ended_note, user_error
 from quire_cli.local.runs import Run, read
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
-from quire_operator.errors import InspectionProblem
 from quire_operator.ports import ClusterError
 
 if TYPE_CHECKING:  # slow to import

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from quire_cli.errors import FileProblem, SpecProblem
 from quire_operator.domain.resource import Invalid, Spec
-from quire_operator.errors import FileProblem, SpecProblem
 
 _MAX_BYTES = 2**20
 

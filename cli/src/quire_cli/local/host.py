@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire_cli.errors import AddressProblem, StartProblem
 from quire_cli.local.supervision import LOOPBACK, free_port
-from quire_common.contract.engine import ENGINE_COMMAND
+from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
 from quire_common.contract.gateway import GATEWAY_COMMAND
-from quire_operator.errors import AddressProblem, StartProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,17 @@ class Commands:
 
 def installed_commands() -> Commands:
     """Those installed beside this Python, else those on PATH; raises StartProblem."""
-    return Commands(engine=(_installed(ENGINE_COMMAND),), gateway=(_installed(GATEWAY_COMMAND),))
+    return Commands(engine=(installed(ENGINE_COMMAND),), gateway=(installed(GATEWAY_COMMAND),))
 
 
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
+    """Return the path of a command, which is next to this Python or on PATH. Raises StartProblem."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise StartProblem(f"the command {name} is not installed", hint="run make setup, or pip install " + name)
+        distribution = "quire-engine" if name == FETCH_COMMAND else name
+        hint = f"install it beside quire: pip install {distribution} (or make setup, in a clone of the repository)"
+        raise StartProblem(f"the command {name} is not installed", hint=hint)
     return found
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from quire_cli.errors import SpecProblem
 from quire_operator.domain.resource import Spec
-from quire_operator.errors import SpecProblem
 
 VARIABLE = "QUIRE_API_KEY_FILE"
 _HINT = "put the keys into a file, one a line, and start with QUIRE_API_KEY_FILE=FILE; or remove spec.auth"

@@ -1,17 +1,41 @@
-"""Where a model is on this machine: a folder as it stands, or one fetched from elsewhere, once, into the cache.
+"""Models on this machine: local folders as they are, and remote models in a cache that ``quire-fetch`` fills.
 
-For ``quire up`` and ``quire plan``; in a cluster the pods fetch for themselves. Every failure is a ModelProblem.
+``quire up`` needs the files, ``quire plan`` only the configuration and the number of parameters. Every failure is a
+ModelProblem.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping
+import os
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from quire_operator.adapters.fetch.remote_files import Progress, Say
-from quire_operator.adapters.fetch.weights_header import NoWeights, count_parameters
+from quire_cli.errors import ModelProblem
+from quire_cli.local.host import installed
+from quire_cli.local.process import start_tethered
+from quire_common.model_source import (
+    ClaimSource,
+    FileSource,
+    HubSource,
+    ImageSource,
+    RemoteSource,
+    Source,
+    cached_model,
+)
+from quire_common.safetensors_header import NoWeights, count_parameters
+from quire_operator.adapters.hub_facts import HubFacts
 from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
-from quire_operator.domain.resource import ClaimSource, FileSource, RemoteSource, Source
-from quire_operator.errors import ModelProblem
+from quire_common.contract.engine import FETCH_COMMAND
+from quire_operator.ports import ModelUnknown
+
+Progress = Callable[[int, int], None]
+"""Receives the bytes that are here and the bytes in total."""
+Say = Callable[[str], None]
+"""Receives a line for the user."""
+_MAX_LINE_BYTES = 1 << 20
+_HUB_HINT = "check the spelling of org/name and the revision; for a private or gated model set HF_TOKEN"
 
 
 def cache_home(environ: Mapping[str, str]) -> Path:
@@ -25,37 +49,76 @@ def cache_home(environ: Mapping[str, str]) -> Path:
 class ModelStore:
     """Resolves the sources of one YAML file; ``beside`` is the folder that relative ones start from."""
 
-    def __init__(self, *, beside: Path, cache: Path) -> None:
-        self._beside, self._cache = beside, cache
+    def __init__(self, *, beside: Path, cache: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self._beside, self._cache, self._environ = beside, cache, environ
 
     async def fetch(self, source: Source, *, progress: Progress, say: Say = lambda line: None) -> Path:
-        """The folder with the model, downloaded if need be. Cancelling stops the download, which can go on later.
+        """Return the folder with the model, downloaded if necessary. A cancelled download is resumed by the next call.
 
-        ``say`` is told what a person should know of it, such as who is waited for.
+        ``say`` receives what the user should know about it, such as another process that downloads the same model.
         """
-        if isinstance(source, RemoteSource):
-            from quire_operator.adapters.fetch import model_cache, origins  # slow to import, and most runs need none
-
-            manner = model_cache.Manner(say=say)
-            origin = origins.origin_of(source)
-            return await model_cache.fetch(source, origin, self._cache, progress=progress, manner=manner)
-        return self._folder(source)
+        if not isinstance(source, RemoteSource):
+            return self._folder(source)
+        # A session of its own: a Ctrl-C on the terminal is for this process, which ends the other.
+        process = await start_tethered(
+            [installed(FETCH_COMMAND), str(source), "--cache", str(self._cache)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            limit=_MAX_LINE_BYTES,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        errors = asyncio.create_task(process.stderr.read())
+        folder: Path | None = None
+        try:
+            async for line in process.stdout:
+                match json.loads(line):
+                    case {"done": int(done), "total": int(total)}:
+                        progress(done, total)
+                    case {"message": str(message)}:
+                        say(message)
+                    case {"folder": str(path)}:
+                        folder = Path(path)
+                    case {"error": error}:
+                        raise _problem(error)
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+        if folder is None:
+            raise _broken(source, process.returncode, (await errors).decode(errors="replace"))
+        return folder
 
     def facts(self, source: Source, *, weights_needed: bool = True) -> ModelFacts:
-        """What the model is, without its weights being here. Blocks on the network for one that lies elsewhere."""
+        """Return what is known about the model without its weights. Blocks on the network for a remote source."""
         if not isinstance(source, RemoteSource):
             return folder_facts(self._folder(source), weights_needed=weights_needed)
-        from quire_operator.adapters.fetch import model_cache, origins
+        cached = cached_model(self._cache, source)
+        if cached is not None:
+            return folder_facts(cached / source.path if isinstance(source, ImageSource) else cached)
+        if isinstance(source, HubSource):
+            return asyncio.run(self._hub_facts(source))  # needs no engine
+        command = [installed(FETCH_COMMAND), str(source), "--describe"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        match json.loads(done.stdout or "{}"):
+            case {"config": body, "parameters": parameters}:
+                config = _parsed(body, where=str(source))
+                if parameters is None:
+                    return ModelFacts(config=config, parameters=config.parameters, counted=False)
+                return ModelFacts(config=config, parameters=int(parameters), counted=True)
+            case {"error": error}:
+                raise _problem(error)
+        raise _broken(source, done.returncode, done.stderr)
 
-        origin = origins.origin_of(source)
-        whole = model_cache.Cache(self._cache, source.cache_name).remembered(source.reference)
-        if whole is not None:
-            return folder_facts(origin.model_folder(whole))
-        found = origin.describe()
-        config = _parsed(found.config, where=str(source))
-        if found.parameters is None:
-            return ModelFacts(config=config, parameters=config.parameters, counted=False)
-        return ModelFacts(config=config, parameters=found.parameters, counted=True)
+    async def _hub_facts(self, source: HubSource) -> ModelFacts:
+        reader = HubFacts(self._environ.get("HF_ENDPOINT") or None, token=_hub_token(self._environ))
+        try:
+            return await reader.facts(source)
+        except ModelUnknown as error:
+            hint = "check the network and HF_ENDPOINT" if error.unreachable else _HUB_HINT
+            raise ModelProblem(str(error), hint=hint) from error
+        finally:
+            await reader.aclose()
 
     def _folder(self, source: FileSource | ClaimSource) -> Path:
         if isinstance(source, ClaimSource):
@@ -73,6 +136,26 @@ class ModelStore:
                 hint="it must hold config.json, a tokenizer and safetensors weights",
             )
         return folder.resolve()
+
+
+def _hub_token(environ: Mapping[str, str]) -> str | None:
+    """Return the user's token, found where the hub's own tools keep it."""
+    if token := environ.get("HF_TOKEN"):
+        return token
+    base = Path(environ["XDG_CACHE_HOME"]) if "XDG_CACHE_HOME" in environ else Path.home() / ".cache"
+    home = Path(environ.get("HF_HOME") or base / "huggingface")
+    try:
+        return Path(environ.get("HF_TOKEN_PATH") or home / "token").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _problem(error: Mapping[str, Any]) -> ModelProblem:
+    return ModelProblem(error["message"], details=error["details"], hint=error["hint"])
+
+
+def _broken(source: Source, code: int | None, errors: str) -> ModelProblem:
+    return ModelProblem(f"{source}: {FETCH_COMMAND} ended with code {code}", details=errors.strip().splitlines()[-5:])
 
 
 def folder_facts(folder: Path, *, weights_needed: bool = True) -> ModelFacts:

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
 from quire_cli.local.sizing import measure, replicas_on_cpus
 from quire_common.kv_size import CacheLimits
@@ -18,7 +19,6 @@ from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import KVCacheShare, Spec
-from quire_operator.errors import CapacityProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

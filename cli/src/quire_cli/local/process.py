@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quire_cli.local import tether
 
@@ -36,6 +37,14 @@ class ProcessIdentity:
     """Start time as the system tells it, of this boot."""
 
 
+async def start_tethered(command: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
+    """Start ``command`` in a session of its own, so that it ends when this process does."""
+    # -I -S: neither site-packages nor the user's environment are of use to the tether, and it starts in 10 ms.
+    tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), _TETHER, *command]
+    stdin = subprocess.PIPE if _TETHER == "pipe" else subprocess.DEVNULL
+    return await asyncio.create_subprocess_exec(*tied, stdin=stdin, start_new_session=True, **options)
+
+
 class TetheredProcess:
     """A running command. It leads a session, so that what it starts itself can be found and ended with it."""
 
@@ -46,16 +55,9 @@ class TetheredProcess:
     @classmethod
     async def start(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "TetheredProcess":
         """Start ``command`` with its output appended to ``log``, and ``environment`` added to ours."""
-        # -I -S: neither site-packages nor the user's environment are of use to the tether, and it starts in 10 ms.
-        tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), _TETHER, *command]
         with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *tied,
-                stdin=subprocess.PIPE if _TETHER == "pipe" else subprocess.DEVNULL,
-                env={**os.environ, **environment},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            process = await start_tethered(
+                command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
             )
         return cls(process)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
 from quire_common.kv_size import CacheLimits
 from quire_common.quantities import format_bytes
@@ -13,7 +14,6 @@ from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import Spec
-from quire_operator.errors import CapacityProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from quire_cli.errors import AlreadyRunning, FileProblem
 from quire_cli.local.process import ProcessIdentity, identify, session_members
 from quire_cli.local.replicas import write_atomically
-from quire_operator.errors import AlreadyRunning, FileProblem
 
 _STATE = "state.json"
 

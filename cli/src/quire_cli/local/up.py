@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
+from quire_cli.errors import ModelProblem, StartProblem
 from quire_cli.local.documents import read_deployments
 from quire_cli.local.host import Commands, check_port, logging_to, race
 from quire_cli.local.keys import check_key_file, key_file
@@ -41,7 +42,6 @@ from quire_operator.domain.autoscaling.prometheus_series import PrometheusOption
 from quire_operator.domain.autoscaling.ticks import Tick
 from quire_operator.domain.manifests.engine_contract import engine_args, kill_grace_seconds
 from quire_operator.domain.resource import Spec
-from quire_operator.errors import ModelProblem, StartProblem
 from quire_operator.scaling.autoscale import TICK_SECONDS
 
 _ATTEMPTS_TO_START = 2

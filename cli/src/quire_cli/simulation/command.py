@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quire_cli.bench.traces import Replay, TraceError, read_trace
+from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import Document, read_documents
 from quire_cli.local.machine import this_machine
@@ -30,7 +31,6 @@ from quire_operator.domain.autoscaling.autoscaler import Policy
 from quire_operator.domain.capacity.fit import Fits
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.scaling import AutoscalingMode, MetricsSource
-from quire_operator.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
 
 _WAKE_SECONDS = 1.0
 _PLAIN_WIDTH = 120

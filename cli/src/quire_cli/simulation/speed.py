@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields, replace
 from math import inf, isfinite
 from pathlib import Path
 
+from quire_cli.errors import FileProblem
 from quire_cli.simulation.scenario import EngineModel
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.capacity.fit import Footprint
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.engine import PrefixCaching
 from quire_operator.domain.status.scaling_status import scaling_record
-from quire_operator.errors import FileProblem
 
 _PREFILL_EFFICIENCY = 0.5
 """Of the peak arithmetic, which prompts are bound by."""

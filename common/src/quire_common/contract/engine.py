@@ -1,6 +1,8 @@
 """The interface of the engine: its command, port, paths, exit code and metrics, with vLLM's names where it has one."""
 
 ENGINE_COMMAND = "quire-engine"
+FETCH_COMMAND = "quire-fetch"
+"""Downloads models; part of the engine's distribution and image."""
 ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
 """Variables with this prefix are flags to the engine."""
 HTTP_PORT = 8000

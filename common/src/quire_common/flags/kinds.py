@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
+from quire_common.names import is_http_url
 from quire_common.quantities import parse_duration_seconds
 
 _SIZE_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -276,21 +276,12 @@ class Url:
         return f"an http or https address such as {self.example}"
 
     def parse(self, text: str) -> str:
-        if not is_http_url(text):
+        if not is_http_url(text.strip()):
             raise ValueError
         return text.strip()
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": r"^\s*https?://[^/\s]+\S*\s*$", "examples": [self.example]}
-
-
-def is_http_url(text: str) -> bool:
-    """Return whether the text is an address of HTTP or HTTPS with a host."""
-    try:
-        parts = urlsplit(text.strip())
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", text.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import httpx
 
+from quire_common.safetensors_header import FIRST_READ_BYTES, NoWeights, count_parameters
 from quire_operator import __version__
-from quire_operator.adapters.fetch.weights_header import FIRST_READ_BYTES, NoWeights, count_parameters
 from quire_operator.domain.capacity.model_config import ModelFacts, parse_model_config
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelUnknown
@@ -31,13 +31,17 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 class HubFacts:
     """One client with its pool of sockets; close it."""
 
-    def __init__(self, endpoint: str | None) -> None:
-        """None is the hub itself."""
+    def __init__(self, endpoint: str | None, *, token: str | None = None) -> None:
+        """None is the hub itself, and no token asks as anybody."""
         self._endpoint = (endpoint or HUB).rstrip("/")
         self._client = httpx.AsyncClient(
             timeout=_ANSWER_SECONDS,
             follow_redirects=True,
-            headers={"User-Agent": f"quire-operator/{__version__}", "Accept-Encoding": "identity"},
+            headers={
+                "User-Agent": f"quire-operator/{__version__}",
+                "Accept-Encoding": "identity",
+                **({"Authorization": f"Bearer {token}"} if token else {}),
+            },
             limits=httpx.Limits(max_connections=2 * _AT_ONCE, max_keepalive_connections=_AT_ONCE),
         )
 

@@ -20,8 +20,8 @@ from quire_common.flags.kinds import (
     Url,
 )
 from quire_common.flags.table import FlagTable
+from quire_common.names import object_name_problem
 from quire_operator.domain.manifests.network_policy import peer_problems
-from quire_operator.domain.resource.names import object_name_problem
 
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -135,8 +135,6 @@ usage: quire-operator [flags]
         "Pods": (
             _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
                   unset="quire-engine:VERSION"),
-            _flag("operator-image", _IMAGE, "the image with the quire command, which downloads models",
-                  unset="quire-operator:VERSION"),
             _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
             _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
                   "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "

@@ -84,7 +84,6 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         watch_namespaces=values["watch-namespace"] or (),
         images=Images(
             engine=values["engine-image"] or f"quire-engine:{__version__}",
-            operator=values["operator-image"] or f"quire-operator:{__version__}",
             hub_endpoint=values["hub-endpoint"],
             image_volumes=values["oci-volumes"],
         ),

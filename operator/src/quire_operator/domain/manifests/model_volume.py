@@ -6,6 +6,7 @@ Part of ``pod_template``. A model is always below ``/models`` except where ``fil
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from quire_common.model_source import link_name
 from quire_operator.domain.resource import (
     BucketSource,
     ClaimSource,
@@ -18,7 +19,6 @@ from quire_operator.domain.resource import (
     Spec,
 )
 from quire_operator.domain.resource.names import child_names
-from quire_operator.domain.resource.sources import link_name
 
 JSON = dict[str, object]
 

@@ -38,8 +38,7 @@ class Images:
     """What pods are made of where the spec does not say."""
 
     engine: str
-    operator: str
-    """Downloads models: it has the ``quire`` command."""
+    """Serves models and downloads them."""
     hub_endpoint: str | None = None
     """Another address of the model hub, such as a mirror."""
     image_volumes: bool | None = None
@@ -163,9 +162,10 @@ def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_pat
         env.append({"name": "HF_ENDPOINT", "value": images.hub_endpoint})
     return {
         "name": FETCH,
-        "image": images.operator,
-        "command": ["quire"],
-        "args": ["fetch", str(source), "--to", model_path, "--termination-log", _TERMINATION_LOG],
+        # The engine's image, so that an upgrade of the operator changes no pod template.
+        "image": spec.engine.image or images.engine,
+        "command": [engine.FETCH_COMMAND],
+        "args": [str(source), "--to", model_path, "--termination-log", _TERMINATION_LOG],
         "env": env + credentials_environment(source, spec.model.credentials_secret),
         "resources": _init_resources(spec),
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -1,5 +1,14 @@
 """An LLMDeployment as values. ``Spec.parse(body) -> Spec | Invalid`` is the way in; the rest are its parts."""
 
+from quire_common.model_source import (
+    BucketSource,
+    ClaimSource,
+    FileSource,
+    HubSource,
+    ImageSource,
+    RemoteSource,
+    Source,
+)
 from quire_operator.domain.resource.deployment import Invalid, Spec
 from quire_operator.domain.resource.engine import (
     GPU_RESOURCE,
@@ -23,15 +32,6 @@ from quire_operator.domain.resource.scaling import (
     ScaleDown,
     ScaleUp,
     ScalingTargets,
-)
-from quire_operator.domain.resource.sources import (
-    BucketSource,
-    ClaimSource,
-    FileSource,
-    HubSource,
-    ImageSource,
-    RemoteSource,
-    Source,
 )
 
 __all__ = [

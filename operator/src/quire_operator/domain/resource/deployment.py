@@ -1,19 +1,19 @@
 """The whole LLMDeployment: what a person wrote, as values, or every reason why it can't be one.
 
-First station of a document's way, for Kubernetes objects and for local YAML alike. Fields are those of the CRD; values
-that later versions will know are invalid here, never ignored.
+Kubernetes objects and local YAML are both parsed here. The fields are those of the CRD. An unknown field is an error
+and is never ignored.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire_common.model_source import FileSource
 from quire_operator.domain.resource import names
-from quire_operator.domain.resource.engine import Engine, Resources, read_engine, read_parallelism, read_resources
+from quire_operator.domain.resource.engine import Engine, Resources, read_engine, read_resources
 from quire_operator.domain.resource.fields import Fields, Problem, shown
 from quire_operator.domain.resource.model import Model, read_model, read_secret_name
 from quire_operator.domain.resource.rollout import Drain, Rollout, read_drain, read_rollout
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode, read_autoscaling
-from quire_operator.domain.resource.sources import FileSource
 
 _UNREADABLE = Model(source=FileSource(path="/", relative=False), served_name="", credentials_secret=None, cache=None)
 """In place of a model whose source is no source, in a spec that is invalid for it."""
@@ -109,7 +109,6 @@ def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
         return None
     model = read_model(fields.section("model"), deployment_name=name)
     engine = read_engine(fields.section("engine"))
-    read_parallelism(fields.section("parallelism"))
     resources = read_resources(fields.section("resources"))
     if engine.kv_cache_in_fp8 and not resources.gpus:
         fields.section("engine").problem(

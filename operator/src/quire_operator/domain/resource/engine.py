@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
+from quire_common.names import object_name_problem
 from quire_common.quantities import parse_bytes, parse_quantity
 from quire_operator.domain.resource.engine_flags import extra_args_problems
-from quire_operator.domain.resource.fields import Fields, later_version, shown
-from quire_operator.domain.resource.names import object_name_problem
+from quire_operator.domain.resource.fields import Fields, shown
 
 GPU_RESOURCE = "nvidia.com/gpu"
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -140,14 +140,6 @@ def read_engine(fields: Fields) -> Engine:
     return engine
 
 
-def read_parallelism(fields: Fields) -> None:
-    """One process per replica is all there is in this version; more is refused rather than ignored."""
-    for key in ("tensor", "pipeline"):
-        if fields.integer(key, default=1, minimum=1) > 1:
-            fields.problem(key, later_version("a value over 1", "must be 1"))
-    fields.done()
-
-
 def read_resources(fields: Fields) -> Resources:
     resources = Resources(limits=_read_amounts(fields, "limits"), requests=_read_amounts(fields, "requests"))
     fields.done()
@@ -204,7 +196,7 @@ def _read_amounts(fields: Fields, key: str) -> dict[str, str]:
         elif name == GPU_RESOURCE and quantity.denominator != 1:
             fields.problem(where, f"must be a whole number of GPUs, got {shown(value)}")
         elif name == GPU_RESOURCE and quantity > 1:
-            fields.problem(where, later_version("more than one GPU per replica", "must be 1"))
+            fields.problem(where, "must be 1: a replica uses one GPU")
         else:
             amounts[name] = str(int(quantity)) if name == GPU_RESOURCE else str(value)
     return amounts

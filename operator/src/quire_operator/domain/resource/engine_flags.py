@@ -24,8 +24,6 @@ OWNED_FLAGS: Mapping[str, str] = {
     "block-size": "spec.engine.blockSize",
     "kv-cache-memory-bytes": "spec.engine.kvCache.size",
     "gpu-memory-utilization": "spec.engine.kvCache.memoryPercent",
-    "tensor-parallel-size": "spec.parallelism.tensor",
-    "pipeline-parallel-size": "spec.parallelism.pipeline",
     "drain-timeout": "spec.drain.timeout",
     "enable-prefix-caching": "spec.engine.prefixCaching",
     "no-enable-prefix-caching": "spec.engine.prefixCaching",
@@ -38,7 +36,7 @@ OWNED_FLAGS: Mapping[str, str] = {
 """Flags that a field of the LLMDeployment sets."""
 RESERVED_FLAGS = frozenset(
     {
-        *("host", "port", "flag-schema", "help", "version"),
+        *("host", "port", "flag-schema", "help", "version", "tensor-parallel-size", "pipeline-parallel-size"),
         *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs", "metrics-key-file"),
     }
 )

@@ -186,15 +186,12 @@ class Fields:
             return None
         return size
 
-    def choice(self, key: str, kind: type[E], *, default: E, later: Mapping[str, str] | None = None) -> E:
-        """One of the words of ``kind``; ``later`` are those of a later version, and what to write until then."""
+    def choice(self, key: str, kind: type[E], *, default: E) -> E:
+        """Return one of the words of ``kind``."""
         value = self.raw(key)
         if value is None:
             return default
-        words = [word.value for word in kind if word.value not in (later or {})]
-        if isinstance(value, str) and later and value in later:
-            self.problem(key, later_version(shown(value), later[value]))
-            return default
+        words = [word.value for word in kind]
         if isinstance(value, str) and value in words:
             return kind(value)
         near = _near(value, words)
@@ -209,11 +206,6 @@ class Fields:
             return value
         self.problem(key, f"must be a list, got {shown(value)}")
         return ()
-
-
-def later_version(what: str, instead: str) -> str:
-    """The reason against a value that this version does not have yet."""
-    return f"{what} comes with a later version of quire; {instead}"
 
 
 def one_of(words: Sequence[str]) -> str:

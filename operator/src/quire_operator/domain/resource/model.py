@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from quire_common.model_source import EXAMPLES, Source, expected, parse_source
+from quire_common.names import object_name_problem
 from quire_operator.domain.resource.fields import Fields, shown
-from quire_operator.domain.resource.names import object_name_problem
-from quire_operator.domain.resource.sources import EXAMPLES, Source, expected, parse_source
 
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
 

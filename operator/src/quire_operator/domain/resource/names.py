@@ -29,7 +29,6 @@ MAX_NAME_LENGTH = _MAX_LABEL - len(_HEADLESS_SUFFIX)
 """The longest LLMDeployment name whose longest child name still fits a Service's 63 characters."""
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +69,4 @@ def name_problem(name: str) -> str | None:
         return (
             f"must be at most {MAX_NAME_LENGTH} characters, so that its Services can be named after it; has {len(name)}"
         )
-    return None
-
-
-def object_name_problem(name: str) -> str | None:
-    """Why no Kubernetes object (a secret, a claim) can be called ``name``, or None if one can."""
-    if len(name) > 253 or _DNS_SUBDOMAIN.fullmatch(name) is None:
-        return "must be the name of a Kubernetes object: lower-case letters, digits, '-' and '.'"
     return None

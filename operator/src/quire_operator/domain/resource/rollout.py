@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quire_operator.domain.resource.fields import Fields, later_version
+from quire_operator.domain.resource.fields import Fields
 
 
 class RolloutStrategy(StrEnum):
     ROLLING_UPDATE = "RollingUpdate"
     RECREATE = "Recreate"
     """For clusters with no spare GPU and no wish to roll one by one."""
-    CANARY = "Canary"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +27,12 @@ class Drain:
 
 
 def read_rollout(fields: Fields) -> Rollout:
-    until = "use RollingUpdate or Recreate"
     rollout = Rollout(
-        strategy=fields.choice(
-            "strategy", RolloutStrategy, default=RolloutStrategy.ROLLING_UPDATE, later={"Canary": until}
-        ),
+        strategy=fields.choice("strategy", RolloutStrategy, default=RolloutStrategy.ROLLING_UPDATE),
         max_surge=fields.integer("maxSurge", default=1),
         max_unavailable=fields.integer("maxUnavailable", default=0),
         progress_deadline_seconds=_read_deadline(fields),
     )
-    if fields.has("canary"):
-        fields.problem("canary", later_version("a canary", f"remove it and {until}"))
     if rollout.strategy is RolloutStrategy.RECREATE:
         for key in ("maxSurge", "maxUnavailable"):
             if fields.has(key):

@@ -1,0 +1,1 @@
+"""Model fetching: hubs, S3 buckets and OCI registries, with resumed downloads and checksums. Imports no torch."""

@@ -1,0 +1,178 @@
+"""hf:// as an ``Origin``: the commit, files and configuration of a model on a Hugging Face hub.
+
+The hub's own client library lists them. It starts a file again in each process, so ``transfer`` moves the bytes.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and a login mean what they mean to the hub's own tools. Every failure is a
+FetchError, or Unreachable if a cached version may serve instead.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from huggingface_hub import HfApi, get_token, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    NotASafetensorsRepoError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    SafetensorsParsingError,
+)
+from huggingface_hub.hf_api import RepoSibling
+
+from quire_common.model_source import HubSource
+from quire_engine import __version__
+from quire_engine.errors import FetchError
+from quire_engine.fetch.remote_files import (
+    Algorithm,
+    Answer,
+    Checksum,
+    Description,
+    Listing,
+    PlainFiles,
+    RemoteFile,
+    Request,
+    Unreachable,
+    check_weights,
+    first_line,
+    is_wanted,
+)
+
+_TIMEOUT_SECONDS = 20.0
+_TRANSPORT_ERROR: type[BaseException] = HfHubHTTPError.__bases__[0]
+"""The root of the errors of the HTTP library under the hub's client, which changed from one version to the next."""
+
+
+class HubOrigin(PlainFiles):
+    """A repository at a revision."""
+
+    def __init__(self, source: HubSource) -> None:
+        self._source = source
+
+    def listing(self) -> Listing:
+        return list_files(self._source.repository, self._source.revision)
+
+    def describe(self) -> Description:
+        return describe(self._source.repository, self._source.revision)
+
+    def elsewhere(self, listing: Listing) -> Path | None:
+        return in_the_hubs_own_cache(listing)
+
+    def request(self, file: RemoteFile) -> Request:
+        return Request(url=file.address, headers=request_headers())
+
+    def refusal(self, file: RemoteFile, answer: Answer) -> FetchError | None:
+        if answer.status in (401, 403):
+            return gated(self._source.repository)
+        return FetchError(f"{file.address} answered {answer.status}")
+
+    def unreachable(self, error: BaseException) -> Unreachable:
+        return unreachable(self._source.repository, error)
+
+
+def list_files(repository: str, revision: str) -> Listing:
+    """The files an engine needs, at the commit the revision now names."""
+    with explained(repository, revision):
+        info = _api().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
+    commit = info.sha or revision
+    files = tuple(
+        RemoteFile(
+            name=sibling.rfilename,
+            size_bytes=sibling.size or 0,
+            checksum=_checksum(sibling),
+            address=hf_hub_url(repository, sibling.rfilename, revision=commit, endpoint=_endpoint()),
+        )
+        for sibling in info.siblings or ()
+        if is_wanted(sibling.rfilename)
+    )
+    check_weights(f"{repository} at {revision}", [file.name for file in files])
+    return Listing(model=repository, version=commit, files=files)
+
+
+def describe(repository: str, revision: str) -> Description:
+    """Configuration and number of parameters, for some kilobytes."""
+    commit = list_files(repository, revision).version
+    url = hf_hub_url(repository, "config.json", revision=commit, endpoint=_endpoint())
+    with explained(repository, revision):
+        counts = _api().get_safetensors_metadata(repository, revision=commit).parameter_count
+        answer = httpx.get(url, headers=request_headers(), timeout=_TIMEOUT_SECONDS, follow_redirects=True)
+        answer.raise_for_status()
+        config = answer.json()
+    return Description(config=config, parameters=sum(counts.values()))
+
+
+def in_the_hubs_own_cache(listing: Listing) -> Path | None:
+    """The folder where the hub's own tools have put all of these files already."""
+    folders: set[Path] = set()
+    for file in listing.files:
+        found = try_to_load_from_cache(listing.model, file.name, revision=listing.version)
+        if not isinstance(found, str) or Path(found).stat().st_size != file.size_bytes:
+            return None
+        folders.add(Path(found).parent)
+    return folders.pop() if len(folders) == 1 else None
+
+
+def request_headers() -> dict[str, str]:
+    """Who asks, and with which token."""
+    token = get_token()
+    return {"User-Agent": f"quire/{__version__}"} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
+def _api() -> HfApi:
+    return HfApi(endpoint=_endpoint(), library_name="quire")
+
+
+def _endpoint() -> str | None:
+    """Read each time: the library reads it once, when it is imported."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _checksum(sibling: RepoSibling) -> Checksum | None:
+    if sibling.lfs is not None:
+        return Checksum(algorithm=Algorithm.SHA256, hex=sibling.lfs.sha256)
+    return Checksum(algorithm=Algorithm.GIT, hex=sibling.blob_id) if sibling.blob_id else None
+
+
+@contextmanager
+def explained(repository: str, revision: str) -> Iterator[None]:
+    """What the hub's client raises, in words for a person. The order is from the special to the general."""
+    hub = _endpoint() or "huggingface.co"
+    try:
+        yield
+    except GatedRepoError as error:
+        raise gated(repository) from error
+    except RepositoryNotFoundError as error:
+        raise FetchError(
+            f"{hub} has no model {repository}, or it is private",
+            hint="check the spelling of org/name; for a private model set HF_TOKEN",
+        ) from error
+    except RevisionNotFoundError as error:
+        raise FetchError(
+            f"{repository} has no revision {revision}", hint="name a branch, tag or commit after the @"
+        ) from error
+    except (EntryNotFoundError, NotASafetensorsRepoError, SafetensorsParsingError) as error:
+        raise FetchError(
+            f"{repository} at {revision} is no model quire can serve: {first_line(error)}",
+            hint="it needs config.json and safetensors weights",
+        ) from error
+    except (HfHubHTTPError, httpx.HTTPStatusError, ValueError) as error:
+        raise FetchError(f"{hub} refused {repository}: {first_line(error)}") from error
+    except (_TRANSPORT_ERROR, httpx.TransportError, ConnectionError, TimeoutError) as error:
+        raise unreachable(repository, error) from error
+
+
+def gated(repository: str) -> FetchError:
+    return FetchError(
+        f"{repository} is gated: the hub wants to know who you are",
+        hint=f"ask for access at https://huggingface.co/{repository}, then set HF_TOKEN",
+    )
+
+
+def unreachable(repository: str, error: BaseException) -> Unreachable:
+    return Unreachable(
+        f"{_endpoint() or 'huggingface.co'} can't be reached for {repository}: {first_line(error)}",
+        hint="check the network and HF_ENDPOINT, then run again; what was downloaded is kept and continued",
+    )

@@ -1,0 +1,203 @@
+"""The cache of fetched models, on a laptop or on a claim that pods share: each version is whole, or not there at all.
+
+``fetch`` joins an ``Origin``, a lock and a ``transfer``. Layout: ``NAME/VERSION/`` holds a model once it is whole;
+``NAME/VERSION.partial/`` what there is of it until then; ``NAME/refs/REFERENCE`` names the version last seen, for when
+nobody answers. Folders are renamed into place last, so that one that is there is complete.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire_common.model_source import BucketSource, HubSource, ImageSource, RemoteSource, cached_model, reference_file
+from quire_common.quantities import format_bytes
+from quire_engine.errors import FetchError
+from quire_engine.fetch.folder_lock import LockPace, locked
+from quire_engine.fetch.remote_files import Listing, Origin, Progress, Say, Unreachable, first_line
+from quire_engine.fetch.transfer import Patience, missing_bytes, transfer
+
+_PARTIAL = ".partial"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_ROOM = "make room there, or let QUIRE_CACHE name a folder on a larger disk; on a cluster, a larger spec.model.cache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How a fetch goes about it."""
+
+    patience: Patience = field(default_factory=Patience)
+    pace: LockPace = field(default_factory=LockPace)
+    say: Say = lambda line: None
+
+
+class Cache:
+    """One source's place in the cache."""
+
+    def __init__(self, root: Path, source: RemoteSource) -> None:
+        self.folder = root / source.cache_name
+        self._reference = reference_file(root, source)
+
+    def whole(self, version: str) -> Path:
+        return self.folder / version
+
+    def partial(self, version: str) -> Path:
+        return self.folder / f"{version}{_PARTIAL}"
+
+    def remember(self, version: str) -> None:
+        path = self._reference
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        fresh.write_text(version)
+        fresh.replace(path)
+
+    def complete(self, version: str) -> None:
+        """What is partial is whole."""
+        try:
+            self.partial(version).rename(self.whole(version))
+        except OSError:
+            if not self.whole(version).is_dir():  # else another was there first, where no lock held it back
+                raise
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def make_room(self, version: str) -> None:
+        """Forget what was begun of other versions; it would have to be fetched again."""
+        for path in self.folder.glob(f"*{_PARTIAL}"):
+            if path != self.partial(version):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+async def fetch(
+    source: RemoteSource, origin: Origin, root: Path, *, progress: Progress, manner: Manner | None = None
+) -> Path:
+    """The folder with the whole model; raises FetchError. Cancelled, it leaves what the next call goes on with."""
+    manner = manner or Manner()
+    cache = Cache(root, source)
+    known = cached_model(root, source)
+    if known is not None and source.is_pinned:
+        return origin.model_folder(known)
+    try:
+        listing = await _aside(origin.listing)
+    except Unreachable as problem:
+        if known is None:
+            raise
+        manner.say(f"{problem.message}; using what was fetched before")
+        return origin.model_folder(known)
+    elsewhere = origin.elsewhere(listing)
+    if elsewhere is not None:
+        return elsewhere
+    try:
+        whole = await _kept(cache, origin, listing, progress=progress, manner=manner)
+    except OSError as error:
+        raise _explained(error, listing.model, root) from error
+    return origin.model_folder(whole)
+
+
+async def _aside(ask: Callable[[], Listing]) -> Listing:
+    """In a thread that nobody waits for once this is cancelled: a place that hangs holds up no Ctrl-C."""
+    loop, answer = asyncio.get_running_loop(), asyncio.Future[Listing]()
+
+    def settle(outcome: Listing | Exception) -> None:
+        if answer.done():
+            return  # cancelled meanwhile
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+
+    def run() -> None:
+        try:
+            outcome: Listing | Exception = ask()
+        except Exception as error:
+            outcome = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="ask-origin", daemon=True).start()
+    return await answer
+
+
+async def _kept(cache: Cache, origin: Origin, listing: Listing, *, progress: Progress, manner: Manner) -> Path:
+    def waiting(holder: str) -> None:
+        manner.say(f"{listing.model} is being downloaded to {cache.folder} by {holder}; waiting for it")
+
+    async with locked(cache.folder, waiting=waiting, pace=manner.pace):
+        version = listing.version
+        whole = cache.whole(version)
+        if not whole.is_dir():
+            partial = cache.partial(version)
+            partial.mkdir(parents=True, exist_ok=True)
+            _check_room(cache, origin, listing)
+            await transfer(origin, listing, partial, progress=progress, patience=manner.patience)
+            await _finished(origin, listing, partial, manner.say)
+            cache.complete(version)
+        cache.remember(version)
+    return whole
+
+
+async def _finished(origin: Origin, listing: Listing, folder: Path, say: Say) -> None:
+    stopped, loop = threading.Event(), asyncio.get_running_loop()
+
+    def said(line: str) -> None:
+        loop.call_soon_threadsafe(say, line)
+
+    work = asyncio.create_task(asyncio.to_thread(origin.finish, listing, folder, say=said, stopped=stopped.is_set))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stopped.set()
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+
+
+def _check_room(cache: Cache, origin: Origin, listing: Listing) -> None:
+    partial = cache.partial(listing.version)
+    missing = missing_bytes(origin, listing, partial)
+    needed = missing + (listing.spare_bytes if missing else 0)
+    if needed > _free(partial):
+        cache.make_room(listing.version)
+    free = _free(partial)
+    if needed > free:
+        raise FetchError(
+            f"{listing.model} needs {format_bytes(needed)} more in {cache.folder}, where {format_bytes(free)} are free",
+            hint=_ROOM,
+        )
+
+
+def _free(folder: Path) -> int:
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else sys.maxsize  # some network file systems do not say
+
+
+def _explained(error: OSError, model: str, root: Path) -> FetchError:
+    if error.errno in _FULL:
+        why = "the disk is full" if error.errno == errno.ENOSPC else "the quota is used up"
+        return FetchError(f"{model} can't be kept in {root}: {why}", hint=f"{_ROOM}. What is there is kept")
+    return FetchError(f"{model} can't be kept in {root}: {first_line(error)}")
+
+
+def origin_of(source: RemoteSource) -> Origin:
+    """Return the origin of a source. Each imports its own client library, which is slow."""
+    match source:
+        case HubSource():
+            from quire_engine.fetch.hub import HubOrigin
+
+            return HubOrigin(source)
+        case BucketSource():
+            from quire_engine.fetch.bucket import BucketOrigin
+
+            return BucketOrigin(source)
+        case ImageSource():
+            from quire_engine.fetch.image import ImageOrigin
+
+            return ImageOrigin(source)

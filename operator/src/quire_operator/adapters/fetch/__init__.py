@@ -1,1 +1,0 @@
-"""Fetching models from hubs, buckets and registries."""

@@ -1,0 +1,86 @@
+"""The init container that the operator renders, run: the model is where the engine is told to read it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fetch_support.hub_stub import HubStub, safetensors, serving
+
+from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.names import API_VERSION, KIND
+
+WEIGHTS = safetensors(1000)
+FILES = {"config.json": json.dumps({"a": 1}).encode(), "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    with serving(HubStub(repository="org/tiny", files=FILES)) as address:
+        yield {
+            "HF_ENDPOINT": address,
+            "HF_TOKEN": "hf_secret",
+            "HF_HUB_DISABLE_XET": "1",
+            "HOME": str(tmp_path / "home"),
+            "PATH": "/usr/bin:/bin",
+        }
+
+
+def run(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "quire_engine.fetch", *argv]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_the_init_container_puts_the_model_where_the_engine_looks(environment: dict[str, str], tmp_path: Path) -> None:
+    spec = Spec.parse(
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": "chat", "namespace": "prod"},
+            "spec": {"model": {"source": "hf://org/tiny@main", "cache": {"claimName": "c"}}},
+        }
+    )
+    assert isinstance(spec, Spec)
+    manifests = desired(spec, 1, uid="uid", images=Images(engine="engine:1"))
+    assert isinstance(manifests, Manifests)
+    body: Any = manifests.deployment.body
+    made = body["spec"]["template"]["spec"]
+    (init,), (engine,) = made["initContainers"], made["containers"]
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    argv = [argument.replace("/models", str(volume)) for argument in init["args"]]
+    for _ in range(2):  # the second pod on the same claim finds it done
+        done = run(argv, environment)
+        assert done.returncode == 0, done.stderr
+    moved = volume.rename(tmp_path / "as-the-engine-mounts-it")
+    folder = moved / Path(engine["args"][1]).relative_to("/models")
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert (folder / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("hf://org/none", "no model org/none"),
+        ("file:///x", "is not a source to download from"),
+        ("nonsense", "is not a source to download from"),
+    ],
+)
+def test_what_can_not_be_fetched_is_told_in_the_last_lines(
+    environment: dict[str, str], tmp_path: Path, source: str, says: str
+) -> None:
+    done = run([source, "--to", str(tmp_path / "model")], environment)
+    assert done.returncode == 2
+    assert says in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_that_is_there_is_not_replaced(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    done = run(["hf://org/tiny", "--to", str(tmp_path / "model")], environment)
+    assert done.returncode == 2 and "exists already" in done.stderr

@@ -1,0 +1,142 @@
+"""A small model, and what keeps it: an S3 server and an OCI registry on loopback, each behind a proxy that can fail."""
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fetch_support.faulty_proxy import FaultyProxy
+from fetch_support.hub_stub import HubStub, safetensors, serving
+from fetch_support.model import CONFIG, ELEMENTS
+from fetch_support.registry import RegistryClient
+from moto.server import ThreadedMotoServer
+
+from quire_cluster.debian import debian_programs
+from quire_cluster.errors import ClusterError
+from quire_cluster.ports import free_ports
+from quire_cluster.waiting import eventually
+from quire_common.model_source import RemoteSource, parse_source
+from quire_engine.fetch import model_cache
+from quire_engine.fetch.model_cache import Manner
+from quire_engine.fetch.transfer import Patience
+
+_FROM_OUTSIDE = ("AWS_", "HF_", "DOCKER_", "REGISTRY_")
+
+
+@pytest.fixture(scope="session")
+def model() -> dict[str, bytes]:
+    """Files by name."""
+    weights = safetensors(ELEMENTS)
+    return {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": weights, "tokenizer.json": b"{}"}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of this machine's own logins, and no address outside it that would be asked for some."""
+    for name in os.environ:
+        if name.startswith(_FROM_OUTSIDE):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def fetch(tmp_path: Path) -> Callable[..., object]:
+    """Fetch a source to the cache of this test; waits between attempts are short."""
+
+    async def fetched(
+        text: str,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Path:
+        source = parse_source(text)
+        assert isinstance(source, RemoteSource), text
+        manner = Manner(patience=Patience(first_wait_seconds=0.01, attempts=3), say=say)
+        origin = model_cache.origin_of(source)
+        return await model_cache.fetch(source, origin, tmp_path / "cache", progress=progress, manner=manner)
+
+    return fetched
+
+
+@pytest.fixture
+def hub(model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
+    stub = HubStub(repository="org/tiny", files=model)
+    with serving(stub) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        yield stub
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of a store with the bucket `models`; each test puts its model below a prefix of its own."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    httpx.put(f"{address}/models").raise_for_status()
+    yield address
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """The store as the environment names it, with credentials."""
+    proxy = FaultyProxy(s3_server)
+    with serving(proxy) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def registry_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the reference implementation of a registry."""
+    try:
+        program = debian_programs("docker-registry", ("docker-registry",))["docker-registry"]
+    except ClusterError as error:
+        pytest.fail(str(error), pytrace=False)
+    (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp("registry")
+    configuration = folder / "config.yml"
+    configuration.write_text(
+        json.dumps(
+            {
+                "version": 0.1,
+                "log": {"level": "error", "accesslog": {"disabled": True}},
+                "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
+                "http": {"addr": f"127.0.0.1:{port}", "secret": "for tests"},
+            }
+        )
+    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(configuration)], stdout=log, stderr=log)
+    try:
+        assert eventually(lambda: _answers(f"http://127.0.0.1:{port}/v2/"), seconds=20), "no registry answers"
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def registry(registry_server: str) -> Iterator[RegistryClient]:
+    """The registry behind its proxy, and a way to push to it."""
+    proxy = FaultyProxy(registry_server)
+    with serving(proxy) as address:
+        yield RegistryClient(server=registry_server, host=address.removeprefix("http://"), proxy=proxy)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,279 @@
+"""s3://: objects become a folder, checked and resumed; and what a store refuses is said in words."""
+
+import asyncio
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from botocore.exceptions import ClientError
+from fetch_support.faulty_proxy import Canned, FaultyProxy
+from fetch_support.model import CONFIG, ELEMENTS
+
+from quire_common.model_source import BucketSource
+from quire_engine.errors import FetchError
+from quire_engine.fetch.bucket import BucketOrigin
+from quire_engine.fetch.bucket_errors import Where, explained, of_answer
+from quire_engine.fetch.remote_files import Answer, Unreachable
+
+Fetch = Callable[..., Awaitable[Path]]
+OWNER = "AWS4-HMAC-SHA256 Credential=OWNER/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+
+
+def put(server: str, key: str, data: bytes, **headers: str) -> None:
+    names = {"Authorization": OWNER} | {name.replace("_", "-"): value for name, value in headers.items()}
+    httpx.put(f"{server}/models/{key}", content=data, headers=names).raise_for_status()
+
+
+@pytest.fixture
+def prefix(s3_server: str, bucket: FaultyProxy, model: dict[str, bytes], tmp_path: Path) -> str:
+    """Where this test's model is, among things an engine does not read."""
+    prefix = f"team/{tmp_path.name}"
+    for name, data in model.items():
+        put(s3_server, f"{prefix}/{name}", data)
+    put(s3_server, f"{prefix}/pytorch_model.bin", b"a pickle")
+    put(s3_server, f"{prefix}/modeling.py", b"code")
+    put(s3_server, f"{prefix}/original/consolidated.safetensors", b"other weights")
+    put(s3_server, f"{prefix}/", b"")
+    return prefix
+
+
+async def test_the_objects_below_a_prefix_become_a_folder(
+    prefix: str, fetch: Fetch, model: dict[str, bytes], bucket: FaultyProxy
+) -> None:
+    folder = await fetch(f"s3://models/{prefix}/")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == model
+    bucket.seen.clear()
+    assert await fetch(f"s3://models/{prefix}") == folder
+    assert not bucket.ranges(".safetensors"), "what is here is not fetched again"
+
+
+async def test_what_is_replaced_in_the_bucket_is_another_version(
+    prefix: str, fetch: Fetch, s3_server: str, bucket: FaultyProxy
+) -> None:
+    first = await fetch(f"s3://models/{prefix}")
+    put(s3_server, f"{prefix}/tokenizer.json", b'{"new": 1}')
+    second = await fetch(f"s3://models/{prefix}")
+    assert first != second and (second / "tokenizer.json").read_bytes() == b'{"new": 1}'
+    assert (first / "tokenizer.json").read_bytes() == b"{}", "whoever reads it may go on"
+
+
+async def test_a_download_goes_on_where_a_connection_broke_if_the_object_is_still_the_same(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy, model: dict[str, bytes]
+) -> None:
+    bucket.cut["model.safetensors"] = 2_000_000
+    folder = await fetch(f"s3://models/{prefix}")
+    assert (folder / "model.safetensors").read_bytes() == model["model.safetensors"]
+    first, second = bucket.ranges("model.safetensors")
+    assert first == "" and second.startswith("bytes=1") and int(second[6:-1]) <= 2_000_000
+
+
+async def test_an_object_replaced_in_the_middle_is_not_joined_with_the_old_one(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy
+) -> None:
+    bucket.canned["GET /models/" + prefix + "/model.safetensors"] = Canned(412)
+    with pytest.raises(FetchError, match="model.safetensors of s3://models/.* was replaced meanwhile"):
+        await fetch(f"s3://models/{prefix}")
+
+
+async def test_the_store_is_asked_for_the_very_object_that_was_listed(prefix: str, bucket: FaultyProxy) -> None:
+    origin = BucketOrigin(BucketSource(bucket="models", prefix=prefix))
+    (weights,) = (file for file in origin.listing().files if file.name == "model.safetensors")
+    request = origin.request(weights)
+    assert request.headers == {"If-Match": weights.tag} and "X-Amz-Signature=" in request.url
+    assert httpx.get(request.url, headers={"If-Match": '"another"'}).status_code == 412
+
+
+@pytest.mark.parametrize("checksum", ["an entity tag", "an uploader's SHA-256"])
+async def test_a_damaged_object_is_refused_and_fetched_anew(
+    checksum: str, prefix: str, fetch: Fetch, bucket: FaultyProxy, s3_server: str, model: dict[str, bytes]
+) -> None:
+    if checksum != "an entity tag":
+        digest = b64encode(hashlib.sha256(model["model.safetensors"]).digest()).decode()
+        put(
+            s3_server,
+            f"{prefix}/model.safetensors",
+            model["model.safetensors"],
+            x_amz_checksum_sha256=digest,
+            x_amz_sdk_checksum_algorithm="SHA256",
+            x_amz_server_side_encryption="aws:kms",
+        )
+    bucket.damaged.add("model.safetensors")
+    algorithm = "MD5" if checksum == "an entity tag" else "SHA-256"
+    with pytest.raises(FetchError, match=f"model.safetensors of s3://.* came damaged: its {algorithm}"):
+        await fetch(f"s3://models/{prefix}")
+    bucket.damaged.clear()
+    folder = await fetch(f"s3://models/{prefix}")
+    assert (folder / "model.safetensors").read_bytes() == model["model.safetensors"]
+
+
+def test_an_entity_tag_that_is_no_digest_is_not_taken_for_one(s3_server: str, bucket: FaultyProxy, prefix: str) -> None:
+    put(s3_server, f"{prefix}/config.json", b"{}", x_amz_server_side_encryption="aws:kms")
+    files = BucketOrigin(BucketSource(bucket="models", prefix=prefix)).listing().files
+    assert {file.name: file.checksum is None for file in files} == {
+        "config.json": True,
+        "model.safetensors": False,
+        "tokenizer.json": False,
+    }
+
+
+def test_plan_reads_the_configuration_and_the_headers_of_the_weights(prefix: str, bucket: FaultyProxy) -> None:
+    found = BucketOrigin(BucketSource(bucket="models", prefix=prefix)).describe()
+    assert (found.parameters, found.config) == (ELEMENTS, CONFIG)
+    assert bucket.ranges("model.safetensors") == ["bytes=0-131071"]
+
+
+def error(code: str, message: str = "said so", **more: str) -> str:
+    fields = {"Code": code, "Message": message} | more
+    return f"<Error>{''.join(f'<{name}>{text}</{name}>' for name, text in fields.items())}</Error>"
+
+
+REFUSALS = {
+    "no such bucket": (404, error("NoSuchBucket"), "has no bucket models", "check its name"),
+    "not allowed": (403, error("AccessDenied"), "credentials may not read s3://models/", "s3:GetObject"),
+    "an unknown key": (403, error("InvalidAccessKeyId"), "does not know the credentials", "AWS_ACCESS_KEY_ID"),
+    "a wrong secret": (403, error("SignatureDoesNotMatch"), "does not know the credentials", "AWS_ACCESS_KEY_ID"),
+    "an old token": (400, error("ExpiredToken"), "have expired", "get new ones"),
+    "a wrong clock": (403, error("RequestTimeTooSkewed"), "refuses the time of this machine", "set its clock"),
+    "another region": (
+        400,
+        error("AuthorizationHeaderMalformed", Region="eu-west-1"),
+        "is in another region than the one asked",
+        "?region=",
+    ),
+    "an archive": (403, error("InvalidObjectState"), "is in an archive", "restore it"),
+    "anything else": (409, error("OperationAborted"), r"refused s3://models/.* \(OperationAborted: said so\)", None),
+}
+
+
+@pytest.mark.parametrize(("status", "body", "message", "hint"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_what_a_store_refuses_is_said_with_what_would_be_right(
+    status: int, body: str, message: str, hint: str | None
+) -> None:
+    """To the AWS library, and to the transfer: the words are the same."""
+    where = Where(source=BucketSource(bucket="models", prefix="m"), endpoint="store.example", anonymous=False)
+    told = {name: text for name, text in re.findall("<(Code|Message|Region)>([^<]*)<", body)}
+    headers = {"x-amz-bucket-region": told.get("Region")}
+    response = {"Error": told, "ResponseMetadata": {"HTTPHeaders": headers}}
+    with pytest.raises(FetchError, match=message) as caught, explained(lambda: where):
+        raise ClientError(response, "ListObjectsV2")
+    answer = Answer(status=status, body=body.encode(), headers={})
+    problem = of_answer(answer, where, key="")
+    assert problem is not None and problem.message == caught.value.message
+    assert problem.hint == caught.value.hint
+    assert hint is None or (problem.hint is not None and hint in problem.hint)
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "ServiceUnavailable", "InternalError"])
+def test_what_passes_is_asked_for_again(code: str) -> None:
+    where = Where(source=BucketSource(bucket="models", prefix="m"), endpoint="store.example", anonymous=False)
+    assert of_answer(Answer(status=503, body=error(code).encode(), headers={}), where, key="k") is None
+    with pytest.raises(Unreachable, match="store.example does not serve s3://models/m now"), explained(lambda: where):
+        raise ClientError({"Error": {"Code": code}}, "ListObjectsV2")
+
+
+@pytest.mark.parametrize("when", ["GET /models", "HEAD .*", "GET .*"])
+async def test_a_refusal_reaches_whoever_fetches(when: str, prefix: str, fetch: Fetch, bucket: FaultyProxy) -> None:
+    end = when.replace(".*", f"/models/{prefix}/model.safetensors")
+    bucket.canned[end] = Canned(403, "" if when.startswith("HEAD") else error("AccessDenied"))
+    with pytest.raises(FetchError, match="credentials may not read s3://models/"):
+        await fetch(f"s3://models/{prefix}")
+
+
+async def test_a_prefix_that_holds_nothing_names_the_folders_that_are_there(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy
+) -> None:
+    with pytest.raises(FetchError, match=r"s3://models/team holds nothing, but folders: .*/"):
+        await fetch("s3://models/team")
+    with pytest.raises(FetchError, match="s3://models/nowhere holds nothing"):
+        await fetch("s3://models/nowhere")
+    with pytest.raises(FetchError, match="has no safetensors weights"):
+        await fetch(f"s3://models/{prefix}/original")
+    with pytest.raises(FetchError, match="has no bucket wrong-name"):
+        await fetch("s3://wrong-name/llama")
+
+
+async def test_without_credentials_a_public_bucket_is_read_and_another_says_where_they_come_from(
+    prefix: str,
+    fetch: Fetch,
+    bucket: FaultyProxy,
+    s3_server: str,
+    model: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, data in model.items():
+        put(s3_server, f"{prefix}/{name}", data, x_amz_acl="public-read")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert (await fetch(f"s3://models/{prefix}") / "config.json").exists()
+    bucket.canned["GET /models"] = Canned(403, error("AccessDenied"))
+    with pytest.raises(FetchError, match="no credentials were found, and .* is not public") as caught:
+        await fetch(f"s3://models/{prefix}/x")
+    assert caught.value.hint is not None and "spec.model.credentials" in caught.value.hint
+
+
+async def test_half_a_pair_of_credentials_is_said(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(FetchError, match="no credentials for s3://models/"):
+        await fetch(f"s3://models/{prefix}")
+
+
+async def test_a_pods_own_web_identity_is_traded_for_credentials(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a service account's role gives it: the token's file and the role are in the environment, and nothing else."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    (tmp_path / "token").write_text("eyJhbGciOiJSUzI1NiJ9.e30.c2lnbmVk")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/models")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    await fetch(f"s3://models/{prefix}")
+    assert ("POST", "/", "") in bucket.seen, "the token service was asked"
+    assert not bucket.canned
+
+
+async def test_a_store_named_in_the_source_is_asked_instead_of_the_environments(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = os.environ["AWS_ENDPOINT_URL"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert (await fetch(f"s3://models/{prefix}?endpoint={address}&region=here") / "config.json").exists()
+
+
+async def test_a_store_that_can_not_be_reached_is_named_and_what_was_fetched_before_serves(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = await fetch(f"s3://models/{prefix}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("quire_engine.fetch.bucket.ATTEMPTS", 1)
+    said: list[str] = []
+    assert await fetch(f"s3://models/{prefix}", say=said.append) == folder
+    assert "127.0.0.1:9 can't be reached" in said[0] and "using what was fetched before" in said[0]
+    with pytest.raises(FetchError, match="127.0.0.1:9 can't be reached for s3://models/other"):
+        await fetch("s3://models/other")
+
+
+async def test_a_store_that_says_nothing_holds_up_no_ctrl_c(bucket: FaultyProxy, fetch: Fetch) -> None:
+    bucket.stall_after["/models"] = 0
+    fetching = asyncio.ensure_future(fetch("s3://models/x"))
+    while not bucket.seen:
+        await asyncio.sleep(0.01)
+    fetching.cancel()
+    async with asyncio.timeout(10):  # the library itself waits twenty seconds
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+
+
+def test_the_aws_library_is_not_imported_before_a_bucket_is_asked() -> None:
+    code = "import sys, quire_cli.app; print([n for n in ('botocore', 'huggingface_hub') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,129 @@
+"""How a pod comes by its model: what is fetched before the engine starts, with which credentials, what is mounted."""
+
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
+
+DIGEST = f"sha256:{'a' * 64}"
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
+
+
+def deployment(model: dict[str, Any], *, image_volumes: bool | None = None, **spec: Any) -> Any:
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": model, **spec},
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec), str(parsed)
+    images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
+    made = desired(parsed, 1, uid="uid", images=images)
+    assert isinstance(made, Manifests), str(made)
+    return made.deployment.body["spec"]
+
+
+def pod(model: dict[str, Any], **more: Any) -> Any:
+    return deployment(model, **more)["template"]["spec"]
+
+
+def volumes(made: Any) -> dict[str, Any]:
+    return {volume["name"]: {k: v for k, v in volume.items() if k != "name"} for volume in made["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("s3://bucket", "/models/s3--bucket@latest"),
+        ("s3://bucket/team/llama", "/models/s3--bucket--team--llama@latest"),
+        ("oci://reg.example:5000/org/m:1", "/models/oci--reg.example_5000--org--m@1"),
+        ("oci://reg.example/m:1/weights", "/models/oci--reg.example--m--weights@1"),
+        (f"oci://reg.example/m:1@{DIGEST}", f"/models/oci--reg.example--m@sha256-{'a' * 64}"),
+    ],
+)
+def test_what_lies_elsewhere_is_fetched_to_where_the_engine_looks(source: str, path: str) -> None:
+    made = pod({"source": source, "cache": {"claimName": "models"}})
+    (fetch,), (engine,) = made["initContainers"], made["containers"]
+    assert (fetch["name"], fetch["image"], fetch["command"]) == ("fetch-model", "engine:1", ["quire-fetch"])
+    assert fetch["args"][:2] == [source, "--to"]
+    assert engine["args"][:2] == ["--model", fetch["args"][2]] and fetch["args"][2].startswith(path)
+    assert volumes(made)["models"] == {"persistentVolumeClaim": {"claimName": "models"}}
+    written = {mount["mountPath"] for mount in fetch["volumeMounts"] if not mount.get("readOnly")}
+    assert {"/models", "/tmp", "/cache"} <= written
+    (mount,) = (mount for mount in engine["volumeMounts"] if mount["mountPath"] == "/models")
+    assert mount["readOnly"] is True
+    assert "HF_ENDPOINT" not in {entry["name"] for entry in fetch["env"]}, "that is of hubs"
+
+
+def test_models_that_could_share_a_folder_name_do_not() -> None:
+    sources = ["s3://bucket/a/b", "s3://bucket/a--b", "s3://bucket/a/b?endpoint=http://minio:9000", "s3://bucket/a b"]
+    paths = {pod({"source": source})["containers"][0]["args"][1] for source in sources}
+    assert len(paths) == len(sources)
+    assert all(path.removeprefix("/models/").replace("@latest", "").isascii() and " " not in path for path in paths)
+
+
+def test_a_buckets_credentials_come_from_the_secret_and_missing_ones_keep_the_pod_from_starting() -> None:
+    (fetch,) = pod({"source": "s3://bucket/m", "credentials": {"secretName": "aws"}})["initContainers"]
+    env = {entry["name"]: entry for entry in fetch["env"]}
+    references = {key: env[key]["valueFrom"]["secretKeyRef"] for key in KEYS}
+    assert all((reference["name"], reference["key"]) == ("aws", key) for key, reference in references.items())
+    assert [references[key].get("optional", False) for key in KEYS] == [False, False, True, True, True]
+
+
+def test_without_a_secret_the_pods_own_identity_counts() -> None:
+    (fetch,) = pod({"source": "s3://bucket/m"})["initContainers"]
+    assert not [entry for entry in fetch["env"] if "valueFrom" in entry or entry["name"].startswith("AWS_")]
+
+
+def test_a_registrys_pull_secret_is_read_by_the_download() -> None:
+    (fetch,) = pod({"source": "oci://reg.example/m:1", "credentials": {"secretName": "pull"}})["initContainers"]
+    (entry,) = (entry for entry in fetch["env"] if entry["name"] == "DOCKER_AUTH_CONFIG")
+    assert entry["valueFrom"] == {"secretKeyRef": {"name": "pull", "key": ".dockerconfigjson"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "reference", "path"),
+    [
+        ("oci://reg.example/m:1", "reg.example/m:1", "/models"),
+        (f"oci://reg.example/m:1@{DIGEST}/a/b", f"reg.example/m:1@{DIGEST}", "/models/a/b"),
+    ],
+)
+def test_where_the_cluster_has_image_volumes_the_kubelet_brings_the_model(
+    source: str, reference: str, path: str
+) -> None:
+    model = {"source": source, "credentials": {"secretName": "pull"}}
+    made = pod(model, image_volumes=True, engine={"imagePullSecrets": [{"name": "engine"}, {"name": "pull"}]})
+    assert "initContainers" not in made
+    assert volumes(made)["models"] == {"image": {"reference": reference}}
+    assert made["containers"][0]["args"][:2] == ["--model", path]
+    assert made["imagePullSecrets"] == [{"name": "engine"}, {"name": "pull"}]
+
+
+@pytest.mark.parametrize(
+    ("image_volumes", "model"),
+    [
+        (None, {"source": "oci://reg.example/m:1"}),
+        (False, {"source": "oci://reg.example/m:1"}),
+        (True, {"source": "oci://reg.example/m:1", "cache": {"claimName": "models"}}),
+        (True, {"source": "s3://bucket/m"}),
+    ],
+)
+def test_else_it_is_fetched_also_for_whoever_wants_it_on_a_claim(
+    image_volumes: bool | None, model: dict[str, Any]
+) -> None:
+    made = pod(model, image_volumes=image_volumes)
+    assert [container["name"] for container in made["initContainers"]] == ["fetch-model"]
+    assert "image" not in volumes(made)["models"] and "imagePullSecrets" not in made
+
+
+def test_whatever_must_come_over_the_network_gets_time_for_it() -> None:
+    seconds = {
+        source: deployment({"source": source})["progressDeadlineSeconds"]
+        for source in ("file:///m", "pvc://c", "hf://a/b", "s3://bucket/m", "oci://reg.example/m:1")
+    }
+    assert seconds["file:///m"] == seconds["pvc://c"]
+    assert seconds["hf://a/b"] == seconds["s3://bucket/m"] == seconds["oci://reg.example/m:1"] > seconds["pvc://c"]
