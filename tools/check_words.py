@@ -32,6 +32,8 @@ CLEAN = (
     "docs",
     "examples",
     "requirements",
+    "tests/e2e",
+    "tests/e2e_support",
     "tools",
 )
 """The folders and files that `make lint` checks."""
