@@ -34,6 +34,8 @@ CLEAN = (
     "examples",
     "gateway",
     "requirements",
+    "tests/e2e",
+    "tests/e2e_support",
     "tools",
 )
 """The folders and files that `make lint` checks."""
