@@ -1,4 +1,4 @@
-"""What a machine must have to hold nodes, and that the host is left as it was."""
+"""Requirements on a machine with nodes, and restoration of the host."""
 
 import json
 import re
@@ -22,8 +22,8 @@ FIT = Seen(
     has_bridge_filter=True,
     free_bytes=50 * 2**30,
     has_images=False,
-    store=Path("/home/someone/.cache/quire/nodes"),
-    state=Path("/home/someone/.local/state/quire/cluster"),
+    store=Path("/home/user/.cache/quire/nodes"),
+    state=Path("/home/user/.local/state/quire/cluster"),
     foreign_networks=("127.0.0.1/8", "192.0.2.2/24", "172.17.0.0/16"),
 )
 
@@ -42,7 +42,7 @@ def test_a_fit_machine_has_no_problems() -> None:
         ({"has_bridge_filter": False}, "modprobe br_netfilter"),
         (
             {"free_bytes": 20 * 2**30},
-            "20.0 GB are free in /home/someone/.cache/quire/nodes, and images take 25: .* XDG_CACHE_HOME",
+            "20.0 GB are free in /home/user/.cache/quire/nodes, and images take 25: .* XDG_CACHE_HOME",
         ),
         ({"free_bytes": 2 * 2**30, "has_images": True}, "2.0 GB are free in .*, and images take 3: "),
         ({"state": Path("/run/user/0/quire")}, "/run/user/0/quire is below /run, .* set XDG_STATE_HOME"),
@@ -106,7 +106,7 @@ def test_control_groups_of_either_version_are_found(layout: str) -> None:
     assert cgroups.lacking(found, unified) == frozenset()
 
 
-def test_every_hierarchy_counts_once_even_those_that_no_kubelet_needs() -> None:
+def test_every_hierarchy_counts_once() -> None:
     folders = {str(path) for path in cgroups.hierarchies(MOUNTS["version 1"]).values()}
     names = ("cpu", "cpuset", "memory", "pids", "devices", "systemd", "unified")
     assert folders == {f"/sys/fs/cgroup/{name}" for name in names}
@@ -118,7 +118,7 @@ def test_a_controller_that_nobody_mounted_is_named() -> None:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host with one kernel setting, in a folder."""
+    """Return a host with one kernel setting, in a folder."""
     run, system = tmp_path / "run", tmp_path / "sys"
     (system / "kernel").mkdir(parents=True)
     (system / "kernel" / "panic").write_text("1\n")
@@ -134,7 +134,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_changed_is_put_back_and_what_was_made_is_removed(host: Path) -> None:
     machine.claim(Path("/state/a"))
     (host / "sys/kernel/panic").write_text("10")
-    machine.claim(Path("/state/a"))  # a second `up` must not take the changed value for the first
+    machine.claim(Path("/state/a"))  # a second `up` must not record the changed value as the original one
     recorded = machine.read()
     assert recorded is not None
     recorded.restore()
@@ -151,7 +151,7 @@ def test_a_folder_that_somebody_has_used_since_is_left(host: Path) -> None:
     assert (host / "kubelet" / "theirs").exists()
 
 
-def test_a_second_cluster_on_one_machine_is_refused_with_the_way_to_stop_the_first(host: Path) -> None:
+def test_a_second_cluster_is_rejected_with_instructions(host: Path) -> None:
     machine.claim(Path("/state/a"))
     with pytest.raises(MachineUnfit, match="cluster.py down --state-dir /state/a"):
         machine.claim(Path("/state/b"))
@@ -163,7 +163,7 @@ def test_a_record_cut_short_is_as_none(host: Path) -> None:
     assert machine.read() is None
 
 
-def test_a_port_that_somebody_listens_on_is_named_with_the_way_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_named_with_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "HOST_ADDRESS", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

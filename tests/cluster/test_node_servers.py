@@ -1,4 +1,4 @@
-"""What the servers beside the nodes are told: Prometheus and what it scrapes, DNS, the registry, the sandbox image."""
+"""Configurations of the servers next to the nodes: Prometheus and its targets, DNS, the registry, the sandbox image."""
 
 import hashlib
 import io
@@ -140,7 +140,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_the_sandbox_image_is_whole(program: Path) -> None:
-    """Every digest in it names what is there, from the index down to the program."""
+    """Every digest in it refers to existing content, from the index to the program."""
     archive = _files(pause.archive(program, architecture="amd64"))
     (named,) = json.loads(archive["index.json"])["manifests"]
     assert named["annotations"]["io.containerd.image.name"] == pause.image_name(program)
@@ -184,7 +184,7 @@ def test_a_control_plane_without_nodes_stays_on_loopback() -> None:
     assert not [flag for flag in command if "kubelet" in flag]
 
 
-def test_a_control_plane_with_nodes_is_reached_by_them_and_lets_each_see_its_own_alone() -> None:
+def test_nodes_reach_the_control_plane_and_see_only_their_objects() -> None:
     site = Site(address="10.77.0.1", has_nodes=True)
     command = _api_server(site)
     assert {

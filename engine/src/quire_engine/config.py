@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from quire_common.tls import TlsFiles
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -116,18 +117,6 @@ class AccessOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsOptions:
-    """Files in PEM, which are reloaded when they change."""
-
-    certfile: Path
-    keyfile: Path | None = None
-    """None where the certificate's file contains the key too."""
-    keyfile_password_file: Path | None = None
-    ca_certs: Path | None = None
-    """The authorities of the required client certificates; None means that clients need no certificate."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcessOptions:
     """The timeouts after which the engine process counts as lost."""
 
@@ -164,7 +153,7 @@ class ServerOptions:
     max_logprobs: int = 20
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
-    tls: TlsOptions | None = None
+    tls: TlsFiles | None = None
     otlp_traces_endpoint: str | None = None
 
 

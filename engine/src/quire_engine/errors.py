@@ -2,10 +2,7 @@
 
     EngineError
     ├── StartError              printed by __main__ without a traceback; the process ends with exit_code
-    │   ├── FlagsError          flags or environment: every problem at once
     │   ├── ModelFolderError    the folder, its config, tokenizer, template or weights
-    │   ├── KeyFileError        a file of keys
-    │   ├── TlsError            certificate, private key or authorities
     │   ├── TracingError        the packages of OpenTelemetry are missing
     │   ├── AddressError        the address to listen on
     │   ├── DeviceError         a GPU ran out of memory or failed, at the start or in a later step
@@ -24,7 +21,8 @@
         ├── InternalError       500: a bug; the message contains no internals
         └── Unavailable         503, with Retry-After
 
-A message says what is wrong, where, and what is accepted. Every other exception is a bug.
+Unusable flags, key files and certificates raise ``quire_common.errors.ConfigurationError``, which ``__main__`` prints
+with all its problems. A message says what is wrong, where, and what is expected. Any other exception is a bug.
 """
 
 from collections.abc import Sequence
@@ -42,30 +40,8 @@ class StartError(EngineError):
     """The exit status; 2 means that a restart cannot help."""
 
 
-class FlagsError(StartError):
-    """All problems of the command line and the environment."""
-
-    exit_code = 2
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(problems))
-
-
 class ModelFolderError(StartError):
     """A model folder that cannot be served."""
-
-    exit_code = 2
-
-
-class KeyFileError(StartError):
-    """A key file that cannot be used."""
-
-    exit_code = 2
-
-
-class TlsError(StartError):
-    """A certificate, private key or certificate authority that cannot be used."""
 
     exit_code = 2
 

@@ -1,7 +1,7 @@
 """The life of one server: it starts the engine process, serves, drains and ends.
 
 This is the imperative shell of the API process, with its sockets, its signals and the order of events. It raises
-StartError for everything that a user can correct.
+StartError or ConfigurationError for everything that a user can correct.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from quire_common.tls import ReloadingTls
 from quire_engine import logs
 from quire_engine.config import EngineConfig
 from quire_engine.cpu.choice import CpuChoice, log_choice
@@ -33,7 +34,6 @@ from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.http.protocol import BoundedHttpProtocol
-from quire_engine.server.http.tls import Tls
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.model_text import ModelText
@@ -76,7 +76,7 @@ def serve(
     options = config.server
     try:
         with listener:
-            tls = None if options.tls is None else Tls(options.tls, time.monotonic)
+            tls = None if options.tls is None else ReloadingTls(options.tls, time.monotonic)
             access = Access(
                 options.access,
                 time.monotonic,
@@ -118,7 +118,7 @@ class _Server:
         folder: ModelFolder,
         text: ModelText,
         access: Access,
-        tls: Tls | None,
+        tls: ReloadingTls | None,
         tracing: "OtlpTracing | None",
         listener: socket.socket,
         factory: RunnerFactory | None,

@@ -7,10 +7,10 @@ that already run are not affected.
 import math
 from collections.abc import Callable
 
+from quire_common.key_file import KeyLimits
 from quire_engine.errors import InvalidRequest, Overloaded
 from quire_engine.server.auth.rate_limits import (
     Bucket,
-    Limits,
     charged,
     missing,
     refilled,
@@ -25,7 +25,7 @@ _CONCURRENCY_RETRY_SECONDS = 2
 class Allowance:
     """The requests, tokens and concurrent sequences that one tenant may still use. Only for the event loop."""
 
-    def __init__(self, tenant: str, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(self, tenant: str, limits: KeyLimits, now: Callable[[], float]) -> None:
         self._tenant = tenant
         self._now = now
         self.limits = limits

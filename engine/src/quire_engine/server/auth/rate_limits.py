@@ -8,20 +8,6 @@ import math
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of one key; None means that there is no limit."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    """Prompt tokens and sampled tokens together."""
-    max_concurrent: int | None = None
-    """Sequences (prompts times n) that wait or run at the same time."""
-
-
-UNLIMITED = Limits()
-
-
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """The level of a token bucket at a time. Below zero it is in debt: sampled tokens are charged afterwards."""

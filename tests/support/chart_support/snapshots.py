@@ -1,0 +1,52 @@
+"""What helm makes of the chart, in files: `make chart-snapshots` writes them, a test compares.
+
+The CRD, which has a test of its own, is left out. Dashboards and alerts stand in their own files under charts/quire, so
+of them only the beginning is kept.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from chart_support.values import EVERYTHING
+
+from quire_cluster.binaries import HELM, ensure
+from quire_cluster.helm import Helm
+from quire_cluster.progress import Progress
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "quire"
+FOLDER = ROOT / "tests" / "charts" / "snapshots"
+
+SNAPSHOTS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "namespaced": {"watchNamespaces": ["team-a", "team-b"]},
+    "everything": EVERYTHING,
+}
+
+
+def rendered(helm: Helm, name: str) -> str:
+    """One snapshot's text, in the order in which helm puts the objects."""
+    documents = helm.template(SNAPSHOTS[name])
+    kept = [_shortened(document) for document in documents if document["kind"] != "CustomResourceDefinition"]
+    return "---\n".join(yaml.safe_dump(document, sort_keys=False, width=120) for document in kept)
+
+
+def _shortened(document: dict[str, Any]) -> dict[str, Any]:
+    if document["kind"] != "ConfigMap":
+        return document
+    return document | {"data": {name: f"({text.splitlines()[0]} …)" for name, text in document["data"].items()}}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        helm = Helm(ensure(HELM.programs, Progress(sys.stdout))["helm"], CHART, Path(scratch))
+        FOLDER.mkdir(exist_ok=True)
+        for name in SNAPSHOTS:
+            (FOLDER / f"{name}.yaml").write_text(rendered(helm, name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Shared parts of the fault scenarios: long streams, affected clients, and clients that must not notice."""
+
+import os
+import signal
+from typing import Final
+
+from e2e_support.long_streams import long_streams
+from e2e_support.objects import Pod
+from e2e_support.space import LLMDeployment
+from e2e_support.traffic import CUT, Live, Permit, Traffic, TrafficResult
+from quire_cluster.nodes.teardown import HostProcess
+from quire_cluster.real_cluster import RealCluster
+
+ENGINE_LOOP: Final = "quire_engine.ipc.loop"
+"""A word in the command of the process that computes; the other process of an engine serves HTTP."""
+STREAMS: Final = 6
+BEYOND: Final = 250
+"""Additional tokens after the known ones, so that a kill interrupts running streams."""
+BEGIN_SECONDS: Final = 60.0
+
+
+def streams(url: str, chat: LLMDeployment, *, concurrency: int = STREAMS) -> Traffic:
+    """Return traffic with this number of concurrent streams."""
+    return long_streams(url, chat.model, beyond=BEYOND, concurrency=concurrency)
+
+
+def replica(pod: Pod) -> str:
+    """Return the name of a replica as reported by the gateway."""
+    return f"{pod.namespace}/{pod.name}"
+
+
+def wait_for_streams(traffic: Traffic, pods: list[Pod]) -> None:
+    """Wait until each of these replicas has a stream that has started to answer."""
+
+    def all_stream(live: Live) -> bool:
+        return all(live.streams.get(replica(pod), 0) > 0 for pod in pods)
+
+    traffic.wait_for(all_stream, BEGIN_SECONDS, f"a stream on each of {', '.join(pod.name for pod in pods)}")
+
+
+def cut_on(pod: Pod, *, after: str, within_seconds: float) -> Permit:
+    """Permit that requests on the victim end with an error or a broken connection, and no other failure."""
+    return Permit(
+        why="its stream ran where the kill hit",
+        kinds=CUT,
+        replica=replica(pod),
+        after=after,
+        within_seconds=within_seconds,
+        at_most=STREAMS,
+    )
+
+
+def assert_only_cut_on(result: TrafficResult, victim: Pod, mark: str) -> None:
+    """Check that streams elsewhere finished correctly and that some on the victim did not."""
+    running = result.streams_during(result.seconds_of(mark))
+    elsewhere = [record for name, records in running.items() if name != replica(victim) for record in records]
+    assert elsewhere, f"no stream ran elsewhere when it was said: {mark}"
+    assert all(record.ok for record in elsewhere)
+    there = running.get(replica(victim), ())
+    assert any(not record.ok for record in there), f"the kill cut none of {len(there)} streams"
+
+
+def kill(process: HostProcess) -> None:
+    """Kill a process with SIGKILL, as the kernel does if memory runs out."""
+    os.kill(process.pid, signal.SIGKILL)
+
+
+def engine_process(machine: RealCluster, pod: Pod) -> HostProcess:
+    """Return the process that computes."""
+    return next(
+        process
+        for process in machine.pod_processes(pod.namespace, pod.name, "engine")
+        if ENGINE_LOOP in process.command
+    )
+
+
+def main_process(machine: RealCluster, pod: Pod, container: str) -> HostProcess:
+    """Return the first process of a container, which ends all others with it."""
+    return machine.pod_processes(pod.namespace, pod.name, container)[0]
+
+
+def same_pod(pods: list[Pod], before: Pod) -> Pod:
+    """Return the current state of the same pod. Fail if it is gone."""
+    return next(pod for pod in pods if pod.uid == before.uid)

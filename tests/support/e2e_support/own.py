@@ -1,0 +1,91 @@
+"""Our own cluster on this machine as a target. The run that starts it builds its images and stops it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e_support.capabilities import EVERYTHING
+from e2e_support.errors import TargetUnavailable
+from e2e_support.kube import Kube
+from e2e_support.target import Target
+from quire_cluster.binaries import ensure
+from quire_cluster.errors import ClusterError
+from quire_cluster.images.ensure import ensure_images
+from quire_cluster.images.image import Images
+from quire_cluster.programs import Programs
+from quire_cluster.progress import Progress
+from quire_cluster.real_cluster import RealCluster
+
+
+@contextmanager
+def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
+    """Provide the running cluster. An existing one is repaired if necessary and kept."""
+    found = RealCluster.load(default_state())
+    if found is not None:
+        _start(found, progress)
+        yield _target(found, _images(found, progress), progress)
+        return
+    cluster = RealCluster.create(default_state(), Programs.ensure(progress))
+    _start(cluster, progress)
+    try:
+        images = _images(cluster, progress)
+        yield _target(cluster, images, progress)
+        _forget_other_images(images, cluster, progress)
+    finally:
+        if keep:
+            progress.say("==> the cluster is left up; make cluster-down takes it down")
+        else:
+            progress.say("==> taking the cluster down (KEEP=1 leaves it up)")
+            cluster.stop()
+
+
+def _start(cluster: RealCluster, progress: Progress) -> None:
+    """Start the cluster.
+
+    If the start fails, do not stop it: another cluster may be running, and `stop` would end that one.
+    """
+    try:
+        cluster.start(progress)
+    except ClusterError as error:
+        raise TargetUnavailable(f"{error}\nTo run on a cluster that you have, set KUBECONFIG.") from error
+
+
+def _images(cluster: RealCluster, progress: Progress) -> Images:
+    return ensure_images(registry=cluster.registry_address, progress=progress)
+
+
+def _forget_other_images(images: Images, cluster: RealCluster, progress: Progress) -> None:
+    """Remove images of earlier versions from the nodes of a cluster that this run started.
+
+    On another cluster they may be in use. This is done at the end, because nodes with the previous version pull only
+    the changed layers.
+    """
+    kept = frozenset(image.reference for image in images.by_target().values())
+    try:
+        forgotten = {name for node in cluster.nodes.values() for name in node.forget_images_but(kept)}
+    except ClusterError as error:
+        progress.say(f"==> images of earlier versions stay on the nodes: {error}")
+        return
+    if tagged := [name for name in forgotten if "sha256:" not in name]:
+        progress.say(f"==> removed {len(tagged)} images of earlier versions from the nodes")
+
+
+def _target(cluster: RealCluster, images: Images, progress: Progress) -> Target:
+    programs = ensure(("kubectl", "helm"), progress)
+    kube = Kube(str(cluster.admin_kubeconfig), programs["kubectl"])
+    return Target(
+        kube=kube,
+        helm_program=programs["helm"],
+        name=f"this machine's own, {kube.server}",
+        machine=cluster,
+        capabilities=EVERYTHING,
+        engine_image=images.engine.reference,
+        chart_values={**images.chart_values(), "operator": {"prometheus": {"url": cluster.prometheus_url}}},
+    )
+
+
+def default_state() -> Path:
+    """Return the folder that `make cluster-up` uses."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "quire" / "cluster"
