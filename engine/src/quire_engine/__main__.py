@@ -13,8 +13,8 @@ from time import monotonic
 
 from quire_common.errors import ConfigurationError
 from quire_engine import __version__, flags
-from quire_engine.config import EngineConfig
-from quire_engine.cpu.choice import CpuChoice, find_out
+from quire_engine.config import DeviceOptions, EngineConfig
+from quire_engine.cpu.choice import CpuChoice, find_out, report
 from quire_engine.errors import EngineStartError, StartError
 from quire_engine.flag_table import FLAGS
 from quire_engine.ipc.process import Spawned, spawn
@@ -35,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if "--flag-schema" in argv:
         print(json.dumps(FLAGS.schema(), indent=2))
+        return 0
+    if argv == ["--cpu-report"]:
+        print(json.dumps(report(find_out(DeviceOptions()).choice()), indent=2))
         return 0
     began = monotonic()
     try:

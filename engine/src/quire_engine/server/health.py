@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire_engine import __version__
-from quire_engine.cpu.limits import CpuLimits
 from quire_engine.server.context import Context, context_of
 
 router = APIRouter()
@@ -56,18 +55,8 @@ async def metrics(request: Request) -> Response:
 @router.get("/version")
 async def version(request: Request) -> dict[str, Any]:
     """Return the version, and the level at which the CPU is used with what was left out and why."""
-    return {"version": __version__, "cpu": _cpu(context_of(request).engine.cpu)}
-
-
-def _cpu(limits: CpuLimits | None) -> dict[str, Any] | None:
-    if limits is None:
-        return None
-    return {
-        "level": limits.level,
-        "kernels": limits.kernels,
-        "environment": limits.environment,
-        "left_out": [{"feature": each.feature, "reason": each.reason} for each in limits.left_out],
-    }
+    limits = context_of(request).engine.cpu
+    return {"version": __version__, "cpu": None if limits is None else limits.as_json()}
 
 
 @router.post("/admin/drain")
