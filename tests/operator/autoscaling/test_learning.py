@@ -122,7 +122,7 @@ def test_arrivals_that_outgrow_a_replica_scale_up_before_anything_queues(kit):
     assert decision.desired >= 2 and story.decisions[-1].inputs["waiting"] == 0
     risen = next(d for d in story.decisions if d.is_change)
     assert risen.reason is Reason.WORK
-    assert "requests/s of 50 output tokens" in risen.message and "to spare for p95, as work varies by" in risen.message
+    assert "requests/s of 50 output tokens" in risen.message and "headroom (p95; deviation" in risen.message
     assert story.decisions[-1].inputs["needArrivingWork"] > busy / 0.8
     # Half an hour later the rise is no variation any more.
     for _ in range(120):

@@ -405,7 +405,10 @@ def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
     (event,) = events(before, after)
     assert (event.reason, event.message) == ("ScaledUp", "2 → 3 replicas: full")
     (event,) = events(before, after, recommends=True)
-    assert (event.reason, event.message) == ("ScaleUpRecommended", "2 → 3 replicas, which nobody carries out: full")
+    assert (event.reason, event.message) == (
+        "ScaleUpRecommended",
+        "recommended 2 → 3 replicas (mode Recommend, not applied): full",
+    )
 
 
 def test_what_was_decided_is_told_with_its_numbers_once() -> None:

@@ -224,7 +224,7 @@ class Operator:
                 webhook=webhook,
             )
             self._watching.clear()
-            logger.warning("the watches ended and begin anew: %r", reason)
+            logger.warning("watches ended, restarting: %r", reason)
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _watches_started(self) -> None:
@@ -297,14 +297,14 @@ class Operator:
                 self._tell_refused(await sweep(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
                 return
             except ClusterError as error:
-                logger.warning("not everything could be listed: %s", error)
+                logger.warning("listing failed: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _tell_refused(self, namespaces: frozenset[str]) -> None:
         if namespaces and namespaces != self._refused:
             logger.warning(
-                "nothing may be listed in %s, and nothing is done there: if it is gone, take it out of "
-                "--watch-namespace (the chart's watchNamespaces); if not, see the operator's role there",
+                "no permission to list in %s, which is skipped: if the namespace is gone, remove it from "
+                "--watch-namespace (the chart's watchNamespaces); otherwise check the operator's role there",
                 ", ".join(sorted(namespaces)),
             )
         self._refused = namespaces
@@ -347,10 +347,10 @@ class Operator:
         if isinstance(error, NotLeading):
             logger.info("%s: %s", key, error)
         elif isinstance(error, ClusterError):
-            hint = "; see the operator's role" if isinstance(error, Forbidden) else ""
+            hint = "; check the operator's role" if isinstance(error, Forbidden) else ""
             logger.warning("%s: %s%s", key, error, hint)
         else:
-            logger.error("%s: this is a fault in quire", key, exc_info=error)
+            logger.error("%s: unhandled exception (bug)", key, exc_info=error)
         return retry_after(error)
 
     # --- itself ---

@@ -210,7 +210,7 @@ async def reviews_server(
             async for configuration in server(call):
                 yield configuration
         except OSError as error:  # ssl.SSLError is one
-            logger.error("the webhook does not serve until its certificate, key and port are right: %s", error)
+            logger.error("the webhook cannot start; check its certificate, key and port: %s", error)
         await asyncio.sleep(check_seconds)
 
 

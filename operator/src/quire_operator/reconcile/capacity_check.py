@@ -108,7 +108,7 @@ class CapacityCheck:
                 try:
                     self._labels = tuple(await self._nodes.labels())
                 except ClusterError as error:
-                    logger.debug("the nodes' GPUs are not known: %s", error)
+                    logger.debug("GPUs of the nodes are unknown: %s", error)
                 self._labels_until = self._now() + _NODES_SECONDS
         return self._labels
 
@@ -159,7 +159,7 @@ class CapacityCheck:
             unknown = ModelUnknown(f"no answer about {source} within {_LOOKUP_SECONDS:g} s", unreachable=True)
         except ModelUnknown as error:
             unknown = error
-        logger.debug("whether %s fits is left to the engine: %s", source, unknown)
+        logger.debug("capacity of %s is unknown, the engine will check it: %s", source, unknown)
         if unknown.unreachable:
             self._hub_down_until = self._now() + _DOWN_SECONDS
         return before

@@ -36,7 +36,10 @@ class OptionalKinds:
             self._forget(kind)
         if served == self.served:
             return
-        logger.info("this cluster has %s", ", ".join(sorted(served)) or f"none of {', '.join(sorted(OPTIONAL_KINDS))}")
+        logger.info(
+            "optional kinds in this cluster: %s",
+            ", ".join(sorted(served)) or f"none of {', '.join(sorted(OPTIONAL_KINDS))}",
+        )
         self.served = served
         for key in self._store.live_keys():
             self._enqueue(key)

@@ -244,7 +244,7 @@ class Reconciler:
             try:
                 await self._cluster.set_deletion_costs(key, deletion_costs(pods, memory.victims))
             except (Refused, Forbidden) as error:  # so Kubernetes chooses who goes; that somebody does is wanted more
-                logger.warning("%s: %s could not be marked as those to go: %s", key, ", ".join(memory.victims), error)
+                logger.warning("%s: could not set pod-deletion-cost of %s: %s", key, ", ".join(memory.victims), error)
         memory.victims = ()
 
     async def _say(self, resource: Resource, memory: Memory, spec: Spec | None, outcome: Outcome) -> float | None:

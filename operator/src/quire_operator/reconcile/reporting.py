@@ -72,4 +72,4 @@ class Reporter:
             except NotLeading:
                 raise
             except ClusterError as error:
-                logger.warning("%s: the event %s could not be posted: %s", resource.key, event.reason, error)
+                logger.warning("%s: recording event %s failed: %s", resource.key, event.reason, error)

@@ -29,7 +29,9 @@ _NO_PROMETHEUS = MetricsProblem(
     reason=PROMETHEUS_UNAVAILABLE,
     message="the operator was not told where Prometheus is (--prometheus-url; the chart's operator.prometheus.url)",
 )
-_STALE = MetricsProblem(reason=Reason.METRICS_STALE.value, message="most ready replicas have given none of late")
+_STALE = MetricsProblem(
+    reason=Reason.METRICS_STALE.value, message="most ready replicas have not reported metrics recently"
+)
 _NO_GATEWAY = MetricsProblem(
     reason=Reason.NO_GATEWAY.value,
     message="they would hold the first requests, and say so",

@@ -73,13 +73,13 @@ def gauge_terms(
             reason=Reason.KV_DEMAND,
             need=kv,
             detail=f"{load.kv_tokens_used:,.0f} KV tokens in use + {load.queued_prompt_tokens:,.0f} queued + "
-            f"{growth:,.0f} still to be generated over {_FULL} × {kv_tokens:,.0f} a replica",
+            f"{growth:,.0f} still to be generated over {_FULL} × {kv_tokens:,.0f} per replica",
         ),
         Term(
             reason=Reason.CONCURRENCY,
             need=slots,
             detail=f"{load.running:.0f} running + {load.waiting:.0f} waiting over {_FULL} × {max_sequences} "
-            "sequences a replica",
+            "sequences per replica",
         ),
     ]
     if targets.queue_depth is not None:
@@ -96,7 +96,7 @@ def gauge_terms(
                 reason=Reason.KV_USAGE,
                 need=load.kv_tokens_used / (targets.kv_usage_percent / 100 * kv_tokens),
                 detail=f"{load.kv_tokens_used:,.0f} KV tokens in use over kvUsagePercent {targets.kv_usage_percent} of "
-                f"{kv_tokens:,.0f} a replica",
+                f"{kv_tokens:,.0f} per replica",
             )
         )
     return terms
@@ -130,15 +130,17 @@ def work_term(
     if busy + spare > busy / _FULL:
         need = busy + spare
         why = (
-            f"{busy:.2f} busy replicas and {spare:.2f} to spare for p{percentile}, as work varies by ±{deviation:.2f} "
-            f"and rises by {rise:.2f} in the {start_up:.0f} s that replicas take to start"
+            f"{busy:.2f} busy replicas + {spare:.2f} headroom (p{percentile}; deviation {deviation:.2f}, "
+            f"ramp {rise:.2f} over {start_up:.0f} s start-up)"
         )
     else:
         need = busy / _FULL
         why = f"{busy:.2f} busy replicas, over {_FULL}"
     backlog = queued_prompt_tokens * rates.prefill_seconds_per_token / tuning.drain_seconds
     if backlog > 0:
-        why += f", and {backlog:.2f} to work off {queued_prompt_tokens:,.0f} queued in {tuning.drain_seconds:.0f} s"
+        why += (
+            f", and {backlog:.2f} to process {queued_prompt_tokens:,.0f} queued tokens in {tuning.drain_seconds:.0f} s"
+        )
     requests, tokens = sum(f.requests for f in flows) / seconds, sum(f.prompt_tokens for f in flows) / seconds
     return Term(
         reason=Reason.WORK,
@@ -160,7 +162,7 @@ def with_margin(work: Term, margin: Margin, *, now: float) -> Term:
     if margin.factor <= 1.0:
         return work
     ago = format_duration(round(now - margin.learnt))
-    why = f"× {margin.factor:.2f} since first tokens were late with {margin.replicas} replicas {ago} ago"
+    why = f"× {margin.factor:.2f} because first tokens were late with {margin.replicas} replicas {ago} ago"
     return replace(work, need=work.need * margin.factor, detail=f"{work.detail}; {why}")
 
 
@@ -177,7 +179,7 @@ def first_token_term(
         reason=Reason.FIRST_TOKEN,
         need=float(replicas + 1),
         detail=f"{late:.0f} of {total:.0f} first tokens in the last {tuning.first_token_seconds:.0f} s waited over "
-        f"{target.threshold_seconds:g} s beyond their own prefill, p{target.percentile} is the target",
+        f"{target.threshold_seconds:g} s beyond their own prefill (target p{target.percentile})",
     )
 
 
@@ -188,7 +190,7 @@ def activity_term(arrived: float, in_flight: int) -> Term | None:
     return Term(
         reason=Reason.ACTIVITY,
         need=_ACTIVE,
-        detail=f"{arrived:.0f} requests since the last look, {in_flight} in flight at the gateways",
+        detail=f"{arrived:.0f} requests since the last tick, {in_flight} in flight at the gateways",
     )
 
 

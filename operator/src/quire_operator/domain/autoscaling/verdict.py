@@ -109,11 +109,11 @@ def _upward(s: Situation) -> Verdict:
     wanted = max(first, whole(steady_need_up(s.needs, rules=limits, now=s.now)))
     if wanted <= current:
         window = format_duration(limits.window_seconds)
-        return _hold(s, Reason.SCALE_UP_WINDOW, f"not needed all through the last {window}; {_needs(s)}")
+        return _hold(s, Reason.SCALE_UP_WINDOW, f"not needed during the whole of the last {window}; {_needs(s)}")
     most = min(s.rules.max_replicas, max(first, most_allowed(current, s.moves, rules=limits, now=s.now)))
     if most == current:
         period = format_duration(limits.period_seconds)
-        return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows no more within {period}; {_needs(s)}")
+        return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows no more replicas within {period}; {_needs(s)}")
     top = s.demand.top
     assert top is not None, "a need above zero has a term"
     return _change(s, min(wanted, most), top.reason, _needs(s))
@@ -137,7 +137,7 @@ def _downward(s: Situation) -> Verdict:
     if least == 0 and s.in_flight is None:
         # Nobody would hold the next request, and what streams now might be unseen.
         if current == 1:
-            return _hold(s, Reason.NO_GATEWAY, f"the last one stays while not all gateways answer; {_needs(s)}")
+            return _hold(s, Reason.NO_GATEWAY, f"the last replica stays until all gateways answer; {_needs(s)}")
         least = 1
     why = f"at most {highest.down:.2f} replicas were needed in the last {window}; {_needs(s)}"
     return _change(s, least, Reason.DEMAND_FELL, why)
@@ -161,14 +161,14 @@ def _recommended(s: Situation, verdict: Verdict, before: int) -> Verdict:
 def _obstacle_down(s: Situation) -> tuple[Reason, str] | None:
     """What forbids to remove a replica now, whatever was needed."""
     if s.is_first:
-        return Reason.RESTARTED, "nothing is removed at the first look after a start"
+        return Reason.RESTARTED, "scale-down is disabled at the first tick after a restart"
     if s.rolling_out:
-        return Reason.ROLLING_OUT, "nothing is removed during a rollout"
+        return Reason.ROLLING_OUT, "scale-down is disabled during a rollout"
     if s.supply.missing:
         return Reason.METRICS_PARTIAL, _silent(s)
     if not is_watched(s.needs, rules=s.rules.scale_down, now=s.now):
         window = format_duration(s.rules.scale_down.window_seconds)
-        return Reason.SCALE_DOWN_WINDOW, f"demand was not watched for {window} yet"
+        return Reason.SCALE_DOWN_WINDOW, f"demand has not been observed for {window} yet"
     return None
 
 
@@ -181,15 +181,15 @@ def _hold(s: Situation, reason: Reason, why: str) -> Verdict:
 
 
 def _silent(s: Situation) -> str:
-    return f"{s.supply.missing} of {s.supply.ready} ready replicas gave no metrics"
+    return f"{s.supply.missing} of {s.supply.ready} ready replicas reported no metrics"
 
 
 def _missing(s: Situation) -> str:
     """Which figures there are none of."""
     if s.supply.is_stale:
-        fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas gave metrics"
+        fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas reported metrics"
         return f"{fresh} in the last {SAMPLE_SECONDS:.0f} s"
-    return "no gateway says whether requests are held"
+    return "no gateway reports whether requests are held"
 
 
 def _needs(s: Situation) -> str:
@@ -197,7 +197,7 @@ def _needs(s: Situation) -> str:
     supply, top = s.supply, s.demand.top
     starting = f", {supply.starting} of {supply.current} still starting" if supply.starting else ""
     if top is None:
-        return f"no replica is ready to ask{starting}"
+        return f"no replica is ready{starting}"
     if top.need == 0:
-        return f"nothing runs, waits or arrives{starting}"
+        return f"no requests run, wait or arrive{starting}"
     return f"{top.reason.value} needs {top.need:.2f} replicas ({top.detail}){starting}"

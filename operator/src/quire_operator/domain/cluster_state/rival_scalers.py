@@ -43,11 +43,12 @@ class Contest:
 
 def contest_message(manager: str, deployment: str, *, autoscaling: bool) -> str:
     """Whom ``manager`` stands for, what it does, and what would end it."""
-    who, look = _SCALERS.get(manager, (f"Somebody else ({manager})", ""))
+    who, look = _SCALERS.get(manager, (f"Another client ({manager})", ""))
     found = f" (it writes as {manager}; {look} shows it)" if look else ""
     instead = "remove spec.autoscaling and have it scale the LLMDeployment"
-    return f"{who} also sets the replicas of the Deployment {deployment}{found}: only one may. Remove it, or " + (
-        instead if autoscaling else "have it scale the LLMDeployment instead"
+    return (
+        f"{who} also sets the replicas of the Deployment {deployment}{found}: only one of them may. Remove it, or "
+        + (instead if autoscaling else "have it scale the LLMDeployment instead")
     )
 
 

@@ -29,14 +29,14 @@ def refused(action: Action, message: str) -> Blocker:
     """The API server will not have a child made, changed or deleted."""
     match action:
         case Create(manifest=manifest) | Update(manifest=manifest):
-            what = f"the {manifest.ref} made of this spec"
-            return Blocker(reason="InvalidSpec", message=f"the API server refuses {what}: {message}")
+            what = f"the {manifest.ref} of this spec"
+            return Blocker(reason="InvalidSpec", message=f"the API server rejected {what}: {message}")
         case RemoveFields(ref=ref, fields=fields):
-            what = f"to take out of the {ref} what others added and what breaks it, {listed(fields)}"
-            return Blocker(reason="RemovalRefused", message=f"the API server refuses {what}: {message}")
+            what = f"the removal of breaking fields from the {ref} ({listed(fields)})"
+            return Blocker(reason="RemovalRefused", message=f"the API server rejected {what}: {message}")
         case Delete(ref=ref, reason=reason):
-            what = f"to delete the {ref}, though {reason}"
-            return Blocker(reason="DeletionRefused", message=f"the API server refuses {what}: {message}")
+            what = f"the deletion of the {ref} ({reason})"
+            return Blocker(reason="DeletionRefused", message=f"the API server rejected {what}: {message}")
         case _:
             assert_never(action)
 
@@ -44,13 +44,17 @@ def refused(action: Action, message: str) -> Blocker:
 def repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
     """Fields of ours were set back."""
     return Event(
-        warning=True, reason="DriftRepaired", message=f"{ref} was changed by others, and changed back: {listed(drift)}"
+        warning=True, reason="DriftRepaired", message=f"reverted changes by other clients to {ref}: {listed(drift)}"
     )
 
 
 def removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
     """What others added was taken out."""
-    return Event(warning=True, reason="FieldsRemoved", message=f"{ref} had additions that break it: {listed(fields)}")
+    return Event(
+        warning=True,
+        reason="FieldsRemoved",
+        message=f"removed breaking fields of other clients from {ref}: {listed(fields)}",
+    )
 
 
 def listed(fields: Sequence[ForeignField]) -> str:

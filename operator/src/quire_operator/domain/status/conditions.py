@@ -147,7 +147,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if view.rival is not None:
         return no("ServedNameConflict", view.rival)
     if deployment is None:
-        return no("Creating", "its Deployment is not there yet")
+        return no("Creating", "the Deployment does not exist yet")
     if deployment.replicas_asked == 0:
         return no("ScaledToZero", _why_none(view.spec))
     counts = rollout.standing(deployment, view.pods)
@@ -162,8 +162,8 @@ def _why_none(spec: Spec) -> str:
     if spec.autoscaling is None:
         return "spec.replicas is 0"
     if spec.only_recommends:
-        return "there were no replicas when spec.autoscaling.mode became Recommend, which makes none"
-    return "nobody asked of late, so there are no replicas; the first request brings one"
+        return "there were no replicas when spec.autoscaling.mode became Recommend, which creates none"
+    return "scaled to zero: no recent requests; the next request starts a replica"
 
 
 def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
@@ -176,9 +176,9 @@ def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
 
 def _progressing(view: View, failure: Failure | None) -> ConditionState:
     deployment = view.deployment
-    is_true, reason, message = True, "Creating", "its Deployment is being made"
+    is_true, reason, message = True, "Creating", "the Deployment is being created"
     if view.blocker is not None:
-        is_true, reason, message = False, view.blocker.reason, "the spec was not carried out; see Ready"
+        is_true, reason, message = False, view.blocker.reason, "the spec was not applied; see the condition Ready"
     elif deployment is not None and view.spec is not None and rollout.is_overdue(deployment):
         is_true, reason = False, FailureReason.DEADLINE_EXCEEDED
         seconds = progress_deadline_seconds(view.spec)
@@ -197,12 +197,12 @@ def _available(view: View, failure: Failure | None) -> ConditionState:
     ready = 0 if view.deployment is None else view.deployment.ready
     if ready:
         return ConditionState(
-            type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica answers"
+            type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica serves requests"
         )
     if _is_held_for(view, failure):
-        message = "no replica is up; the gateway holds requests until one is ready"
+        message = "no replica is running; the gateway holds requests until one is ready"
         return ConditionState(type=AVAILABLE, is_true=True, reason="HeldByGateway", message=message)
-    return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica answers")
+    return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica serves requests")
 
 
 def _is_held_for(view: View, failure: Failure | None) -> bool:
@@ -225,13 +225,13 @@ _MODEL_FAILURES = frozenset(
 
 
 def _model_loaded(view: View, failure: Failure | None) -> ConditionState:
-    is_true, reason, message = False, "NoReplica", "no replica is there to load it"
+    is_true, reason, message = False, "NoReplica", "no replica exists to load the model"
     if any(pod.ready for pod in view.pods):
-        is_true, reason, message = True, "Loaded", "a replica has produced a token with it"
+        is_true, reason, message = True, "Loaded", "a replica has generated a token with the model"
     elif failure is not None and failure.reason in _MODEL_FAILURES:
         reason, message = failure.reason, failure.message
     elif view.pods:
-        reason, message = "Loading", "no replica has loaded it yet"
+        reason, message = "Loading", "no replica has loaded the model yet"
     return ConditionState(type=MODEL_LOADED, is_true=is_true, reason=reason, message=message)
 
 
@@ -239,7 +239,7 @@ def _autoscaling(view: View) -> ConditionState:
     is_true, reason, message = False, "NotConfigured", "spec.autoscaling is not set"
     autoscaling = None if view.spec is None else view.spec.autoscaling
     if view.spec is None:
-        reason, message = "InvalidSpec", "the spec can't be read"
+        reason, message = "InvalidSpec", "the spec is invalid"
     elif view.contested is not None:
         reason = "ReplicasContested"
         message = contest_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
@@ -249,7 +249,7 @@ def _autoscaling(view: View) -> ConditionState:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"
         bounds = f"between {autoscaling.min_replicas} and {autoscaling.max_replicas} replicas"
-        message = bounds if enforced else f"decides and explains, changes nothing; {bounds}"
+        message = bounds if enforced else f"recommends without applying; {bounds}"
     return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
 
 
@@ -267,7 +267,7 @@ def _degraded(view: View, failure: Failure | None) -> ConditionState:
         reason, message = "FieldsContested", view.fought_over
     elif view.additions:
         reason = "ForeignFields"
-        message = f"others added {', '.join(map(str, view.additions))}"
+        message = f"other clients added {', '.join(map(str, view.additions))}"
     else:
-        is_true, message = False, "nothing is known to be wrong"
+        is_true, message = False, "no problems found"
     return ConditionState(type=DEGRADED, is_true=is_true, reason=reason, message=message)

@@ -104,7 +104,9 @@ def _scaling_event(change: JSON, *, recommends: bool) -> Event:
     why = str(change.get("message")).removeprefix(f"{way}: ")
     if recommends:
         reason = "ScaleUpRecommended" if is_up else "ScaleDownRecommended"
-        return Event(warning=False, reason=reason, message=f"{way} replicas, which nobody carries out: {why}")
+        return Event(
+            warning=False, reason=reason, message=f"recommended {way} replicas (mode Recommend, not applied): {why}"
+        )
     return Event(warning=False, reason="ScaledUp" if is_up else "ScaledDown", message=f"{way} replicas: {why}")
 
 
