@@ -237,7 +237,7 @@ def test_late_first_tokens_add_one_replica_once_all_are_up(kit):
     assert tick(lates=0.4).desired == 2, "one late first token in thirty is within the 95th percentile"
     raised = tick(lates=4)
     assert (raised.desired, raised.reason) == (3, Reason.FIRST_TOKEN)
-    assert "waited over 1 s beyond their own prefill, p95 is the target" in raised.message
+    assert "waited over 1 s beyond their own prefill (target p95)" in raised.message
     # One at a time: while it loads, and until its effect can be seen.
     for _ in range(10):
         assert tick(loading="c", lates=4).desired == 3
