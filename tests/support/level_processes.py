@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire_kernels.precompiled import VARIABLE
+from quire_kernels.precompiled import LEVEL_VARIABLE, VARIABLE
 from quire_kernels.precompiled.levels import LEVELS, CpuLevel, cpu_flags, highest_level
 
 AMX = next(level for level in LEVELS if "amx-tile" in level.features)
@@ -28,8 +28,9 @@ class LevelProcess:
     """The emulator, where the level needs it."""
 
     def environment(self) -> dict[str, str]:
-        found = {**os.environ, "NUMBA_CPU_NAME": self.level.cpu, "NUMBA_CPU_FEATURES": self.level.feature_string}
-        found.pop(VARIABLE, None)
+        found = {**os.environ, LEVEL_VARIABLE: self.level.name}
+        for other in (VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
+            found.pop(other, None)
         if self.preload is not None:
             found["LD_PRELOAD"] = str(self.preload)
         return found
