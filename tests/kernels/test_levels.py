@@ -44,7 +44,8 @@ def test_kernels_are_right_at_each_level(level: CpuLevel, emulator_folder: Path)
 
 
 _TILES = """
-import ctypes, sys
+import sys
+import quire_kernels  # before numba: it names the level
 import numpy as np
 from numba import njit
 from quire_kernels.cpu_runtime.amx import request_permission

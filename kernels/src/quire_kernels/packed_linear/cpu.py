@@ -1,6 +1,6 @@
 """Packed linear layers on a CPU: tiles of rows go over panels of weights.
 
-Both ways to multiply read the same panels: vectors of AVX2 or AVX-512 (``_int8_worker``, ``_pair_worker``), and AMX's
+Both ways to multiply read the same panels: vectors of AVX2 or AVX-512 (``_int8_worker``, ``_vector_worker``), and AMX's
 tiles (``_tile_worker``). A layer goes one way for every number of rows, since tiles add in another order.
 
 An item of work is a few panels, of which all rows, or a chunk of many, take their share: every weight comes from memory
@@ -18,8 +18,17 @@ from torch import Tensor
 
 from quire_kernels.cpu_runtime import Worker, launch
 from quire_kernels.cpu_runtime.amx import may_use_tiles
-from quire_kernels.cpu_runtime.dot_tiles import PANEL, ROWS, advance, make_pair_product, multiply_bytes
+from quire_kernels.cpu_runtime.dot_tiles import (
+    PANEL,
+    ROWS,
+    advance,
+    make_pair_product,
+    multiply_bytes,
+    multiply_floats,
+    multiply_halves,
+)
 from quire_kernels.cpu_runtime.features import byte_products, multiplies_bfloat16, multiplies_tiles
+from quire_kernels.cpu_runtime.micro_kernel import is_in_pairs
 from quire_kernels.cpu_runtime.scalars import (
     as_int64_pointer,
     await_count,
@@ -47,7 +56,7 @@ from quire_kernels.cpu_runtime.tiles import (
     units_of_tile,
 )
 from quire_kernels.errors import UnsupportedDeviceError
-from quire_kernels.packed_linear import INT8_UNIT, PAIR_UNIT, BFloat16Weights, Int8Weights
+from quire_kernels.packed_linear import INT8_UNIT, BFloat16Weights, FloatWeights, Int8Weights
 
 # Below this many products waking a second thread costs more than it saves; to read a weight costs as much as eight.
 _PARALLEL_PRODUCTS = 1 << 20
@@ -214,15 +223,30 @@ def _store_part(block: Any, values: Any, target: Any, columns: Any) -> None:
 
 
 # Not in a closure, whose compiled functions numba takes for others in each process, and would never find on disk.
-_multiply_pairs: Any = make_pair_product() if multiplies_bfloat16() else None
+# Where there are no pairs, nothing asks for them.
+_multiply_pairs: Any = make_pair_product() if multiplies_bfloat16() else multiply_floats
 
 
-def _pair_worker(block: Any) -> None:
+@njit
+def _multiply_rows(
+    block: Any, of_halves: Any, rows: Any, a: Any, stride: Any, weights: Any, units: Any, c: Any
+) -> None:
+    """Multiply a tile of rows by a panel: pairs of bfloat16, or float32 by float16 or by float32."""
+    if is_in_pairs(block):
+        _multiply_pairs(rows, a, stride, weights, units, c)
+    elif of_halves:
+        multiply_halves(rows, a, stride, weights, units, c)
+    else:
+        multiply_floats(rows, a, stride, weights, units, c)
+
+
+def _vector_worker(block: Any) -> None:
+    """Multiply rows as they are, whose sums are float32."""
     counter = as_int64_pointer(block)
-    a = carray(counter, 14)
-    items, rows, inputs, outputs = a[1], a[3], a[4], a[5]
+    a = carray(counter, 16)
+    items, rows, units, outputs = a[1], a[3], a[4], a[5]
     x, x_stride, weights, out, bias = a[6], a[7], a[8], a[9], float32_pointer(a[10])
-    chunks, chunk_rows, panels_each = a[11], a[12], a[13]
+    chunks, chunk_rows, panels_each, size, of_halves = a[11], a[12], a[13], a[14], a[15] != 0
     panels = (outputs + PANEL - 1) // PANEL
     sums, last = np.empty((ROWS, PANEL), np.float32), np.empty(PANEL, np.float32)
     while True:
@@ -235,14 +259,14 @@ def _pair_worker(block: Any) -> None:
         tiles = (count + ROWS - 1) // ROWS
         for panel in range(first_panel, min(panels, first_panel + panels_each)):
             column = panel * PANEL
-            packed, columns = int32_pointer(weights + column * inputs * 2), min(PANEL, outputs - column)
+            packed = int32_pointer(weights + panel * units * _PANEL_UNIT_BYTES)
+            columns = min(PANEL, outputs - column)
             for part in range(tiles):
                 top, bottom = begin + count * part // tiles, begin + count * (part + 1) // tiles
-                units = int32_pointer(x + top * x_stride)
-                place = float32_pointer(sums.ctypes.data)
-                _multiply_pairs(bottom - top, units, x_stride // 4, packed, inputs // PAIR_UNIT, place)
+                place, given = float32_pointer(sums.ctypes.data), int32_pointer(x + top * x_stride)
+                _multiply_rows(block, of_halves, bottom - top, given, x_stride // 4, packed, units, place)
                 for row in range(top, bottom):
-                    found, target = sums.ctypes.data + (row - top) * PANEL * 4, out + (row * outputs + column) * 2
+                    found, target = sums.ctypes.data + (row - top) * PANEL * 4, out + (row * outputs + column) * size
                     _store_sums(block, found, bias, column, columns, last, target)
 
 
@@ -390,12 +414,12 @@ def _tile_worker(block: Any) -> None:
 
 
 _INT8 = Worker(_int8_worker)
-_PAIRS = None if _multiply_pairs is None else Worker(_pair_worker)
+_VECTORS = Worker(_vector_worker)
 _TILES = Worker(_tile_worker) if multiplies_tiles() else None
 
 
 def supports_bfloat16() -> bool:
-    return _PAIRS is not None
+    return multiplies_bfloat16()
 
 
 def multiplies_bytes() -> bool:
@@ -441,7 +465,7 @@ def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
 
 
 def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
-    if _PAIRS is None:
+    if not multiplies_bfloat16():
         raise UnsupportedDeviceError("bfloat16_linear: this CPU lacks AVX512-BF16; ask supports_bfloat16 first")
     rows, outputs = x.shape[0], weights.outputs
     out = torch.empty((rows, outputs), dtype=x.dtype)
@@ -449,11 +473,22 @@ def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
         return out
     if (units := _units_of_tile(weights.panels)) is not None:
         return _by_tiles(x, weights, units, out)
-    cut = _cut(rows, weights.inputs, outputs, torch.get_num_threads())
+    return _by_vectors(x, weights, out)
+
+
+def float_linear(x: Tensor, weights: FloatWeights) -> Tensor:
+    out = torch.empty((x.shape[0], weights.outputs), dtype=x.dtype)
+    if not out.numel():
+        return out
+    return _by_vectors(x, weights, out)
+
+
+def _by_vectors(x: Tensor, weights: BFloat16Weights | FloatWeights, out: Tensor) -> Tensor:
+    cut = _cut(x.shape[0], weights.inputs, weights.outputs, torch.get_num_threads())
     arguments = (
-        rows,
-        weights.inputs,
-        outputs,
+        x.shape[0],
+        weights.panels.shape[1],
+        weights.outputs,
         x.data_ptr(),
         x.stride(0) * x.element_size(),
         weights.panels.data_ptr(),
@@ -462,8 +497,10 @@ def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
         cut.chunks,
         cut.chunk_rows,
         cut.panels,
+        x.element_size(),
+        int(weights.panels.dtype == torch.float16),
     )
-    launch(_PAIRS, x.dtype, cut.items, arguments, parallel=cut.parallel)
+    launch(_VECTORS, x.dtype, cut.items, arguments, parallel=cut.parallel)
     return out
 
 
