@@ -167,13 +167,14 @@ def _splat(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(single, none, ir.Constant(_INTEGERS, [0] * _LANES))
 
 
-# Of AVX-512's 32 registers 24 hold sums; with 16 of half the length 4 rows of one vector take eight.
-ROWS, _VECTORS = (12, 2) if has_avx512() else (4, 1)
+# Of AVX-512's 32 registers 24 hold sums; with 16 of half the length 4 rows of one vector take eight, and 2 of two.
+ROWS, _WIDE_ROWS = (12, 12) if has_avx512() else (4, 2)
 """Rows of a tile, at most."""
+_ALL_VECTORS = PANEL // _LANES
 
 
-def _tile(rows: int, step: _Step, sums: Any, words: int) -> Any:
-    """``words`` of four bytes are what a unit takes of a row of activations."""
+def _tile(rows: int, step: _Step, sums: Any, words: int, vectors: int) -> Any:
+    """``words`` of four bytes are what a unit takes of a row of activations; ``vectors`` are computed side by side."""
 
     @intrinsic
     def tile(typingctx: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> Any:
@@ -183,7 +184,7 @@ def _tile(rows: int, step: _Step, sums: Any, words: int) -> Any:
             def number(value: int) -> Any:
                 return ir.Constant(count.type, value)
 
-            cells = [[cgutils.alloca_once(builder, sums) for _ in range(_VECTORS)] for _ in range(rows)]
+            cells = [[cgutils.alloca_once(builder, sums) for _ in range(vectors)] for _ in range(rows)]
             for cell in (cell for row in cells for cell in row):
                 builder.store(ir.Constant(sums, None), cell)
             # Rows between are reached by one and two strides, as an address can be written.
@@ -191,10 +192,10 @@ def _tile(rows: int, step: _Step, sums: Any, words: int) -> Any:
             stride = builder.mul(a_step, number(4))
             with cgutils.for_range(builder, count) as loop:
                 unit = builder.gep(w_ptr, [builder.mul(loop.index, number(PANEL))])
-                places = [builder.gep(unit, [number(_LANES * v)]) for v in range(_VECTORS)]
-                vectors = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
+                places = [builder.gep(unit, [number(_LANES * v)]) for v in range(vectors)]
+                loaded = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
                 along = builder.mul(loop.index, number(words))
-                step(builder, cells, [builder.gep(third, [along]) for third in thirds], stride, vectors)
+                step(builder, cells, [builder.gep(third, [along]) for third in thirds], stride, loaded)
             for row in range(rows):
                 for v, cell in enumerate(cells[row]):
                     target = builder.gep(c_ptr, [number(PANEL * row + _LANES * v)])
@@ -221,13 +222,15 @@ def _by_rows(step: _Step, sums: Any, words: int = 1) -> Any:  # noqa: C901 - a c
 
     ``a`` and ``weights`` point to four bytes; ``a_stride`` counts those, ``depth`` units; ``c`` is [rows, 32].
     """
-    tiles = [_tile(min(rows, ROWS), step, sums, words) for rows in range(1, 13)]
+    sizes = [min(rows, ROWS) for rows in range(1, 13)]
+    tiles = [_tile(rows, step, sums, words, _ALL_VECTORS if rows <= _WIDE_ROWS else 1) for rows in sizes]
     tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12 = tiles
-    columns = _LANES * _VECTORS
+    wide_rows = _WIDE_ROWS
 
     @njit
     def multiply(rows: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> None:  # noqa: C901
-        for column in range(0, PANEL, columns):
+        # Few rows read a panel once, in order: memory is what they wait for.
+        for column in range(0, PANEL, PANEL if rows <= wide_rows else _LANES):
             w, out = advance(weights, column), advance(c, column)
             if rows == 12:
                 tile_12(a, a_stride, w, depth, out)
