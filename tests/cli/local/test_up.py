@@ -299,7 +299,7 @@ async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: 
 
 
 async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
-    """It gets no chance to clean up; the tethers do."""
+    """It cannot clean up; the parent-death watchers do."""
     run = Run(tmp_path, document(replicas=2))
     script = (
         "import sys; from quire_cli import app\n"
