@@ -83,12 +83,12 @@ def test_the_screen_tells_now_and_then(width: int) -> None:
     text = drawn(told, width)
     assert max(map(len, text.splitlines())) <= width
     seen = flat(text)
-    assert "2 asked for, 1 ready, 0 starting; between 1 and 3" in seen
+    assert "2 requested, 1 ready, 0 starting; between 1 and 3" in seen
     assert "ScaleDownWindow Stays at 2: 1.60 replicas were needed 45s ago, within 1m (10s ago)" in seen
-    assert "from Prometheus: fresh for 1 of 1 ready replicas, the oldest 4.0 s old" in seen
+    assert "from Prometheus: recent for 1 of 1 ready replicas, the oldest 4.0 s old" in seen
     assert "▸ ArrivingWork 1.60" in seen and "▸ KVDemand" not in seen
     assert "at once, by at most 4 or 100 %, the larger, per 15s" in seen
-    assert "when one fewer was enough all through 5m, by at most 1 per 1m; for this 2.60 count as needed now" in seen
+    assert "when one fewer was enough all through 5m, by at most 1 per 1m; current demand for this 2.60" in seen
     assert "for 15s" in seen, "two ticks without metrics are one row"
     assert seen.index("1 → 2") > seen.index("MetricsStale") > seen.index("Decisions"), "newest first"
     assert "need 1.6, waiting 12, running 4, ready 1, fresh 0" in seen
@@ -97,7 +97,7 @@ def test_the_screen_tells_now_and_then(width: int) -> None:
 def test_only_the_last_rows_are_shown_and_the_rest_is_counted() -> None:
     told = of_run("chat", served(decisions=log()), place="here", ended=None)
     seen = flat(drawn(told, 120, last=1))
-    assert "the last 1 of 3; --last shows more" in seen and "MetricsStale" not in seen
+    assert "last 1 of 3; use --last for more" in seen and "MetricsStale" not in seen
 
 
 def test_a_run_without_metrics_and_with_a_failed_replica_says_so() -> None:
@@ -285,7 +285,7 @@ def test_the_live_run_that_serves_it_is_looked_at_before_any_cluster(
     assert code == 0 and json.loads(out)["place"].startswith("quire up of live.yaml")
     assert quire("explain", "code")[0] == 1, "a run that is over gives way to the cluster, which has none"
     code, out, _ = quire("explain", "code", "--local", "--json")
-    assert code == 0 and json.loads(out)["ended"].startswith("was killed: its process is gone")
+    assert code == 0 and json.loads(out)["ended"].startswith("process died; last update")
 
 
 def test_one_name_may_be_left_out_two_may_not(quire: Any, machine: Any) -> None:
@@ -315,7 +315,7 @@ def test_nothing_anywhere_is_said_with_near_names(quire: Any, machine: Any, monk
 
 def test_places_that_exclude_one_another_are_refused(quire: Any) -> None:
     code, _, err = quire("explain", "chat", "--local", "-n", "prod")
-    assert code == 1 and "give one kind or the other" in err
+    assert code == 1 and "use options of one kind only" in err
 
 
 def test_watched_in_a_pipe_it_tells_what_was_and_ends_with_the_run(quire: Any, machine: Any) -> None:

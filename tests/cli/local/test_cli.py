@@ -117,7 +117,7 @@ def test_a_port_in_use_is_named_with_one_that_is_free(quire: Quire) -> None:
         code, out, err = quire("up", "-f", "f.yaml", "--port", str(port))
     assert (code, out) == (2, "")
     assert f"port {port} is in use" in err
-    assert "choose another: --port " in err
+    assert "use another port: --port " in err
 
 
 def test_a_state_folder_that_cannot_be_written_is_named(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_state_folder_that_cannot_be_written_is_named(quire: Quire, monkeypatc
     monkeypatch.setenv("XDG_STATE_HOME", str(Path("taken").resolve()))
     code, out, err = quire("up", "-f", "f.yaml")
     assert (code, out) == (2, "")
-    assert "can't be written: Not a directory" in err and "XDG_STATE_HOME" in err
+    assert "cannot be written: Not a directory" in err and "XDG_STATE_HOME" in err
 
 
 def test_more_mistakes_than_a_screen_holds_are_counted(quire: Quire) -> None:
