@@ -35,6 +35,7 @@ CLEAN = (
     "examples",
     "gateway",
     "requirements",
+    "tests/cluster",
     "tests/e2e",
     "tests/e2e_support",
     "tools",
