@@ -198,7 +198,7 @@ def test_without_an_operator_to_ask_status_is_explained(quire: Any, api_answers:
     code, out, _ = quire("explain", "chat", "--kubeconfig", api_answers.kubeconfig)
     assert code == 0
     assert "prod/chat  context gpu-cluster" in out
-    assert "not known: no pod of quire's operator runs in this cluster" in flat(out)
+    assert "unknown: no pod of quire's operator runs in this cluster" in flat(out)
     assert "KVDemand Because" in flat(out)
 
 

@@ -89,8 +89,8 @@ async def test_one_that_ends_by_itself_is_started_again_and_its_last_words_are_k
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
-        (signal.SIGKILL, "killed by SIGKILL, as the system does where memory runs out"),
-        (signal.SIGABRT, "killed by SIGABRT; it last said: the weights are in"),
+        (signal.SIGKILL, "killed by SIGKILL, probably because memory ran out"),
+        (signal.SIGABRT, "killed by SIGABRT; last output: the weights are in"),
     ],
 )
 async def test_one_that_a_signal_ends_is_not_said_to_have_ended_of_its_last_line(
