@@ -232,13 +232,13 @@ def test_whoever_may_look_only_into_one_namespace_hears_the_operator_there(quire
     assert json.loads(quire("explain", "chat", *where)[1])["now"] is not None
     del api_answers.answers["/api/v1/namespaces/prod/pods"]
     told = json.loads(quire("explain", "chat", *where)[1])
-    assert told["nowMissing"] == "you have not the right to list pods in all namespaces, to ask the operator"
+    assert told["nowMissing"] == "you are not allowed to list pods in all namespaces, which reading from the operator requires"
 
 
 @pytest.mark.parametrize(
     ("answers", "code", "words"),
     [
-        ({}, 1, ["this cluster knows no LLMDeployment", "install quire's chart"]),
+        ({}, 1, ["this cluster has no kind LLMDeployment", "install quire's chart"]),
         (
             {
                 f"{PROD}/caht": (404, {"message": 'llmdeployments.quire.dev "caht" not found'}),
@@ -267,7 +267,7 @@ def test_what_a_cluster_can_not_tell_is_one_screen(
 
 def test_an_unknown_context_and_a_missing_kubeconfig_are_named(quire: Any, api_answers: Any) -> None:
     code, _, err = quire("explain", "chat", "--kubeconfig", api_answers.kubeconfig, "--context", "other")
-    assert code == 1 and "no way to a Kubernetes cluster" in err and "other" in err
+    assert code == 1 and "no connection to a Kubernetes cluster" in err and "other" in err
     code, _, err = quire("explain", "chat", "--kubeconfig", "nowhere")
     assert code == 1 and "there is no file nowhere" in err
 
@@ -293,15 +293,15 @@ def test_one_name_may_be_left_out_two_may_not(quire: Any, machine: Any) -> None:
     assert quire("explain", "--json")[0] == 0
     machine.run("one.yaml", live=True, chat=served(), code=served())
     code, _, err = quire("explain")
-    assert code == 1 and "has 2 LLMDeployments: which one? chat code" in err
+    assert code == 1 and "has 2 LLMDeployments; name one chat code" in err
 
 
 def test_a_run_is_named_by_its_file_and_says_when_it_ended(quire: Any, machine: Any) -> None:
     machine.run("old.yaml", live=False, ended=1000.0, chat=served(decisions=log()))
     code, out, _ = quire("explain", "--run", "old.yaml")
-    assert code == 0 and "ended " in out and "Demand at the last tick" in out
+    assert code == 0 and "ended " in out and "Demand per signal at the last evaluation" in out
     code, _, err = quire("explain", "--run", "other.yaml")
-    assert code == 1 and "other.yaml is not up" in err and "known: old.yaml (ended)" in err
+    assert code == 1 and "other.yaml is not running" in err and "known: old.yaml (ended)" in err
 
 
 def test_nothing_anywhere_is_said_with_near_names(quire: Any, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_nothing_anywhere_is_said_with_near_names(quire: Any, machine: Any, monk
     machine.run("old.yaml", live=False, chat=served())
     code, _, err = quire("explain", "caht")
     assert code == 1
-    assert "nothing on this machine serves caht" in err and "did you mean chat?" in err
+    assert "no run on this machine serves caht" in err and "did you mean chat?" in err
     assert quire("explain", "chat", "--json")[0] == 0, "a run that is over is better than nothing"
 
 

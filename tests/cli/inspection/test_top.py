@@ -114,7 +114,7 @@ def test_why_something_is_not_known_stands_below() -> None:
         ),
         sort=Sort.name,
     )
-    assert notes(one_look) == ["– TTFT, gen tok/s, hits, preempt/s, prompt tok/s: rates need a second look"]
+    assert notes(one_look) == ["– TTFT, gen tok/s, hits, preempt/s, prompt tok/s: rates need a second poll"]
     assert notes(load(30))[0] == "chat-llama-29-new, chat-llama-28-new, chat-llama-27-new and 27 more: it is loading"
 
 
@@ -212,7 +212,7 @@ def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_a
     assert (chat["ready"], chat["asked"], chat["answering"], chat["figures"]["waiting"]) == (5, 5, 1, 7.0)
     assert {replica["name"]: replica["silence"] for replica in chat["replicas"]} == {
         "a": None,
-        "b": "you have not the right to get pods/proxy in namespace prod",
+        "b": "you are not allowed to get pods/proxy in namespace prod",
         "c": away,
         "d": "its answer is not the metrics page of an engine",
         "e": f"{kept_out}; if a NetworkPolicy blocks the API server, use --prometheus-url",
@@ -222,7 +222,7 @@ def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_a
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({}, "this cluster knows no LLMDeployment"),
+        ({}, "this cluster has no kind LLMDeployment"),
         (
             cluster(a=(200, PAGE)),
             "there is no LLMDeployment caht in namespace prod of context gpu-cluster did you mean",
@@ -237,7 +237,7 @@ def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_a
                     },
                 )
             },
-            "you have not the right to list llmdeployments.quire.dev in namespace prod",
+            "you are not allowed to list llmdeployments.quire.dev in namespace prod",
         ),
     ],
 )

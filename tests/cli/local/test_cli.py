@@ -88,7 +88,7 @@ def test_version(quire: Quire) -> None:
         (("up", "-f", "claim.yaml"), "is a volume of a cluster"),
         (("down",), "No such command"),
         (("plan", "-f", "nowhere.yaml"), "nowhere.yaml does not exist"),
-        (("plan", "-f", "f.yaml", "--gpu", "Voodoo"), 'no single GPU is known as "Voodoo"'),
+        (("plan", "-f", "f.yaml", "--gpu", "Voodoo"), '"Voodoo" does not name one known GPU'),
         (("plan", "-f", "f.yaml", "--memory", "lots"), "is not an amount of memory"),
         (("plan", "-f", "f.yaml", "--gpu", "H100", "--memory", "1Gi"), "not both"),
     ],
@@ -151,7 +151,7 @@ def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None
     write(in_int8 % (", maxModelLength: 512, dtype: BFloat16", ""))
     code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "32Gi")
     assert code == 0
-    assert "8.03 B parameters in int8, and the table of embeddings in bfloat16" in out
+    assert "8.03 B parameters in int8, with embeddings in bfloat16" in out
     code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
     assert code != 0
     assert "--quantization int8 is for CPUs" in err
@@ -174,7 +174,7 @@ def test_plan_ends_with_1_where_it_fits_nowhere_and_says_what_would_help(quire: 
     write(DOCUMENT % (", maxModelLength: 8192", "resources: {limits: {nvidia.com/gpu: 1}}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "T4")
     assert code == 1
-    assert "It does not fit. What would help: give a replica 19.9 GiB; use a GPU such as A10G 24GB." in out
+    assert "It does not fit. Possible remedies: give a replica 19.9 GiB; use a GPU such as A10G 24GB." in out
     code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "19Gi")
     assert code == 1
     assert "set spec.engine.maxModelLength to 1744 or less" in out

@@ -84,7 +84,7 @@ def test_a_calibration_file_says_how_fast_an_engine_is(policy, tmp_path, capsys)
 def test_a_model_that_is_here_can_be_estimated(tmp_path, capsys):
     demo = ROOT / "examples/demo.yaml"
     code, said = run("--trace", SLICE, "--policy", demo, "--duration", "1m", "--scale-input", 0.1, capsys=capsys)
-    assert code == 0 and "21,840 KV tokens, by an estimate for this machine" in said
+    assert code == 0 and "21,840 KV tokens; source: an estimate for this machine" in said
 
 
 def test_the_trace_is_cut_and_bent(policy, tmp_path, capsys):
@@ -112,7 +112,7 @@ def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
     row = {"timestamp": 0, "input_length": 1500, "output_length": 5, "hash_ids": [1, 2, 3]}
     trace.write_text("\n".join(json.dumps({**row, "timestamp": 2000 * n}) for n in range(20)))
     _, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
-    assert "100.00% of 20 requests" in said and "64.9% of the prompt tokens were found there" in said
+    assert "100.00% of 20 requests" in said and "64.9% of the prompt tokens were cached" in said
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
         (["--name", "other"], "has no LLMDeployment other it has: chat"),
         (["--start", "3h"], "has no requests in the range of --start and --duration"),
         (["--warm-up", "3h"], "--warm-up leaves nothing to score"),
-        (["--fault", "flood@3m"], '"flood@3m" is no fault such as crash@10m'),
-        (["--fault", "crash@soon"], '"crash@soon" is no fault'),
+        (["--fault", "flood@3m"], '"flood@3m" is not a fault such as crash@10m'),
+        (["--fault", "crash@soon"], '"crash@soon" is not a fault'),
         (["--startup-delay", "soon"], '"soon" is not a duration'),
         (["--engine", "absent.json"], "the calibration absent.json can't be read"),
         (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),
@@ -146,7 +146,7 @@ def test_mistakes_are_told(policy, arguments, expected, capsys, monkeypatch, tmp
     ("text", "expected"),
     [
         (POLICY.replace("  autoscaling: {minReplicas: 1, maxReplicas: 8}\n", "  replicas: 3\n"), "no spec.autoscaling"),
-        (POLICY + "---" + POLICY.replace("name: chat", "name: code"), "2 LLMDeployments: chat, code choose one"),
+        (POLICY + "---" + POLICY.replace("name: chat", "name: code"), "2 LLMDeployments: chat, code select one"),
         (POLICY.replace("maxReplicas: 8", "maxReplicas: 0"), "maxReplicas"),
         ("", "contains no document"),
     ],
@@ -167,7 +167,7 @@ def test_one_of_several_deployments_can_be_chosen(policy, capsys):
 def test_an_unknown_speed_says_what_to_give(policy, tmp_path, capsys):
     text = POLICY.replace("hf://example/none", f"file://{tmp_path}/absent")
     code, said = run("--trace", SLICE, "--policy", policy(text), capsys=capsys)
-    assert code == 2 and "nothing says how fast an engine of chat is" in said and "--prefill-rate" in said
+    assert code == 2 and "the speed of an engine of chat is not known" in said and "--prefill-rate" in said
 
 
 @pytest.mark.parametrize(
