@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import httpx
 
 from quire_cli.errors import InspectionProblem
-from quire_cli.inspection.explanation import Explanation, OperatorSays, of_resource, of_run
+from quire_cli.inspection.explanation import Explanation, OperatorReport, of_resource, of_run
 from quire_cli.inspection.rights import readable
 from quire_cli.inspection.where import (
     Where,
@@ -115,7 +115,7 @@ class ClusterSource:
                 raise
             raise user_error(error, looking_for=str(self._key)) from error
         self._seen = True
-        return of_resource(resource, await self._hear(), place=self._reader.label)
+        return of_resource(resource, await self._operator_report(), place=self._reader.label)
 
     async def close(self) -> None:
         await self._reader.close()
@@ -129,16 +129,16 @@ class ClusterSource:
             known = []
         return no_such(self._key, known, place=self._reader.label)
 
-    async def _hear(self) -> OperatorSays:
+    async def _operator_report(self) -> OperatorReport:
         """Return the decisions of the leading operator; the others report none."""
         if self._operator_url is not None:
-            return await self._hear_url(self._operator_url)
+            return await self._report_from(self._operator_url)
         try:
             pods = [self._leader] if self._leader is not None else await self._operators()
         except Forbidden as error:
-            return _silent(f"{readable(str(error))}, which reading from the operator requires")
+            return _no_report(f"{readable(str(error))}, which reading from the operator requires")
         except ClusterError as error:
-            return _silent(str(error))
+            return _no_report(str(error))
         problem = "no pod of quire's operator runs in this cluster; use --operator-url for an operator elsewhere"
         for pod in pods:
             try:
@@ -149,9 +149,9 @@ class ClusterSource:
                 problem = str(error)
             else:
                 self._leader = pod
-                return _heard(answer)
+                return _read_report(answer)
         self._leader = None
-        return _silent(problem)
+        return _no_report(problem)
 
     async def _operators(self) -> list[Key]:
         """Return the operators in all namespaces, or in the LLMDeployment's own if the user may not list all."""
@@ -163,30 +163,30 @@ class ClusterSource:
                     return found
             raise
 
-    async def _hear_url(self, url: str) -> OperatorSays:
+    async def _report_from(self, url: str) -> OperatorReport:
         try:
             async with httpx.AsyncClient(timeout=_URL_SECONDS, trust_env=False) as client:
                 answer = await client.get(url.rstrip("/") + self._path)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return _silent(f"{url} does not answer: {error or type(error).__name__}")
+            return _no_report(f"{url} does not answer: {error or type(error).__name__}")
         if answer.status_code != 200:
-            return _silent(f"{url} answers {answer.status_code}: {answer.text[:200]}")
-        return _heard(answer.content)
+            return _no_report(f"{url} answers {answer.status_code}: {answer.text[:200]}")
+        return _read_report(answer.content)
 
     @property
     def _path(self) -> str:
         return f"/decisions/{self._key.namespace}/{self._key.name}"
 
 
-def _heard(answer: bytes) -> OperatorSays:
+def _read_report(answer: bytes) -> OperatorReport:
     try:
         log = read_log(json.loads(answer))
     except ValueError:
         log = ()
-    return OperatorSays(
+    return OperatorReport(
         log=log, problem=None if log else "the operator's answer cannot be read; its version may differ"
     )
 
 
-def _silent(problem: str) -> OperatorSays:
-    return OperatorSays(log=(), problem=problem)
+def _no_report(problem: str) -> OperatorReport:
+    return OperatorReport(log=(), problem=problem)

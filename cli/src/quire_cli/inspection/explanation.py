@@ -76,7 +76,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSays:
+class OperatorReport:
     """The operator's recent decisions, as it reported them."""
 
     log: Log
@@ -110,14 +110,14 @@ def of_run(name: str, served: ServedState, *, place: str, ended: str | None) -> 
     )
 
 
-def of_resource(resource: Resource, says: OperatorSays, *, place: str) -> Explanation:
+def of_resource(resource: Resource, report: OperatorReport, *, place: str) -> Explanation:
     """Return the explanation from an LLMDeployment and its operator's decisions."""
     status = resource.status
     spec = Spec.parse(resource.body)
     valid = spec if isinstance(spec, Spec) else None
     autoscaling = None if valid is None else valid.autoscaling
     asked, ready = _count(status, "desiredReplicas"), _count(status, "readyReplicas") or 0
-    now = says.log[-1].last if says.log else None
+    now = report.log[-1].last if report.log else None
     return Explanation(
         name=resource.key.name,
         namespace=resource.key.namespace,
@@ -126,9 +126,9 @@ def of_resource(resource: Resource, says: OperatorSays, *, place: str) -> Explan
         replicas=Replicas(asked=asked, ready=ready, starting=max(0, (asked or 0) - ready)),
         autoscaling=None if autoscaling is None else Rules.of(autoscaling),
         now=now,
-        now_missing=says.problem if now is None and autoscaling is not None else None,
+        now_missing=report.problem if now is None and autoscaling is not None else None,
         notices=_condition_notices(status),
-        history=_joined(_decided(status), says.log),
+        history=_joined(_decided(status), report.log),
     )
 
 
