@@ -232,7 +232,10 @@ def test_whoever_may_look_only_into_one_namespace_hears_the_operator_there(quire
     assert json.loads(quire("explain", "chat", *where)[1])["now"] is not None
     del api_answers.answers["/api/v1/namespaces/prod/pods"]
     told = json.loads(quire("explain", "chat", *where)[1])
-    assert told["nowMissing"] == "you are not allowed to list pods in all namespaces, which reading from the operator requires"
+    assert (
+        told["nowMissing"]
+        == "you are not allowed to list pods in all namespaces, which reading from the operator requires"
+    )
 
 
 @pytest.mark.parametrize(
