@@ -30,7 +30,7 @@ class ModelOptions:
     model_impl: Literal["auto", "native", "transformers"] = "auto"
     """The implementation of the layers; ``auto`` uses a native family if there is one, else transformers."""
     trust_remote_code: bool = False
-    """Whether code from the model folder may run in the engine process."""
+    """True permits code from the model folder to run in the engine process."""
     max_model_len: int | None = None
     """None means the model's own limit, or that of the KV cache if it is lower."""
     seed: int = 0
@@ -61,7 +61,7 @@ class SchedulerOptions:
     """``priority`` runs the request with the lowest number first, and equal numbers in order of arrival; ``fair`` runs
     the tenant that has been served least."""
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
-    """How a preempted sequence frees its blocks; ``auto`` chooses the mode that costs less time."""
+    """The mode in which a preempted sequence frees its blocks; ``auto`` chooses the one that costs less time."""
     max_generation_stall_seconds: float = 0.25
     """The longest step with prompts while other requests generate; 0 means that there is no bound."""
     check_integrity: bool = False
@@ -74,13 +74,13 @@ class DeviceOptions:
 
     device: DeviceName = "auto"
     enforce_eager: bool = False
-    """Whether to run without CUDA graphs."""
+    """True disables CUDA graphs."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     """The numbers of decoding sequences to capture, in any order; None uses those of ``runner.graph_sizes``."""
     cpu_level: CpuLevel | Literal["auto"] = "auto"
     """The highest level of instructions that may be used; ``auto`` is the highest that works."""
     deterministic: bool = False
-    """Whether a row's result depends on the row only: not on its batch, nor on the chunks of its prompt."""
+    """True makes a row's result depend on the row only: not on its batch, nor on the chunks of its prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class LogOptions:
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
     requests: bool = False
-    """Whether to log one line per request, without prompt and answer."""
+    """True logs one line per request, without prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class ModelFolder:
     vocab_size: int | None
     max_position_embeddings: int | None
     scaled_positions: bool
-    """Whether the model scales its positions, so that only the loader knows its maximum length."""
+    """True if the model scales its positions, so that only the loader knows its maximum length."""
 
 
 def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:

@@ -10,9 +10,9 @@ import openai
 import pytest
 from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
-from quire_engine.server.openai.later import UNSUPPORTED
 
 from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
+from quire_engine.server.openai.unsupported import UNSUPPORTED
 
 ASK: Any = [{"role": "user", "content": "What is a list?"}]
 START = "The list"

@@ -14,9 +14,10 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from pydantic import BaseModel
-from quire_engine.server.openai.answers import ChatCompletionChunk, Completion
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
+
+from quire_engine.server.openai.responses import ChatCompletionChunk, Completion
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "20"))
 

@@ -113,7 +113,7 @@ def test_more_positions_than_the_model_has_are_refused(
         check_model_len(found, asked)
 
 
-def test_the_version_that_a_link_names_at_the_start_is_the_one_that_is_served(tmp_path: Path) -> None:
+def test_a_linked_folder_is_resolved_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "v1").mkdir()
     (tmp_path / "v2").mkdir()
     latest = tmp_path / "latest"

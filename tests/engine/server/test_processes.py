@@ -142,7 +142,7 @@ async def _finish_reason(chunks: Any) -> str | None:
     return reason
 
 
-async def test_what_outlasts_the_drain_timeout_is_told_and_the_process_ends(folder: Path) -> None:
+async def test_requests_that_outlast_the_drain_timeout_get_an_error(folder: Path) -> None:
     async with started(folder, "--drain-timeout", "300ms", step_seconds=0.02) as process:
         chunks = await process.stream(max_tokens=4000)
         process.child.send_signal(signal.SIGTERM)
@@ -192,7 +192,7 @@ async def test_clients_that_vanish_leave_no_blocks_behind(folder: Path) -> None:
         assert await process.metric("vllm:request_success_total", finished_reason="abort") == 120 - sum(outcomes)
 
 
-async def test_an_engine_process_that_is_killed_fails_only_what_was_under_way(folder: Path) -> None:
+async def test_a_killed_engine_process_fails_only_running_requests(folder: Path) -> None:
     async with started(folder, step_seconds=0.02) as process:
         streams = [await process.stream(max_tokens=3000) for _ in range(3)]
         before = await process.engine_pid()
@@ -284,7 +284,7 @@ def test_a_corrupt_tokenizer_is_one_line(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_server_is_there_leaves_nothing_behind(number: int, tmp_path: Path) -> None:
+def test_a_signal_before_the_server_starts_leaves_nothing_behind(number: int, tmp_path: Path) -> None:
     demo = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
     command = [sys.executable, "-m", "quire_engine", "--model", str(demo), "--host", "127.0.0.1", "--port", "0"]
 

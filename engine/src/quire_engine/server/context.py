@@ -63,7 +63,7 @@ class Context:
             )
 
     def ready(self) -> Ready:
-        """Return the report of the running engine. Raises Unavailable while there is none."""
+        """Return the report of the running engine. Raises Unavailable while it is not ready."""
         ready = self.engine.ready
         if ready is None:
             raise Unavailable(

@@ -117,7 +117,7 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path, override: Path | None, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """Load ``override``, else chat_template.jinja, else the one in tokenizer_config.json; None if there is none.
+    """Load ``override``, else chat_template.jinja, else the one in tokenizer_config.json; None without any of them.
 
     Raises ModelFolderError.
     """

@@ -28,7 +28,7 @@ _TIMEOUT_SECONDS = 300.0
 
 
 def converted_tokenizer_file(folder: Path, converter: Sequence[str] = _CONVERTER) -> Path:
-    """Return the cached conversion; if there is none, run ``converter FOLDER FILE``. Raises ModelFolderError."""
+    """Return the cached conversion, or run ``converter FOLDER FILE`` first. Raises ModelFolderError."""
     if not any((folder / name).is_file() for name in _SOURCES):
         raise ModelFolderError(
             f"{folder} contains no tokenizer: expected tokenizer.json, or a file that can be converted to it "

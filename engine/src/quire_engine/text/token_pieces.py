@@ -17,7 +17,7 @@ class Vocabulary(Protocol):
     """The part of ``tokenizers.Tokenizer`` that is needed here."""
 
     def id_to_token(self, id: int) -> str | None:
-        """Return the token with this id; None if there is none."""
+        """Return the token with this id; None for an unknown id."""
 
 
 class TokenPieces:

@@ -109,7 +109,7 @@ def test_a_bucket_fills_evenly_up_to_a_minutes_worth(
 @pytest.mark.parametrize(
     ("level", "cost", "lack"), [(10.0, 4, 0.0), (10.0, 12, 2.0), (-5.0, 1, 6.0), (60.0, 500, 0.0), (59.0, 500, 1.0)]
 )
-def test_what_costs_more_than_a_minutes_worth_needs_a_full_bucket(level: float, cost: float, lack: float) -> None:
+def test_a_cost_above_the_capacity_needs_a_full_bucket(level: float, cost: float, lack: float) -> None:
     assert missing(Bucket(level, 0.0), cost, 60) == lack
 
 
@@ -142,7 +142,7 @@ def refused(take: Callable[[], None]) -> int:
     return caught.value.retry_after_seconds
 
 
-def test_requests_are_limited_and_told_when_to_come_back() -> None:
+def test_requests_are_limited_with_retry_after() -> None:
     clock = Clock()
     allowance = Allowance("a", KeyLimits(requests_per_minute=6), clock)
     for _ in range(6):
@@ -154,7 +154,7 @@ def test_requests_are_limited_and_told_when_to_come_back() -> None:
     allowance.charge_request()
 
 
-def test_drawn_tokens_leave_a_debt_that_later_requests_wait_for() -> None:
+def test_sampled_tokens_leave_a_debt_for_later_requests() -> None:
     clock = Clock()
     allowance = Allowance("a", KeyLimits(tokens_per_minute=60), clock)
     allowance.charge_sequences(1, 50)
@@ -164,7 +164,7 @@ def test_drawn_tokens_leave_a_debt_that_later_requests_wait_for() -> None:
     allowance.charge_sequences(1, 10)
 
 
-def test_places_are_taken_and_given_back() -> None:
+def test_concurrent_sequences_are_released() -> None:
     allowance = Allowance("a", KeyLimits(max_concurrent=3), Clock())
     allowance.charge_sequences(2, 5)
     refused(lambda: allowance.charge_sequences(2, 5))

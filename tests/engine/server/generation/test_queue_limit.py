@@ -28,7 +28,7 @@ def test_the_queue_is_bounded_in_requests() -> None:
     assert (queue.requests, queue.tokens) == (2, 10)
 
 
-def test_more_sequences_than_could_ever_wait_are_the_clients_fault() -> None:
+def test_more_sequences_than_the_queue_accepts_are_invalid() -> None:
     with pytest.raises(InvalidRequest, match="^3 sequences .* 2 "):
         QueueLimit(max_requests=2, max_tokens=10).reserve([1, 1, 1], 0.0)
 

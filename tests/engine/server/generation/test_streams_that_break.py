@@ -40,9 +40,7 @@ async def read_until_broken(response: httpx.Response) -> str:
     return text
 
 
-async def test_an_engine_that_ends_mid_stream_is_an_error_event_and_no_done(
-    serving: Serving, token_ids: TokenIds
-) -> None:
+async def test_an_engine_lost_mid_stream_is_an_error_event_without_done(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server, streaming(server, token_ids("Hel")) as response:
         server.engine.streams[0].breaks(Unavailable("the engine stopped", code="engine_stopped"))
         text = await read_until_broken(response)
@@ -84,9 +82,7 @@ async def test_what_breaks_before_the_first_token_is_a_status(
         assert response.headers.get("retry-after") == ("3" if status == 503 else None)
 
 
-async def test_an_answer_in_one_piece_that_breaks_is_an_error_and_not_half_an_answer(
-    serving: Serving, token_ids: TokenIds
-) -> None:
+async def test_a_failed_answer_without_stream_is_an_error(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         asking = asyncio.create_task(server.chat())
         stream = await server.engine.stream()
@@ -115,7 +111,7 @@ async def test_a_client_that_leaves_a_stream_ends_it_on_the_engine(
         assert server.context.metrics.finished["abort"] == 1
 
 
-async def test_a_client_that_leaves_an_answer_in_one_piece_ends_all_its_sequences(serving: Serving) -> None:
+async def test_a_disconnect_without_stream_ends_all_sequences(serving: Serving) -> None:
     async with serving() as server:
         body = {"model": "demo", "prompt": ["a", "b"], "n": 2}
         asking = asyncio.create_task(server.http.post("/v1/completions", json=body))
@@ -214,7 +210,7 @@ async def test_without_an_engine_requests_are_told_to_come_back(serving: Serving
         assert int(response.headers["retry-after"]) > 0
 
 
-async def test_an_engine_that_goes_while_a_request_comes_in_leaves_no_place_taken(serving: Serving) -> None:
+async def test_an_engine_lost_during_submission_releases_the_queue(serving: Serving) -> None:
     async with serving() as server:
         server.engine.refuses = Unavailable("the engine is being restarted", code="engine_restarting")
         response = await server.chat(n=2)
@@ -223,9 +219,7 @@ async def test_an_engine_that_goes_while_a_request_comes_in_leaves_no_place_take
         assert server.context.metrics.arrived_requests == 0
 
 
-async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
-    serving: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_bug_is_a_500_without_internals(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server:
         server.engine.refuses = RuntimeError("secret detail")
         response = await server.chat()

@@ -58,7 +58,7 @@ async def test_what_is_no_json_object_is_refused(body: bytes, part: str) -> None
     assert caught.value.code == "invalid_json" and len(error_body(caught.value)) <= 4096
 
 
-async def test_a_body_over_the_limit_is_refused_with_and_without_a_length() -> None:
+async def test_a_body_over_the_limit_is_refused_without_a_length_too() -> None:
     with pytest.raises(BodyTooLarge):
         await read_object(request_with(b"x" * 101), 100)
     with pytest.raises(BodyTooLarge):
@@ -222,7 +222,7 @@ def test_an_echo_of_null_is_none() -> None:
     assert not body.echo
 
 
-def test_fields_that_ask_for_nothing_are_taken() -> None:
+def test_fields_without_an_effect_are_accepted() -> None:
     nothing = {
         **{name: None for name in UNSUPPORTED},
         "tools": [],
@@ -266,13 +266,13 @@ def test_there_is_a_bound_to_how_much_can_be_wrong(content: dict[str, Any], reas
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), st.integers(), min_size=1))
-def test_a_large_wrong_body_makes_a_small_answer(content: dict[str, Any]) -> None:
+def test_a_large_invalid_body_gets_a_small_response(content: dict[str, Any]) -> None:
     error = refusal(ChatCompletionRequest, {**content, "messages": [{"role": "é" * 500, "€" * 9000: 1}] * 20})
     body = error_body(error)
     assert len(body) <= 4096 and json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
-def test_lenient_leaves_unknown_fields_out_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_lenient_drops_and_logs_unknown_fields(caplog: pytest.LogCaptureFixture) -> None:
     content = {**CHAT, "colour": "red", "messages": [{"role": "user", "content": "Hi", "mood": 1}]}
     made = validate_body(ChatCompletionRequest, content, lenient=True)
     assert made.messages[0].content == "Hi"

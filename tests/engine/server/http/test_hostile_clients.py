@@ -71,7 +71,7 @@ def test_this_host_may_come_by_ipv4_to_an_ipv6_socket() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}])
-async def test_logprobs_of_a_prompt_count_for_each_answer_that_tells_them(
+async def test_prompt_logprobs_count_for_each_answer_that_reports_them(
     serving: Serving, fields: dict[str, Any]
 ) -> None:
     async with serving("ok") as server:
@@ -133,7 +133,7 @@ async def test_an_answer_that_nobody_reads_is_dropped(serving: Serving, monkeypa
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-async def test_an_offer_to_upgrade_is_left_aside_wherever_the_network_cuts_it(serving: Serving, cut: int) -> None:
+async def test_an_upgrade_offer_is_ignored_however_it_is_split(serving: Serving, cut: int) -> None:
     body = b'{"model": "demo", "prompt": "Hi"}'
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, close\r\ncontent-type: application/json"
     rest = b"\r\nUpgrade: h2c\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)

@@ -223,7 +223,7 @@ async def test_what_is_no_tls_ends_that_connection_only(
             assert (await http.post("/v1/completions", json=body)).text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_client_of_a_removed_authority_cannot_resume_its_session(
+async def test_a_client_of_a_removed_authority_cannot_resume(
     serving: Serving, tmp_path: Path, authority: trustme.CA
 ) -> None:
     options, clock = issue(authority, tmp_path / "server"), Clock()

@@ -197,7 +197,7 @@ async def test_a_character_that_begins_in_the_prompt_is_told_once(
         assert (answer["text"], answer["logprobs"]["text_offset"]) == (text, offsets)
 
 
-async def test_special_tokens_of_an_echoed_prompt_take_no_place_unless_they_are_shown(serving: Serving) -> None:
+async def test_hidden_special_tokens_of_an_echo_have_no_offset(serving: Serving) -> None:
     async with serving("k") as server:
         fields = {"prompt": "a<|eos|>b", "echo": True, "logprobs": 0, "max_tokens": 1}
         (hidden,) = await completion(server, stream=False, **fields)
@@ -245,7 +245,7 @@ async def test_best_of_that_leaves_no_choice_may_be_streamed(serving: Serving, f
         assert all(stream.params.logprobs is None for stream in server.engine.streams)
 
 
-async def test_the_same_request_has_the_same_seeds_and_each_answer_its_own(serving: Serving) -> None:
+async def test_seeds_repeat_per_request_and_differ_per_answer(serving: Serving) -> None:
     async with serving("ok") as server:
         for _ in range(2):
             await server.complete(n=20, seed=3)

@@ -58,7 +58,7 @@ class Lifecycle:
         self._changed.set()
 
     async def drained(self) -> None:
-        """Return once the drain has begun and no request is being answered any more."""
+        """Return once the drain has started and no request is being answered any more."""
         while not self.draining or self._in_flight:
             self._changed.clear()
             await self._changed.wait()

@@ -1,6 +1,6 @@
 """The spans of requests, with the attribute names of OpenTelemetry's GenAI conventions and of vLLM.
 
-``otlp`` sends spans where an endpoint is set; otherwise there are none, and OpenTelemetry is not imported. The edge
+``otlp`` sends spans where an endpoint is set; otherwise spans do not exist, and OpenTelemetry is not imported. The edge
 begins and ends a span, ``generation`` adds attributes. A span never contains a prompt or an answer.
 
 The trace of a request follows W3C Trace Context, https://www.w3.org/TR/trace-context/: a header that cannot be parsed
@@ -43,7 +43,7 @@ class TraceContext:
 
 
 def read_context(traceparent: str | None, tracestate: str | None) -> TraceContext | None:
-    """Return the trace context of the two headers; None where there is none that can be parsed."""
+    """Return the trace context of the two headers; None where they are missing or cannot be parsed."""
     match = _TRACEPARENT.fullmatch((traceparent or "").strip())
     if match is None or match["version"] == "ff" or (match["version"] == "00" and match["rest"]):
         return None

@@ -27,7 +27,7 @@ class ModelLimits:
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
     priorities: bool
-    """Whether the scheduler of this server uses priorities."""
+    """True if the scheduler of this server uses priorities."""
 
     @classmethod
     def of(cls, context: Context) -> Self:
@@ -138,8 +138,8 @@ def token_limit(
 ) -> list[int]:
     """Return for each prompt how many tokens may follow it. Raises InvalidRequest.
 
-    ``requested`` is the client's limit, which must fit; ``default`` applies without one, as far as the model's context
-    has room. ``param`` is the field that contains the prompts.
+    ``requested`` is the client's limit, which must fit; ``default`` applies without one, up to the room in the model's
+    context. ``param`` is the field that contains the prompts.
     """
     allowed = []
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""What the two generation routes share: from the body of a request to a generation that runs.
+"""The common part of the two generation routes: from the body of a request to a generation that runs.
 
 ``read_request`` checks the body by itself, ``validate`` checks it against the model, ``start_generation`` submits its
 sequences. Each raises RequestError.
@@ -33,7 +33,7 @@ Body = TypeVar("Body", bound=GenerationRequest)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How long the answers of one request may become, and what they report of the prompt."""
+    """The maximum length of the answers to one request, and their reports on the prompt."""
 
     param: str
     """The field that holds the prompt, for errors."""
@@ -46,7 +46,7 @@ class AnswerLimits:
     logprobs: int | None
     prompt_logprobs: int | None
     reports: int = 1
-    """How many answers to one prompt report its logprobs."""
+    """The number of answers to one prompt that report its logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

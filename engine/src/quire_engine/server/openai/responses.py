@@ -26,7 +26,7 @@ class ErrorAnswer(BaseModel):
 
 
 class PromptTokensDetails(BaseModel):
-    """How many tokens of the prompt were found in the prefix cache."""
+    """The number of prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
 
