@@ -15,8 +15,8 @@ from benchmarks.serving.comparison.process_tree import ServerError, running, ses
 from benchmarks.serving.comparison.results import (
     Family,
     Measured,
+    ReplicaChoice,
     Turn,
-    Verdict,
     as_document,
     rows,
     run_ratios,
@@ -110,7 +110,7 @@ def test_ratios_are_of_neighbours_in_one_run() -> None:
     assert run_ratios(turns, "quire", "vllm", EIGHT) == []
 
 
-def found_goals(turns: list[Turn], **options: bool) -> dict[str, Verdict]:
+def found_goals(turns: list[Turn], **options: bool) -> dict[str, ReplicaChoice]:
     told = verdicts(turns, {"256/64@16": 500.0}, has_avx512_bf16=options.get("has_avx512_bf16", True))
     return {verdict.what: verdict for verdict in told}
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
+from quire_operator.domain.manifests.cluster_features import OPTIONAL_KINDS, ClusterFeatures, Monitoring
 from quire_operator.domain.manifests.desired import Manifests, child_refs, desired
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, Monitoring, Surroundings
 from quire_operator.domain.resource import Spec
 
 IMAGES = Images(engine="e")
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
 SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
-EVERYTHING = Surroundings(
+EVERYTHING = ClusterFeatures(
     network_peers=PEERS,
     monitoring=Monitoring(
         pod_monitor_labels={"release": "prom", "quire.dev/llmdeployment": "not-this"},
@@ -37,8 +37,8 @@ def spec_of(**spec: Any) -> Spec:
     return parsed
 
 
-def made(around: Surroundings, **spec: Any) -> Manifests:
-    manifests = desired(spec_of(**spec), 1, uid="u", images=IMAGES, around=around)
+def made(features: ClusterFeatures, **spec: Any) -> Manifests:
+    manifests = desired(spec_of(**spec), 1, uid="u", images=IMAGES, features=features)
     assert isinstance(manifests, Manifests)
     return manifests
 
@@ -69,13 +69,13 @@ def test_it_is_there_before_the_pods_it_is_about() -> None:
 
 
 def test_untold_there_is_neither_policy_nor_monitor() -> None:
-    assert {m.ref.kind for m in made(Surroundings())}.isdisjoint({"NetworkPolicy", "PodMonitor", "PrometheusRule"})
+    assert {m.ref.kind for m in made(ClusterFeatures())}.isdisjoint({"NetworkPolicy", "PodMonitor", "PrometheusRule"})
 
 
-@pytest.mark.parametrize("around", [Surroundings(), EVERYTHING])
+@pytest.mark.parametrize("features", [ClusterFeatures(), EVERYTHING])
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}}])
-def test_names_are_known_beforehand(around: Surroundings, spec: dict[str, Any]) -> None:
-    assert {m.ref for m in made(around, **spec)} == set(child_refs(spec_of(**spec), around))
+def test_names_are_known_beforehand(features: ClusterFeatures, spec: dict[str, Any]) -> None:
+    assert {m.ref for m in made(features, **spec)} == set(child_refs(spec_of(**spec), features))
 
 
 def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> None:
@@ -93,8 +93,8 @@ def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> No
 
 @pytest.mark.parametrize("kind", sorted(OPTIONAL_KINDS))
 def test_each_kind_is_made_where_it_is_served(kind: str) -> None:
-    around = Surroundings(monitoring=Monitoring(), served_kinds=frozenset({kind}))
-    kinds = {m.ref.kind for m in made(around, autoscaling={"maxReplicas": 2})}
+    features = ClusterFeatures(monitoring=Monitoring(), served_kinds=frozenset({kind}))
+    kinds = {m.ref.kind for m in made(features, autoscaling={"maxReplicas": 2})}
     assert kinds & OPTIONAL_KINDS == {kind}
 
 

@@ -88,14 +88,14 @@ async def test_an_invalid_spec_touches_nothing_and_says_everything(world: Any) -
     world.apply()
     await world.settle()
     world.apply(model={"source": "s3://x"}, engine={"blockSize": 7})
-    assert await world.settle() == ["status", "tell InvalidSpec"]
+    assert await world.settle() == ["status", "event InvalidSpec"]
     (message,) = (c["message"] for c in world.status["conditions"] if c["type"] == "Ready")
     assert "spec.model.source" in message and "spec.engine.blockSize" in message
 
 
 async def test_a_pod_template_that_can_not_be_merged_is_invalid_too(world: Any) -> None:
     world.apply(podTemplate={"spec": {"hostNetwork": True}})
-    assert await world.settle() == ["status", "tell InvalidSpec"]
+    assert await world.settle() == ["status", "event InvalidSpec"]
 
 
 async def test_drift_is_repaired_and_told(world: Any) -> None:
@@ -105,7 +105,7 @@ async def test_drift_is_repaired_and_told(world: Any) -> None:
     child = world.cluster.children[DEPLOYMENT]
     world.cluster.children[DEPLOYMENT] = replace(child, version="500", fingerprint="x", foreign=foreign)
     world.cluster.version = 500
-    assert await world.settle() == ["update Deployment chat", "tell DriftRepaired"]
+    assert await world.settle() == ["update Deployment chat", "event DriftRepaired"]
     assert "spec.replicas (set by kubectl)" in world.cluster.told[-1].message
 
 
@@ -117,7 +117,7 @@ async def test_additions_are_removed_or_named(world: Any) -> None:
     world.cluster.version = 500
     world.cluster.children[DEPLOYMENT] = replace(world.cluster.children[DEPLOYMENT], version="500", foreign=foreign)
     written = await world.settle()
-    assert written[:2] == ["remove-fields Deployment chat", "tell FieldsRemoved"]
+    assert written[:2] == ["remove-fields Deployment chat", "event FieldsRemoved"]
     assert world.condition("Degraded") == "True ForeignFields"
     assert [entry.path[-1] for entry in world.cluster.children[DEPLOYMENT].foreign] == ["f:nodeSelector"]
 
@@ -196,7 +196,7 @@ async def test_a_pass_cut_off_at_any_write_is_finished_by_the_next(world: Any, w
 
 
 async def test_an_event_that_can_not_be_posted_stops_nothing(world: Any) -> None:
-    world.cluster.errors["tell Starting"] = [Unavailable("u")]
+    world.cluster.errors["event Starting"] = [Unavailable("u")]
     world.apply()
     assert await world.reconciler.reconcile(KEY) is None
 
@@ -267,7 +267,7 @@ async def test_a_decision_is_persisted_then_victims_are_marked_then_the_deployme
     await world.settle(passes=1)
     assert world.cluster.asked[start:] == [
         "status",
-        "tell ScaledDown",
+        "event ScaledDown",
         "costs {'b': '-1000'}",
         "update Deployment chat",
         "status",

@@ -14,7 +14,7 @@ from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.status.conditions import (
-    Blocker,
+    BlockingCondition,
     ConditionState,
     MetricsProblem,
     View,
@@ -80,7 +80,7 @@ def pod(*, ready: bool = False, **state: Any) -> Pod:
 def view(**changes: Any) -> View:
     fields: dict[str, Any] = {
         "spec": spec(replicas=2),
-        "blocker": None,
+        "blocking": None,
         "target": 2,
         "deployment": deployment(2, 2),
         "pods": (pod(ready=True),),
@@ -193,7 +193,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         {"Ready": "False OutOfMemory", "ModelLoaded": "False OutOfMemory", "Degraded": "True OutOfMemory"},
     ),
     "invalid, with what was there before still serving": (
-        view(spec=None, blocker=Blocker.invalid([Problem(path="spec.x", message="is wrong")])),
+        view(spec=None, blocking=BlockingCondition.invalid([Problem(path="spec.x", message="is wrong")])),
         {
             "Ready": "False InvalidSpec",
             "Progressing": "False InvalidSpec",
@@ -203,7 +203,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         },
     ),
     "a name that is taken": (
-        view(blocker=Blocker(reason="NameConflict", message="taken")),
+        view(blocking=BlockingCondition(reason="NameConflict", message="taken")),
         {"Ready": "False NameConflict", "Degraded": "True NameConflict"},
     ),
     "added fields": (view(additions=(ADDED,)), {"Ready": "True Serving", "Degraded": "True ForeignFields"}),
@@ -383,7 +383,7 @@ def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> 
     sections = scaling_sections(RECORD, SCALED)
     kept = made(view(spec=SCALED), status=sections)
     assert kept["autoscaling"] == sections["autoscaling"] and kept["capacity"] == sections["capacity"]
-    invalid = made(view(spec=None, blocker=Blocker(reason="InvalidSpec", message="x")), status=sections)
+    invalid = made(view(spec=None, blocking=BlockingCondition(reason="InvalidSpec", message="x")), status=sections)
     assert invalid["autoscaling"] == sections["autoscaling"]
     assert not {"autoscaling", "capacity"} & made(view(), status=sections).keys()
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
 from quire_operator.domain.manifests.network_policy import peer_problems
-from quire_operator.domain.manifests.surroundings import Monitoring, Surroundings
 from quire_operator.domain.resource.quantities import parse_duration_seconds
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _LEAST_DISCOVERY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSettings:
-    around: Surroundings
+    features: ClusterFeatures
     """As far as it is told; which optional kinds there are is found out."""
     discovery_seconds: float
 
@@ -49,7 +49,7 @@ def read_child_settings(options: Options) -> ChildSettings:
     served_names = options.read("served_names", _one_of("unique", "shared"), "unique", "unique or shared")
     peers = options.read("network_policy_from", _peers, None, "NetworkPolicyPeers in JSON")
     return ChildSettings(
-        around=Surroundings(
+        features=ClusterFeatures(
             network_peers=peers,
             monitoring=monitoring if monitors == "auto" else None,
             unique_served_names=served_names == "unique",

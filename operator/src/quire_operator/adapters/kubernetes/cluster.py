@@ -22,8 +22,8 @@ from quire_operator.domain.cluster_state.observed import (
     trim_resource,
 )
 from quire_operator.domain.convergence.plan import RemoveFields
+from quire_operator.domain.manifests.cluster_features import OPTIONAL_KINDS, POD_MONITOR, PROMETHEUS_RULE
 from quire_operator.domain.manifests.desired import Manifest
-from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, POD_MONITOR, PROMETHEUS_RULE
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import Conflict, Forbidden, NotFound, PartlyForbidden
@@ -171,7 +171,7 @@ class KubeCluster:
         )
         return trim_resource(written)
 
-    async def tell(self, resource: Resource, event: Event) -> None:
+    async def record_event(self, resource: Resource, event: Event) -> None:
         """See ``ports.Cluster``."""
         path = _path(_EVENTS, resource.key.namespace)
         await self._connection.write("create", "Event", "POST", path, body=_event_body(resource, event))

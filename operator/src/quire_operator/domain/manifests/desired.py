@@ -12,11 +12,11 @@ from math import ceil
 
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.manifests import engine_contract as engine
+from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
 from quire_operator.domain.manifests.served_names import seniority
-from quire_operator.domain.manifests.surroundings import POD_MONITOR, PROMETHEUS_RULE, Surroundings
 from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
@@ -72,7 +72,7 @@ class Manifests:
             yield self.prometheus_rule
 
 
-NOTHING_AROUND = Surroundings()
+NO_FEATURES = ClusterFeatures()
 
 
 def desired(
@@ -82,7 +82,7 @@ def desired(
     uid: str,
     images: Images,
     created: str = "",
-    around: Surroundings = NOTHING_AROUND,
+    features: ClusterFeatures = NO_FEATURES,
 ) -> Manifests | Invalid:
     """The children of the LLMDeployment with this ``uid``, ``created`` then, running ``target`` replicas."""
     children = names.child_names(spec.name)
@@ -97,11 +97,11 @@ def desired(
         cache_claim=_cache_claim(build, children.cache_claim),
         service=_service(build, children.service),
         headless_service=_headless_service(build, children.headless_service),
-        network_policy=_network_policy(build, children.network_policy, around),
+        network_policy=_network_policy(build, children.network_policy, features),
         pod_disruption_budget=_pod_disruption_budget(build, children.pod_disruption_budget),
         deployment=_deployment(build, children.deployment, target, template),
-        pod_monitor=_pod_monitor(build, children.pod_monitor, around),
-        prometheus_rule=_prometheus_rule(build, children.prometheus_rule, around),
+        pod_monitor=_pod_monitor(build, children.pod_monitor, features),
+        prometheus_rule=_prometheus_rule(build, children.prometheus_rule, features),
     )
 
 
@@ -114,7 +114,7 @@ def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
     return invalid.problems if isinstance(template, dict) else (*invalid.problems, *template)
 
 
-def child_refs(spec: Spec, around: Surroundings = NOTHING_AROUND) -> tuple[Ref, ...]:
+def child_refs(spec: Spec, features: ClusterFeatures = NO_FEATURES) -> tuple[Ref, ...]:
     """What the children will be called, before anything else about them is known."""
     children = names.child_names(spec.name)
     refs = [
@@ -126,11 +126,11 @@ def child_refs(spec: Spec, around: Surroundings = NOTHING_AROUND) -> tuple[Ref, 
     ]
     if isinstance(spec.model.cache, NewClaim):
         refs.append(Ref("PersistentVolumeClaim", children.cache_claim))
-    if around.network_peers is not None:
+    if features.network_peers is not None:
         refs.append(Ref("NetworkPolicy", children.network_policy))
-    if around.makes(POD_MONITOR):
+    if features.makes(POD_MONITOR):
         refs.append(Ref(POD_MONITOR, children.pod_monitor))
-    if around.makes(PROMETHEUS_RULE) and spec.autoscaling is not None:
+    if features.makes(PROMETHEUS_RULE) and spec.autoscaling is not None:
         refs.append(Ref(PROMETHEUS_RULE, children.prometheus_rule))
     return tuple(refs)
 
@@ -257,24 +257,24 @@ def _pod_disruption_budget(build: _Builder, name: str) -> Manifest:
     return build.manifest("policy/v1", "PodDisruptionBudget", name, {"spec": content})
 
 
-def _network_policy(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
-    if around.network_peers is None:
+def _network_policy(build: _Builder, name: str, features: ClusterFeatures) -> Manifest | None:
+    if features.network_peers is None:
         return None
-    content: JSON = {"spec": network_policy(around.network_peers, selector=selector(build.spec.name))}
+    content: JSON = {"spec": network_policy(features.network_peers, selector=selector(build.spec.name))}
     return build.manifest("networking.k8s.io/v1", "NetworkPolicy", name, content)
 
 
-def _pod_monitor(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
-    options = around.monitoring
-    if options is None or not around.makes(POD_MONITOR):
+def _pod_monitor(build: _Builder, name: str, features: ClusterFeatures) -> Manifest | None:
+    options = features.monitoring
+    if options is None or not features.makes(POD_MONITOR):
         return None
     content: JSON = {"spec": pod_monitor(options, selector=selector(build.spec.name))}
     return build.manifest(_MONITORING, POD_MONITOR, name, content, more_labels=options.pod_monitor_labels)
 
 
-def _prometheus_rule(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
-    options = around.monitoring
-    if options is None or not around.makes(PROMETHEUS_RULE):
+def _prometheus_rule(build: _Builder, name: str, features: ClusterFeatures) -> Manifest | None:
+    options = features.monitoring
+    if options is None or not features.makes(PROMETHEUS_RULE):
         return None
     rule = prometheus_rule(build.spec, options)
     if rule is None:

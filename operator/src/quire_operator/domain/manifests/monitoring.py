@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from quire_operator.domain.autoscaling import engine_metrics as metrics
 from quire_operator.domain.manifests import engine_contract as engine
-from quire_operator.domain.manifests.surroundings import Monitoring
+from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.resource import Autoscaling, LatencyTarget, Spec
 from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
 from quire_operator.domain.resource.quantities import format_duration

@@ -11,7 +11,7 @@ JSON = Mapping[str, object]
 POD_MONITOR, PROMETHEUS_RULE = "PodMonitor", "PrometheusRule"
 OPTIONAL_KINDS = frozenset({POD_MONITOR, PROMETHEUS_RULE})
 """Children that are made only where the cluster has their kind, which may come and go."""
-ASIDE_KINDS = OPTIONAL_KINDS | {"NetworkPolicy"}
+NONBLOCKING_KINDS = OPTIONAL_KINDS | {"NetworkPolicy"}
 """Children that replicas serve without: what is wrong with them degrades, and makes nothing unready."""
 
 
@@ -30,7 +30,7 @@ class Monitoring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ClusterFeatures:
     """The defaults are those of a cluster that has nothing beside Kubernetes, and of an operator told nothing."""
 
     network_peers: tuple[JSON, ...] | None = None
