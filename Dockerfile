@@ -96,8 +96,10 @@ RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o 
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
 FROM tools AS gateway-code
+COPY common common
 COPY gateway gateway
-RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels gateway \
+RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels common \
+    && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels gateway \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
 FROM engine-dependencies AS engine

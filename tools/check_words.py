@@ -28,10 +28,14 @@ CLEAN = (
     "benchmarks/peers/README.md",
     "benchmarks/traces/README.md",
     "charts",
+    "common",
     "crds",
     "docs",
     "examples",
+    "gateway",
     "requirements",
+    "tests/e2e",
+    "tests/e2e_support",
     "tools",
 )
 """The folders and files that `make lint` checks."""

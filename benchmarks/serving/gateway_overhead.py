@@ -151,7 +151,7 @@ def start_gateway(folder: Path, replica: str) -> tuple[subprocess.Popen[str], st
         message = str(json.loads(line)["message"])
         if message.startswith("listening on "):
             address = message.removeprefix("listening on ")
-        if message.startswith("replicas ready"):
+        if message.startswith("ready replicas"):
             return process, address
     raise SystemExit("the gateway did not start")
 

@@ -6,8 +6,7 @@ import pytest
 from chart_support.documents import container
 
 from quire_cluster.helm import Helm
-from quire_operator.app.child_settings import ChildSettings
-from quire_operator.app.settings import parse_settings
+from quire_operator.app.settings import ChildSettings, parse_settings
 
 RELEASE = {"app.kubernetes.io/name": "quire", "app.kubernetes.io/instance": "quire"}
 

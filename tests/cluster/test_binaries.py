@@ -83,9 +83,7 @@ def test_what_is_missing_is_built_once_and_found_again(machine: Machine) -> None
     assert "go1.99.1" in said.getvalue()
 
 
-def test_a_build_writes_nothing_outside_the_cache_and_heeds_no_go_settings_of_the_caller(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_uses_only_the_cache_and_its_own_go_settings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.put_go_on_path()
     monkeypatch.setenv("GOFLAGS", "-mod=vendor")
     monkeypatch.setenv("GOWORK", "/elsewhere/go.work")

@@ -73,7 +73,7 @@ def test_the_audit_log_tells_who_wrote_what(api_server: ControlPlane, namespace:
     assert api_server.audit.mutating_requests(before, user=user)[0].body["data"] == {"a": "b"}
 
 
-def test_a_killed_server_comes_back_at_the_same_address_with_its_data(api_server: ControlPlane, namespace: str) -> None:
+def test_a_killed_server_returns_with_its_address_and_data(api_server: ControlPlane, namespace: str) -> None:
     api_server.kubectl("create", "configmap", "kept", "-n", namespace)
     before = api_server.api_server.pid
     api_server.restart_api_server()

@@ -106,7 +106,7 @@ def test_control_groups_of_either_version_are_found(layout: str) -> None:
     assert cgroups.lacking(found, unified) == frozenset()
 
 
-def test_every_hierarchy_counts_once_even_those_that_no_kubelet_needs() -> None:
+def test_every_hierarchy_counts_once() -> None:
     folders = {str(path) for path in cgroups.hierarchies(MOUNTS["version 1"]).values()}
     names = ("cpu", "cpuset", "memory", "pids", "devices", "systemd", "unified")
     assert folders == {f"/sys/fs/cgroup/{name}" for name in names}
@@ -151,7 +151,7 @@ def test_a_folder_that_somebody_has_used_since_is_left(host: Path) -> None:
     assert (host / "kubelet" / "theirs").exists()
 
 
-def test_a_second_cluster_on_one_machine_is_refused_with_the_way_to_stop_the_first(host: Path) -> None:
+def test_a_second_cluster_is_rejected_with_instructions(host: Path) -> None:
     machine.claim(Path("/state/a"))
     with pytest.raises(MachineUnfit, match="cluster.py down --state-dir /state/a"):
         machine.claim(Path("/state/b"))
@@ -163,7 +163,7 @@ def test_a_record_cut_short_is_as_none(host: Path) -> None:
     assert machine.read() is None
 
 
-def test_a_port_that_somebody_listens_on_is_named_with_the_way_to_find_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_named_with_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "HOST_ADDRESS", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

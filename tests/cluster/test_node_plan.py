@@ -48,13 +48,13 @@ def test_nodes_share_nothing() -> None:
         assert getattr(FIRST, name) != getattr(SECOND, name), name
 
 
-def test_a_node_has_routes_to_the_services_and_to_the_others_pods_and_none_to_the_world() -> None:
+def test_a_node_has_routes_only_to_services_and_pods() -> None:
     commands = network.node_commands(FIRST, [SECOND])
     routes = [command[-3:] for command in commands if "route" in command]
     assert routes == [["10.96.0.0/16", "via", "10.77.0.1"], ["10.77.2.0/24", "via", "10.77.0.12"]]
 
 
-def test_the_host_reaches_pods_by_their_nodes_and_services_by_the_first() -> None:
+def test_the_host_reaches_pods_and_services_through_nodes() -> None:
     assert [command[3:] for command in network.host_routes(NODES)] == [
         ["10.77.1.0/24", "via", "10.77.0.11"],
         ["10.77.2.0/24", "via", "10.77.0.12"],
@@ -75,13 +75,13 @@ def test_every_command_can_be_repeated() -> None:
     assert not [command for command in commands if "add" in command]
 
 
-def test_a_node_sees_folders_of_its_own_where_programs_insist_on_a_path() -> None:
+def test_a_node_has_its_own_folders_at_fixed_paths() -> None:
     script = namespaces.setup_script(Path("/state/node-1"))
     assert "mount --bind /state/node-1/kubelet /var/lib/kubelet" in script
     assert script.index("make-rshared") < script.index("--bind") < script.index("tmpfs /run")
 
 
-def test_containerd_keeps_images_in_the_cache_and_all_else_with_the_node() -> None:
+def test_containerd_keeps_only_images_in_the_cache() -> None:
     text = containerd.config(
         FIRST, folder=Path("/state/node-1"), store=Path("/cache/node-1"), programs=PROGRAMS, pause_image="pause:1"
     )
@@ -104,7 +104,7 @@ def test_the_registry_is_reached_without_tls() -> None:
     assert hosts["host"][f"http://{REGISTRY}"]["capabilities"] == ["pull", "resolve"]
 
 
-def test_pods_get_addresses_of_their_node_and_keep_them_on_the_way_out() -> None:
+def test_pods_have_addresses_of_their_node_without_nat() -> None:
     bridge, _ = json.loads(containerd.network_config(SECOND))["plugins"]
     assert bridge["ipam"]["ranges"] == [[{"subnet": "10.77.2.0/24", "gateway": "10.77.2.1"}]]
     assert "ipMasq" not in bridge
@@ -124,7 +124,7 @@ def test_configurations_are_written_anew_only_when_they_change(tmp_path: Path) -
     assert "10.77.2.0/24" in network_file.read_text()
 
 
-def test_each_kubelet_has_a_control_group_and_a_certificate_of_its_own() -> None:
+def test_each_kubelet_has_its_own_cgroup_and_certificate() -> None:
     document = json.loads(kubelet.config(FIRST, FILES))
     assert document["cgroupRoot"] == "/quire/node-1"
     assert document["address"] == "10.77.0.11"
@@ -134,7 +134,7 @@ def test_each_kubelet_has_a_control_group_and_a_certificate_of_its_own() -> None
     assert kubelet.subject(FIRST) == "/O=system:nodes/CN=system:node:node-1"
 
 
-def test_a_kubelet_neither_evicts_nor_collects_images_on_a_machine_in_use() -> None:
+def test_a_kubelet_does_not_evict_or_collect_images() -> None:
     document = json.loads(kubelet.config(FIRST, FILES))
     assert document["evictionHard"]["nodefs.available"] == "1%"
     assert document["imageGCHighThresholdPercent"] == 100

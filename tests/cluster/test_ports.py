@@ -7,7 +7,7 @@ import pytest
 from quire_cluster import ports
 
 
-def test_ports_differ_and_lie_outside_the_range_of_outgoing_connections() -> None:
+def test_ports_differ_and_are_not_ephemeral() -> None:
     chosen = ports.free_ports(50)
     assert len(set(chosen)) == 50
     assert max(chosen) < 32_768

@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from starlette.datastructures import Headers
 
 from quire_cli.local.machine import this_machine
+from quire_common.contract import engine as engine_names
+from quire_common.errors import FlagsError
+from quire_common.kv_size import CacheLimits
 from quire_engine import flag_table, flags
 from quire_engine.config import EngineConfig
-from quire_engine.core import kv_layout
-from quire_engine.core.kv_layout import kv_bytes_per_token
-from quire_engine.errors import FlagsError, Unauthorized
+from quire_engine.errors import Unauthorized
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.server.auth.access import Access
 from quire_gateway.headers import to_replica
@@ -24,7 +26,7 @@ from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity import kv_groups
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.resource import DType, Spec, engine_flags, names
+from quire_operator.domain.resource import DType, Spec, engine_flags
 from quire_operator.domain.resource.engine import BLOCK_SIZES
 
 
@@ -45,18 +47,15 @@ def engine_reads(args: list[str]) -> EngineConfig:
 
 
 def test_the_committed_flags_are_the_engines() -> None:
-    assert json.loads(json.dumps(flag_table.schema()))["properties"] == engine_flags.flag_schema(), "make engine-flags"
+    assert json.loads(json.dumps(flag_table.FLAGS.schema()))["properties"] == engine_flags.flag_schema(), (
+        "make engine-flags"
+    )
 
 
 def test_every_flag_that_quire_sets_exists() -> None:
-    known = {*flag_table.FLAGS, "help", "version", "flag-schema"}
+    known = {*flag_table.FLAGS.flags, "help", "version", "flag-schema"}
     assert {flag.removeprefix("no-") for flag in engine_flags.OWNED_FLAGS} <= known
     assert known >= engine_flags.RESERVED_FLAGS
-
-
-def test_variables_of_the_engine_begin_as_the_operator_thinks() -> None:
-    variable = f"{names.ENGINE_ENVIRONMENT_PREFIX}PORT"
-    assert flags.parse(["--model", "m"], {variable: "9", "PORT": "8"}).server.port == 9
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
     assert config.cache.swap_space_bytes == 2 * 2**30
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (32, 1024)
     assert config.server.served_model_names == ("org/Chat",)
-    assert (config.server.host, config.server.port) == ("0.0.0.0", engine_contract.HTTP_PORT)
+    assert (config.server.host, config.server.port) == ("0.0.0.0", engine_names.HTTP_PORT)
     assert (config.server.drain_timeout_seconds, config.server.lenient) == (90.0, True)
 
 
@@ -113,7 +112,7 @@ def test_keys_are_asked_for_where_the_spec_says_so_and_never_by_probes_or_scrape
     file.write_text("name=team-a max_concurrent=2 first-key-of-all\n")
     args = engine_contract.engine_args(spec_of({}), model_path="m", api_key_file=str(file))
     access = Access(engine_reads(args).server.access, time.monotonic)
-    for path in (engine_contract.READY_PATH, engine_contract.LIVE_PATH, engine_contract.METRICS_PATH):
+    for path in (engine_names.READY_PATH, engine_names.LIVE_PATH, engine_names.METRICS_PATH):
         assert access.check(path, Headers(), "10.0.0.9").tenant is None
     with pytest.raises(Unauthorized):
         access.check("/v1/models", Headers(), "10.0.0.9")
@@ -126,13 +125,6 @@ def test_what_neither_says_is_the_same_on_both_sides() -> None:
     ours = engine_reads(engine_contract.engine_args(spec_of({}), model_path="m"))
     theirs = engine_reads(["--model", "m", "--served-model-name", "org/Chat"])
     assert ours == theirs
-
-
-@given(*[st.integers(1, 10_000)] * 3, st.sampled_from([1, 2, 4]))
-def test_both_count_the_same_bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> None:
-    assert capacity.kv_bytes_per_token(
-        layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes
-    ) == kv_bytes_per_token(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes)
 
 
 @pytest.mark.parametrize("args", [[], ["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype=fp8"]])
@@ -176,20 +168,6 @@ def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
 
 
 @given(
-    budget=st.integers(0, 10**12),
-    groups=st.lists(st.tuples(st.integers(1, 10**8), st.none() | st.integers(0, 10**6)), min_size=1, max_size=4),
-)
-def test_both_share_blocks_among_groups_alike(budget: int, groups: list[tuple[int, int | None]]) -> None:
-    ours = kv_groups.share_blocks(
-        budget, [kv_groups.GroupDemand(block_bytes=size, most_blocks=most) for size, most in groups]
-    )
-    theirs = kv_layout.share_blocks(
-        budget, [kv_layout.GroupDemand(block_bytes=size, most_blocks=most) for size, most in groups]
-    )
-    assert ours == theirs
-
-
-@given(
     groups=st.lists(
         st.tuples(st.integers(1, 5000), st.none() | st.integers(1, 3000)),
         min_size=1,
@@ -207,23 +185,14 @@ def test_what_fits_by_one_is_what_the_other_allocates(
 ) -> None:
     """A cache of a given size: as many tokens, or the same size named as the least that would do."""
     from quire_engine.config import CacheOptions
-    from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, size_cache
+    from quire_engine.runner.cache_size import CacheDemand, CacheSize, size_cache
 
-    asked = kv_groups.Limits(
+    asked = CacheLimits(
         sequence_tokens=length, max_sequences=sequences, max_batched_tokens=tokens, block_size=block_size
     )
     ours = [kv_groups.KVGroup(bytes_per_token=size, window=window) for size, window in groups]
-    demand = CacheDemand(  # of the groups that without_idle_windows leaves
-        groups=tuple(
-            CacheGroup(block_bytes=group.bytes_per_token * block_size, window=group.window)
-            for group in kv_groups._without_idle_windows(ours, asked)
-        ),
-        block_size=block_size,
-        model_limit=length,
-        must_hold_limit=True,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
-    )
+    found = tuple(kv_groups.cache_groups(ours, asked))
+    demand = CacheDemand(**asdict(asked), groups=found, must_hold_limit=True)
     least = kv_groups.sequence_bytes(ours, asked)
     theirs = size_cache(demand, CacheOptions(kv_cache_memory_bytes=budget), None)
     if isinstance(theirs, CacheSize):
@@ -309,7 +278,7 @@ def test_both_choose_the_same_arithmetic_on_a_gpu(asked: DType, stored: str | No
 
 def free_flags() -> list[str]:
     taken = {*engine_flags.OWNED_FLAGS, *engine_flags.RESERVED_FLAGS}
-    return [name for name in flag_table.FLAGS if name not in taken]
+    return [name for name in flag_table.FLAGS.flags if name not in taken]
 
 
 VALUES = [

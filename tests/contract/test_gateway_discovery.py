@@ -9,17 +9,15 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_common.contract.gateway import REQUESTS_PATH, Endpoint
 from quire_gateway.app import OPEN_PATHS, Site
 from quire_gateway.config import FileSource, parse_config
-from quire_gateway.endpoints import Endpoint
-from quire_gateway.endpoints import kubernetes as discovery
-from quire_gateway.endpoints.kubernetes import Key, KubeObject, snapshot_of
+from quire_gateway.endpoints.kubernetes import KubeObject, ObjectKey, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
-from quire_operator.domain.autoscaling import engine_metrics
-from quire_operator.domain.autoscaling.gateway_contract import REQUESTS_PATH, local_gateway_args, read_requests
+from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests
 from quire_operator.domain.cluster_state import observed
-from quire_operator.domain.manifests import desired, engine_contract, served_names
+from quire_operator.domain.manifests import desired, served_names
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec, names
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
@@ -29,14 +27,6 @@ IMAGES = Images(engine="engine")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
 
-def test_labels_annotations_and_ports_are_called_the_same():
-    assert discovery.LABEL == names.LABEL_DEPLOYMENT
-    assert discovery.SERVED_NAME == names.ANNOTATION_SERVED_NAME
-    assert discovery.SENIORITY == names.ANNOTATION_SENIORITY
-    assert discovery.OWNER == (names.API_VERSION, names.KIND)
-    assert discovery.PORT_NAME == engine_contract.HTTP_PORT_NAME
-
-
 def test_services_that_the_operator_renders_are_one_model():
     spec = Spec.parse(yaml.safe_load(EXAMPLE.read_text()))
     assert isinstance(spec, Spec)
@@ -44,10 +34,10 @@ def test_services_that_the_operator_renders_are_one_model():
     assert not isinstance(manifests, Invalid)
     services = [m.body for m in manifests if m.body["kind"] == "Service"]
     assert len(services) == 2
-    assert all(discovery.LABEL in body["metadata"]["labels"] for body in services)
+    assert all(names.LABEL_DEPLOYMENT in body["metadata"]["labels"] for body in services)
 
     objects = {body["metadata"]["name"]: msgspec.convert(body, KubeObject) for body in services}
-    found = snapshot_of({Key(spec.namespace, name): item for name, item in objects.items()}, [])
+    found = snapshot_of({ObjectKey(spec.namespace, name): item for name, item in objects.items()}, [])
 
     assert found == {spec.model.served_name: ()}
 
@@ -115,7 +105,7 @@ def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str
         key = observed.key_of_child(body)
         assert key is not None
         store.put_child(key, observed.trim_child(body, kind="Service"))
-        services[Key(key.namespace, key.name)] = msgspec.convert(body, KubeObject)
+        services[ObjectKey(key.namespace, key.name)] = msgspec.convert(body, KubeObject)
         endpoints = {
             "metadata": {"namespace": key.namespace, "labels": {"kubernetes.io/service-name": key.name}},
             "addressType": "IPv4",
@@ -131,16 +121,6 @@ def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str
 
 def test_gateway_asks_for_no_key_where_the_operator_brings_none():
     assert REQUESTS_PATH in OPEN_PATHS
-
-
-def test_operator_and_gateway_read_the_same_engine_metrics():
-    """By the same names in the code; that the engine serves them all is tested in test_autoscaler_metrics."""
-    from quire_gateway import scrape as gateway_scrape
-
-    names = [name for name in vars(gateway_scrape) if name.isupper() and name in vars(engine_metrics)]
-    both = {name for name in names if isinstance(getattr(gateway_scrape, name), str)}
-    assert both >= {"RUNNING", "WAITING", "KV_USAGE", "FINISHED", "CACHE_CONFIG", "STEP_SECONDS", "ARRIVED_REQUESTS"}
-    assert {name for name in both if getattr(gateway_scrape, name) != getattr(engine_metrics, name)} == set()
 
 
 def test_command_line_that_local_mode_gives_is_the_gateways():

@@ -1,13 +1,11 @@
-"""The simulator's engine and gateway against the real ones, which it may not import: same scheduling, same choices."""
+"""The simulator's engine against the real scheduler, which it may not import. Its gateway runs the real policy."""
 
-from dataclasses import asdict
 from math import inf, pi
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_cli.simulation import balance, gateway
 from quire_cli.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS
 from quire_cli.simulation.engine import Engine
 from quire_cli.simulation.scenario import EngineModel, Request
@@ -20,10 +18,6 @@ from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request as EngineRequest
 from quire_engine.server import serve
 from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
-from quire_gateway import balance as real_balance
-from quire_gateway import learning
-from quire_gateway import prefixes as real_prefixes
-from quire_gateway import scrape as real_scrape
 
 RATE, STEP, BLOCK = 1000.0, 0.1, 16
 
@@ -130,70 +124,6 @@ def test_queues_are_as_long_as_the_engines():
 
 def test_first_token_waits_have_the_engines_buckets():
     assert (*TIME_TO_FIRST_TOKEN, inf) == FIRST_TOKEN_WAIT_BOUNDS
-
-
-LOADS = st.builds(
-    balance.Load,
-    running=st.integers(0, 20),
-    waiting=st.integers(0, 20),
-    max_running=st.integers(1, 20),
-    kv_usage=st.floats(0, 1),
-    finished_per_second=st.none() | st.floats(0, 10),
-    in_flight=st.integers(0, 30),
-    pending_tokens=st.floats(0, 1e5),
-    prefill_tokens_per_second=st.none() | st.floats(1, 1e5),
-)
-CANDIDATES = st.builds(
-    balance.Candidate,
-    st.just(""),
-    LOADS,
-    st.integers(0, 40),
-    st.floats(0, 1e5),
-    st.sampled_from([0.0, 0.2, 0.3, 0.9, 1.0]),
-)
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.lists(CANDIDATES, min_size=1, max_size=5), st.floats(0, 1e5), st.floats(0, 1, exclude_max=True))
-def test_the_simulated_gateway_picks_as_the_real_one(candidates, prompt_tokens, draw):
-    named = [candidate._replace(name=f"r{place}") for place, candidate in enumerate(candidates)]
-    real = [
-        real_balance.Candidate(
-            id=c.name,
-            ready=True,
-            suspect=False,
-            in_flight=c.in_flight,
-            load=real_balance.Load(**asdict(c.load)),
-            sent_tokens=c.sent_tokens,
-            prefix_share=c.prefix_share,
-        )
-        for c in named
-    ]
-    picked = real_balance.pick(real, prompt_tokens=prompt_tokens, draw=draw)
-    assert real_balance.Picked(balance.pick(named, prompt_tokens, draw).name) == picked
-
-
-def test_the_simulated_gateway_asks_and_remembers_as_the_real_one():
-    assert gateway.SCRAPE_SECONDS == real_scrape.PERIOD_SECONDS
-    simulated, real = gateway.PrefixIndex(), real_prefixes.PrefixIndex()
-    capacities = dict.fromkeys("abcde", 30.0)
-    for blocks, name in [((1, 2, 3), "a"), ((1, 2), "b"), ((4,), "c"), ((1, 9), "d"), ((1,), "e"), ((1,), "f")]:
-        simulated.sent(blocks, name, 20.0)
-        real.served(blocks, name, 20.0)
-    for name, tokens in [("d", 30.0), ("b", 30.5)]:
-        simulated.sent((5,), name, tokens)
-        real.served((5,), name, tokens)
-    for blocks in [(1, 2, 3, 5), (1, 9), (1,), (4, 1), (), (7,)]:
-        assert simulated.shares(blocks, capacities) == real.shares(blocks, capacities)
-
-
-def test_the_simulated_gateway_learns_as_the_real_one():
-    rates = (gateway.FinishRate(), learning.Rate())
-    for time, finished in [(0.0, 0), (1.0, 0), (2.0, 3), (9.0, 3), (11.5, 8), (13.0, 8), (30.0, 9)]:
-        assert rates[0].add(finished, time) == rates[1].add(finished, time)
-    speeds = (gateway.PrefillRate(), learning.PrefillRate())
-    for computed, seconds in [(0, 0.0), (900, 1.0), (900, 2.0), (1000, 2.5), (6000, 6.5), (9000, 7.0), (9300, 9.0)]:
-        assert speeds[0].add(computed, seconds) == speeds[1].add(computed, seconds)
 
 
 TOKENS_TOLD = [(0.05, 300), (0.31, 700), (0.32, 20), (0.9, 1), (2.5, 5000), (2.6, 40)]

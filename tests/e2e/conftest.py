@@ -1,7 +1,7 @@
-"""The frame of the scenarios: which cluster, the installed chart, a namespace each, and what is told in the end.
+"""Fixtures and hooks of the scenarios: the cluster, the chart, a namespace per scenario, and the final report.
 
-`make e2e` runs them. No scenario is skipped silently: on our own cluster none may be at all, on another's each is named
-with its reason. About the tier: docs/end-to-end.md.
+`make e2e` runs the scenarios. No scenario is skipped silently: on our own cluster none may be skipped, and on another
+cluster each skipped one is listed with its reason. docs/end-to-end.md describes these tests.
 """
 
 import os
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Bringing a cluster up takes minutes, must be seen, and must not count against a scenario's time."""
+    """Start the cluster before the first scenario, so that its time does not count against a scenario."""
     if session.config.option.collectonly or not any(HERE in item.path.parents for item in session.items):
         return
     with uncaptured(session.config):
@@ -73,16 +73,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     run = item.config.stash[RUN]
     report = yield
-    told = run.report(item.nodeid)
-    told.seconds += report.duration
+    own_report = run.report(item.nodeid)
+    own_report.seconds += report.duration
     if report.skipped:
-        told.outcome = str(call.excinfo.value) if call.excinfo is not None else "skipped"
+        own_report.outcome = str(call.excinfo.value) if call.excinfo is not None else "skipped"
     elif report.failed:
-        told.outcome = "failed"
+        own_report.outcome = "failed"
         if folder := run.keep_evidence(item.nodeid, report.longreprtext):
             report.sections.append(("kept for a closer look", str(folder)))
     elif report.when == "call":
-        told.outcome = "passed"
+        own_report.outcome = "passed"
     return report
 
 
@@ -125,14 +125,14 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(scope="session")
 def target(run: Run) -> Target:
-    """The cluster."""
+    """Return the cluster."""
     assert run.target is not None
     return run.target
 
 
 @pytest.fixture(scope="session")
 def release(run: Run, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
-    """The chart, installed. One that an earlier run left is brought to this checkout, and left again."""
+    """Install the chart. A release of an earlier run is upgraded to this checkout, and kept afterwards."""
     helm = Helm(target.helm_program, CHART, tmp_path_factory.mktemp("helm"), kubeconfig=Path(target.kube.kubeconfig))
     release = Release(target.kube, helm, target.chart_values)
     was_there = release.found()
@@ -150,24 +150,24 @@ def release(run: Run, target: Target, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def report(run: Run, request: pytest.FixtureRequest) -> Report:
-    """What this scenario found: figures, and how many answers were looked at."""
+    """Return the report of this scenario: its figures and the number of checked answers."""
     return run.report(request.node.nodeid)
 
 
 @pytest.fixture(scope="session")
 def make_space(run: Run, target: Target, release: Release) -> MakeSpace:
-    """`with make_space("name") as space`, for what lives longer or shorter than one scenario."""
+    """Return the context manager `make_space("name")` for namespaces that live longer or shorter than one scenario."""
     return lambda name: run.space(name, target.kube, release.operator_log)
 
 
 @pytest.fixture
 def space(make_space: MakeSpace, request: pytest.FixtureRequest) -> Iterator[Space]:
-    """An empty namespace of this scenario's own, which goes with it."""
+    """Return an empty namespace of this scenario, which is deleted afterwards."""
     with make_space(slug(request.node.originalname.removeprefix("test_"))) as space:
         yield space
 
 
 @pytest.fixture(scope="session")
 def gateway_url(target: Target, release: Release) -> str:
-    """Where the gateway answers, from here; /v1 is below it."""
+    """Return the address of the gateway as reached from here; /v1 is below it."""
     return target.service_url(release.namespace, "quire-gateway")

@@ -1,7 +1,8 @@
-"""Replicas follow the load by what a real Prometheus scrapes of real pods: 1 → 2 → 3 → 2 → 1, one ramp for all of it.
+"""Replicas follow the load by the metrics that a real Prometheus scrapes from real pods: 1 → 2 → 3 → 2 → 1 in one ramp.
 
-On its way Prometheus is away for two minutes (QUIRE_OUTAGE_SECONDS for less), the leading operator is killed, and
-replicas go while they stream (`e2e_support.scaling.ramp`). Each test asks one thing of what was seen.
+During the ramp, Prometheus is unavailable for two minutes (QUIRE_OUTAGE_SECONDS for less), the leading operator is
+killed, and replicas are removed while they stream (`e2e_support.scaling.ramp`). Each test checks one aspect of the
+recording.
 """
 
 import os
@@ -22,12 +23,12 @@ from e2e_support.waiting import until
 
 OUTAGE_SECONDS = float(os.environ.get("QUIRE_OUTAGE_SECONDS", "120"))
 SCRAPE_SECONDS = 5.0
-"""How old figures may be: an interval, and a page that took long."""
+"""The permitted age of metrics: an interval, and a slow scrape."""
 WRITE_SECONDS = 10.0
-"""To carry out a decision and to see it, on a machine that is busy."""
+"""The time to apply a decision and to observe it, on a busy machine."""
 REACTION_SECONDS = TICK_SECONDS + SCRAPE_SECONDS + WRITE_SECONDS
 TAKEOVER_SECONDS = 20.0
-"""As charts/quire/values.yaml promises."""
+"""The value in charts/quire/values.yaml."""
 UP, DOWN = ((1, 2), (2, 3)), ((3, 2), (2, 1))
 
 pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.timeout(900)]
@@ -75,9 +76,9 @@ def test_decisions_are_stored_and_reported_with_figures(ramp: Ramp) -> None:
         assert change["reason"] == "DemandFell"
         assert float(change["inputs"]["needDown"]) <= change["to"]
         assert "replicas were needed in the last 15s" in change["message"]
-    told = [event for event in ramp.events if event.reason in ("ScaledUp", "ScaledDown")]
-    assert [event.reason for event in told] == ["ScaledUp", "ScaledUp", "ScaledDown", "ScaledDown"]
-    for change, event in zip(history, told, strict=True):
+    scalings = [event for event in ramp.events if event.reason in ("ScaledUp", "ScaledDown")]
+    assert [event.reason for event in scalings] == ["ScaledUp", "ScaledUp", "ScaledDown", "ScaledDown"]
+    for change, event in zip(history, scalings, strict=True):
         way = f"{change['from']} → {change['to']}"
         assert event.message == f"{way} replicas: {change['message'].removeprefix(f'{way}: ')}"
 
@@ -106,7 +107,7 @@ def test_the_metrics_of_the_operator_agree(ramp: Ramp) -> None:
 
 @pytest.mark.needs("machine")
 def test_prometheus_records_the_same_history(ramp: Ramp, target: Target) -> None:
-    """What the operator exports of its decisions is scraped by the same server as what it decides by."""
+    """The server that the operator reads also scrapes the metrics of its decisions."""
     assert target.machine is not None
     query = f"{AUTOSCALING}desired_replicas{{namespace='{ramp.deployment.namespace}'}}[15m]"
     url = f"{target.machine.prometheus_url}/api/v1/query"
@@ -120,9 +121,9 @@ def test_prometheus_records_the_same_history(ramp: Ramp, target: Target) -> None
 
 
 def changes_of(url: str, query: str) -> list[int]:
-    """What one leader after the other said, each change told once: samples as they were scraped.
+    """Return the decisions of consecutive leaders, each change once, as sampled by Prometheus.
 
-    Not `max` over the operators: Prometheus goes on for five minutes with what one said that died while it was away.
+    Do not use `max` over the operators: Prometheus keeps the last sample of a dead one for five minutes.
     """
     answer = httpx.get(url, params={"query": query}, trust_env=False).raise_for_status().json()
     samples = sorted((time, int(value)) for series in answer["data"]["result"] for time, value in series["values"])
@@ -135,12 +136,12 @@ def test_without_prometheus_the_number_stays_and_is_explained(ramp: Ramp, report
     down, back = ramp.times[At.PROMETHEUS_DOWN], ramp.times[At.PROMETHEUS_UP]
     blind = seen.during(ramp.looks, down, back)
     assert [step.value for step in seen.desired_steps(blind)] == [2], "no figure is no reason to change anything"
-    told = seen.first_at(blind, lambda look: look.reason("Autoscaling") == "PrometheusUnavailable", since=down)
-    assert told is not None
-    said = [look.conditions["Autoscaling"] for look in blind if look.time >= told]
+    reported = seen.first_at(blind, lambda look: look.reason("Autoscaling") == "PrometheusUnavailable", since=down)
+    assert reported is not None
+    said = [look.conditions["Autoscaling"] for look in blind if look.time >= reported]
     assert all("the number of replicas is held until metrics are back" in condition.message for condition in said)
     assert "PrometheusUnavailable" in {event.reason for event in ramp.events if event.type == "Warning"}
-    report.figure("Prometheus stopped to condition set", told - down)
+    report.figure("Prometheus stopped to condition set", reported - down)
 
 
 @pytest.mark.needs("machine")

@@ -1,6 +1,6 @@
-"""A node is drained under traffic, as an administrator does before working on it, and taken back afterwards.
+"""A node is drained under traffic, as before maintenance, and returned to service afterwards.
 
-Three replicas, two of them on that node: the budget lets them go one by one. Gateway and operator pods there move too.
+Two of three replicas run on that node; the budget evicts them one by one. Gateway and operator pods move too.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ DRAIN_SECONDS = 320.0
 CONCURRENCY, STREAMS, STREAM_SECONDS = 3, 4, 20.0
 PATIENCE = Patience(silence_seconds=120.0)
 PRE_STOP_SECONDS = 5.0
-"""From a pod's end being asked for to SIGTERM: what lasts longer was spared by the engine itself."""
+"""The time from the deletion of a pod to SIGTERM. A stream that lasts longer was protected by the engine itself."""
 
 pytestmark = [pytest.mark.needs("two-nodes"), pytest.mark.timeout(600)]
 MakeSpace = Callable[[str], AbstractContextManager[Space]]
@@ -45,26 +45,26 @@ MakeSpace = Callable[[str], AbstractContextManager[Space]]
 
 @dataclass(slots=True, kw_only=True)
 class Drained:
-    """What was seen. Times are seconds since the traffic began."""
+    """The recording of a drain. Times are seconds since the start of the traffic."""
 
     deployment: LLMDeployment
     node: str
     began: float = 0.0
     ended: float = 0.0
     before: list[Pod] = field(default_factory=list)
-    """The replicas, and where they were."""
+    """The replicas and their nodes."""
     refused: Verdict | None = None
-    """Of an eviction while one replica was away."""
+    """The answer to an eviction while one replica was unavailable."""
     kubectl: CompletedProcess[str] | None = None
     left: list[Pod] = field(default_factory=list)
-    """On the node, when kubectl had done."""
+    """The pods on the node when kubectl had finished."""
     after: list[Pod] = field(default_factory=list)
     allowed: Verdict | None = None
-    """Of an eviction when all were ready again."""
+    """The answer to an eviction when all replicas were ready again."""
     looks: list[Look] = field(default_factory=list)
     traffic: TrafficResult | None = None
     streams: TrafficResult | None = None
-    """Long ones."""
+    """The long streams."""
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +122,8 @@ def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, u
 
 
 def _keep_timeline(record: Drained) -> None:
-    replicas, told = seen.lines(record.looks), seen.told(record.looks, "Ready")
-    keep(timeline("node drain", record.traffic, record.streams, replicas=replicas, told=told))
+    replicas, messages = seen.lines(record.looks), seen.reason_changes(record.looks, "Ready")
+    keep(timeline("node drain", record.traffic, record.streams, replicas=replicas, messages=messages))
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def uncordoned_in_the_end(kube: Kube, node: str) -> Iterator[None]:
 
 
 def _pods_on(kube: Kube, node: str) -> list[Pod]:
-    """Those that still run, but for a DaemonSet's."""
+    """Return the running pods on a node, except those of a DaemonSet."""
     bodies: list[dict[str, Any]] = kube.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
     owned = [
         body
@@ -168,7 +168,7 @@ def test_at_most_one_replica_is_unavailable(drained: Drained) -> None:
 
 
 def test_evictions_beyond_the_budget_are_rejected(drained: Drained) -> None:
-    """By the API, to whoever asks: a drain waits, and other tools must as well."""
+    """The API rejects them for every client: a drain waits, and other tools must wait as well."""
     assert drained.refused is not None and not drained.refused.allowed
     assert "disruption budget" in drained.refused.message
     assert drained.kubectl is not None and "violate the pod's disruption budget" in drained.kubectl.stderr
@@ -194,7 +194,7 @@ def test_streams_on_evicted_replicas_finish(drained: Drained, report: Report) ->
 
 
 def test_gateway_and_operator_have_moved(drained: Drained, release: Release) -> None:
-    """The chart's own budgets let them: one of each stays while the other moves."""
+    """The chart's budgets permit this: one pod of each stays while the other moves."""
     pods = [*release.gateway_pods(), *release.operator_pods()]
     assert len(pods) == 4 and all(pod.is_serving for pod in pods)
     assert drained.node not in {pod.node for pod in pods}

@@ -1,7 +1,7 @@
-"""Changes that go wrong, six side by side: each names its cause in time, takes nothing from what serves, and is mended.
+"""Six invalid changes at once: each reports its cause in time, keeps the serving replica, and is fixed afterwards.
 
-The old replica of each goes on under traffic from before the change until after it is mended. What comes of it is
-gathered once; the scenarios judge it.
+The old replica of each LLMDeployment serves traffic from before the change until after the fix. The results are
+recorded once, and the scenarios check them.
 """
 
 import re
@@ -28,19 +28,19 @@ TOLD_SECONDS = 90.0
 MENDED_SECONDS = 90.0
 KEY = "sk-of-the-scenario"
 LOST_PYTHON = {"name": "PYTHONHOME", "value": "/nowhere"}
-"""With it no Python starts: as good as any program that ends at once."""
+"""A value with which no Python starts, like any program that exits immediately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A change to the spec that can't work, what is to be said of it, and how it is mended."""
+    """An invalid change to the spec, its expected message, and its fix."""
 
     change: dict[str, Any]
     reason: str
     says: str
-    """A pattern in the condition's message."""
+    """A pattern in the message of the condition."""
     back: dict[str, Any] = field(default_factory=dict)
-    """The change that undoes it. Empty: what was missing is given instead, and the new replica comes up."""
+    """The change that reverts it. Empty: the missing object is created instead, and the new replica starts."""
 
 
 FAULTS = {
@@ -84,21 +84,21 @@ FAULTS = {
 
 @dataclass(slots=True, kw_only=True)
 class Course:
-    """What came of one fault."""
+    """The recording of one fault."""
 
     chat: LLMDeployment
     old: Pod
-    told: Condition | None = None
-    told_after: float | None = None
+    reported: Condition | None = None
+    reported_after: float | None = None
     others: dict[str, Condition] = field(default_factory=dict)
-    """All conditions at that moment."""
+    """All conditions at that time."""
     events: list[Event] = field(default_factory=list)
     old_then: Pod | None = None
     metric: list[float] = field(default_factory=list)
     mended_after: float | None = None
     old_in_the_end: Pod | None = None
     explained: str = ""
-    """Where something did not come in time."""
+    """The reason if an expected state did not occur in time."""
     traffic: TrafficResult | None = None
 
 
@@ -128,7 +128,7 @@ def _started(space: Space) -> dict[str, Course]:
 
 
 def _break_all(courses: dict[str, Course], release: Release) -> None:
-    """All at once; returns when each has named its cause, or time is up."""
+    """Apply all faults at once. Return when each has reported its cause, or when the time is up."""
     watches = {}
     registry = release.values["images"]["registry"]
     for name, course in courses.items():
@@ -140,7 +140,7 @@ def _break_all(courses: dict[str, Course], release: Release) -> None:
         for name, course in list(waiting.items()):
             conditions = course.chat.conditions()
             if conditions["Degraded"].is_true and conditions["Degraded"].reason == FAULTS[name].reason:
-                course.told, course.told_after = conditions["Degraded"], watches[name].seconds
+                course.reported, course.reported_after = conditions["Degraded"], watches[name].seconds
                 course.others = conditions
                 del waiting[name]
         time.sleep(POLL_SECONDS)
@@ -193,9 +193,9 @@ def test_the_cause_is_reported_and_the_old_replica_serves(
     name: str, courses: dict[str, Course], report: Report
 ) -> None:
     fault, course = FAULTS[name], courses[name]
-    assert course.told is not None and course.told_after is not None, course.explained
-    report.figure(f"{name.replace('-', ' ')}: change to cause in the conditions", course.told_after)
-    assert re.search(fault.says, course.told.message, re.DOTALL), course.told.message
+    assert course.reported is not None and course.reported_after is not None, course.explained
+    report.figure(f"{name.replace('-', ' ')}: change to cause in the conditions", course.reported_after)
+    assert re.search(fault.says, course.reported.message, re.DOTALL), course.reported.message
     assert (course.others["Ready"].status, course.others["Ready"].reason) == ("False", fault.reason)
     assert course.others["Available"].is_true, "the old replica answers"
     assert ("Warning", fault.reason) in {(event.type, event.reason) for event in course.events}

@@ -1,6 +1,6 @@
-"""GPUs without GPUs: replicas that ask for them are placed over nodes that only pretend to have some.
+"""Replicas that request GPUs are scheduled on nodes that only simulate them.
 
-What is looked at is Kubernetes' scheduler with what the operator renders, and what is said where GPUs run out.
+The scenarios check the Kubernetes scheduler with the operator's pods, and the message when no GPU is free.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ PER_NODE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """An LLMDeployment whose replicas take a GPU each, and the nodes that have some."""
+    """An LLMDeployment whose replicas need one GPU each, and its nodes."""
 
     chat: LLMDeployment
     nodes: GpuNodes
     space: Space
 
     def scale(self, replicas: int) -> None:
-        """As a person would."""
+        """Scale with kubectl, as a user does."""
         self.space.kubectl("scale", "llmd", "chat", f"--replicas={replicas}")
 
     def taken(self) -> dict[str, int]:
@@ -57,8 +57,8 @@ def test_missing_gpus_are_reported_until_a_node_is_added(fleet: Fleet, report: R
     asked, there = 3 * PER_NODE + 2, 3 * PER_NODE
     fleet.scale(asked)
 
-    told = fleet.chat.wait_condition("Degraded", "True", reason="InsufficientGPU")
-    assert "no node takes pod chat-" in told.message and "Insufficient nvidia.com/gpu" in told.message
+    condition = fleet.chat.wait_condition("Degraded", "True", reason="InsufficientGPU")
+    assert "no node takes pod chat-" in condition.message and "Insufficient nvidia.com/gpu" in condition.message
     fleet.chat.until(lambda: len(fleet.chat.serving_pods()) == there or None, what=f"{there} serve", seconds=90)
     ready = fleet.chat.wait_condition("Ready", "False", reason="InsufficientGPU")
     fleet.chat.until(

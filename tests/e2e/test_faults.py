@@ -1,7 +1,6 @@
-"""What happens to those who use an LLMDeployment when something under it is killed -9: to whoever was on it, the least
-that can be; to everybody else, nothing.
+"""Clients of a killed process are disconnected, and all other clients notice nothing.
 
-Two replicas serve all of these. Streams last long enough to be half way when the kill comes, and each is asserted on.
+Two replicas serve all scenarios. The streams are still running when a process is killed, and each is checked.
 """
 
 import time
@@ -38,10 +37,10 @@ from e2e_support.waiting import until
 from quire_cluster.real_cluster import RealCluster
 
 REPLICAS = 2
-TOLD_SECONDS = 10.0
-"""Until whoever streamed from a killed process knows."""
+NOTIFIED_SECONDS = 10.0
+"""The time after which all clients of a killed process have been notified."""
 BACK_SECONDS = 120.0
-"""When to give up; what is promised is less, and measured."""
+"""The limit for giving up. The promised times are shorter and are measured."""
 TAKEOVER_SECONDS = 40.0
 OUTAGE_SECONDS = 60.0
 ENGINE_PORT = 8000
@@ -59,7 +58,7 @@ def served(make_space: MakeSpace) -> Iterator[LLMDeployment]:
 
 @pytest.fixture
 def chat(served: LLMDeployment) -> LLMDeployment:
-    """Whole again after whatever was before."""
+    """Return the LLMDeployment, repaired after previous scenarios."""
     served.wait_ready(replicas=REPLICAS)
     return served
 
@@ -78,7 +77,7 @@ def test_a_killed_engine_process_is_replaced_within_its_pod(
     replaced = release.page(victim, ENGINE_PORT).total("quire_engine_restarts_total")
     with recorded(streams(gateway_url, chat), report, chat) as traffic:
         wait_for_streams(traffic, pods)
-        traffic.permit(cut_on(victim, after=killed, within_seconds=TOLD_SECONDS))
+        traffic.permit(cut_on(victim, after=killed, within_seconds=NOTIFIED_SECONDS))
         process = engine_process(machine, victim)
         traffic.mark(killed)
         kill(process)
@@ -100,7 +99,7 @@ def test_a_killed_container_is_restarted_within_its_pod(
     victim, killed = pods[-1], "container killed"
     with recorded(streams(gateway_url, chat), report, chat) as traffic:
         wait_for_streams(traffic, pods)
-        traffic.permit(cut_on(victim, after=killed, within_seconds=TOLD_SECONDS))
+        traffic.permit(cut_on(victim, after=killed, within_seconds=NOTIFIED_SECONDS))
         process = main_process(machine, victim, "engine")
         traffic.mark(killed)
         kill(process)
@@ -130,7 +129,7 @@ def test_a_pod_deleted_by_force_is_replaced(
     result = traffic.result
     others = [record for record in result.records if record.replica != replica(victim)]
     assert others and all(record.ok for record in others)
-    late = [one for one in result.by_replica()[replica(victim)] if one.started > at + TOLD_SECONDS]
+    late = [one for one in result.by_replica()[replica(victim)] if one.started > at + NOTIFIED_SECONDS]
     assert not late, "the gateways know that it is gone"
     assert chat.wait_ready(replicas=REPLICAS)
     assert any(event.reason == "SuccessfulCreate" or event.name == newcomers[0].name for event in chat.events())
@@ -141,7 +140,7 @@ def test_a_killed_gateway_disconnects_only_its_own_clients(
 ) -> None:
     victim, other = _two_gateways(release)
     killed = "gateway killed"
-    cut = Permit(why="they came through it", kinds=CUT, after=killed, within_seconds=TOLD_SECONDS)
+    cut = Permit(why="they came through it", kinds=CUT, after=killed, within_seconds=NOTIFIED_SECONDS)
     away = Permit(
         why="it is away, or the Service still leads to it",
         kinds=frozenset({FailureKind.UNREACHABLE, FailureKind.BROKEN}),
@@ -186,7 +185,7 @@ def test_a_killed_operator_is_replaced_without_other_changes(
         kill_for_good(target, leader, container="operator")
         successor = until(lambda: _successor(release, leader), what="another operator leads", seconds=TAKEOVER_SECONDS)
         report.figure("leading operator killed to another leading", traffic.mark("another operator leads") - at)
-        time.sleep(TOLD_SECONDS)  # in which a successor that misread things would act
+        time.sleep(NOTIFIED_SECONDS)  # in which a successor that misread things would act
     assert all(record.ok for record in traffic.result.records)
     assert [(pod.uid, pod.restarts) for pod in chat.pods()] == [(pod.uid, pod.restarts) for pod in before]
     assert _deployment_generation(chat) == generation, "the successor had nothing to correct"
@@ -236,9 +235,9 @@ def test_serving_continues_while_the_api_server_is_down(
 
 
 def _wait_until_it_streams_again(traffic: Traffic, victim: Pod) -> float:
-    """When a stream that began after the kill has its first token."""
+    """Return the time at which a stream that started after the kill has its first token."""
     name = replica(victim)
-    traffic.wait_for(lambda live: live.streams.get(name, 0) == 0, TOLD_SECONDS, "those on it have been told")
+    traffic.wait_for(lambda live: live.streams.get(name, 0) == 0, NOTIFIED_SECONDS, "all its clients are disconnected")
     traffic.wait_for(lambda live: live.streams.get(name, 0) > 0, BACK_SECONDS, f"{name} streams again")
     return traffic.mark("it streams again")
 

@@ -1,4 +1,4 @@
-"""How everybody meets quire: helm install, kubectl apply, a question; each command as README and notes have it."""
+"""A first installation: helm install, kubectl apply, a request; each command as in the README and the chart's notes."""
 
 import json
 import re
@@ -28,7 +28,7 @@ DEMO = ROOT / "examples" / "demo.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """examples/demo.yaml, applied."""
+    """The applied examples/demo.yaml."""
 
     chat: LLMDeployment
     space: Space
@@ -86,7 +86,7 @@ def test_kubectl_describe_and_quire_explain_show_reasons(demo: Demo, target: Tar
 
 
 def test_the_commands_of_the_helm_notes_work(demo: Demo, release: Release, target: Target, tmp_path: Path) -> None:
-    """But for the model, which comes from a hub in the notes: that command is tried without being carried out."""
+    """The command for the model is run with a dry run only, because the model in the notes comes from a hub."""
     pods, apply, watch, describe, forward, ask = commands_of(release.notes())
     here = at_home_in(demo.space.name, target.kube, tmp_path / "kubeconfig")
 
@@ -109,7 +109,7 @@ def test_the_commands_of_the_helm_notes_work(demo: Demo, release: Release, targe
 
 
 def at_home_in(namespace: str, kube: Kube, file: Path) -> Path:
-    """A kubeconfig whose commands without a namespace mean this one."""
+    """Return a kubeconfig whose default namespace is this one."""
     config = json.loads(kube.kubectl("config", "view", "--raw", "--flatten", "--output", "json"))
     for context in config["contexts"]:
         context["context"]["namespace"] = namespace

@@ -1,7 +1,7 @@
-"""Who may do what: the operator with the chart's rights alone, replicas with none, in the strictest namespace.
+"""Permissions: the operator uses only the chart's roles, and replicas have none, in the most restricted namespace.
 
-Looked at from the API server (its audit log, what it says of rights), from inside the containers, and from a pod that
-has no business with a replica.
+The scenarios check this from the API server (audit log, access reviews), from inside the containers, and from an
+unrelated pod.
 """
 
 import json
@@ -25,7 +25,7 @@ from e2e_support.target import Target
 
 RESTRICTED = "pod-security.kubernetes.io/enforce"
 ANYBODYS = {"selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews"}
-"""What everybody may ask, who has no right at all."""
+"""The permissions that every user has."""
 NEEDED = {
     "watch llmdeployments",
     "patch llmdeployments/status",
@@ -39,7 +39,7 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarded:
-    """A replica in a namespace where Pod Security `restricted` is enforced."""
+    """A replica in a namespace that enforces Pod Security `restricted`."""
 
     chat: LLMDeployment
     space: Space
@@ -64,7 +64,7 @@ def restrict(space: Space) -> None:
 
 
 def test_replicas_start_under_the_restricted_policy(guarded: Guarded, release: Release) -> None:
-    """And the release's own namespace could be such a one: the server says which pods there would not be let in."""
+    """The release's own namespace could enforce it too: the server reports pods that would be rejected there."""
     label = ("label", "--dry-run=server", "--overwrite", "namespace", release.namespace, f"{RESTRICTED}=restricted")
     said = release.kube.run(["kubectl", *label])
     assert said.returncode == 0 and "Warning" not in said.stderr, said.stderr
@@ -87,7 +87,7 @@ def test_containers_are_unprivileged_and_read_only(guarded: Guarded, release: Re
 
 
 def security_of(space: Space, pod: Pod) -> list[dict[str, Any]]:
-    """Of each container, with what the pod says for all."""
+    """Return the security context of each container, merged with that of the pod."""
     spec = space.kube.get(namespaced(space.name, "pods", pod.name))["spec"]
     containers = [*spec.get("initContainers", ()), *spec["containers"]]
     return [spec.get("securityContext", {}) | container.get("securityContext", {}) for container in containers]
@@ -115,7 +115,7 @@ def test_a_replica_has_no_token_and_no_permissions(guarded: Guarded) -> None:
 def test_other_pods_are_blocked_if_policies_are_enforced(
     guarded: Guarded, make_space: MakeSpace, target: Target, release: Release, report: Report
 ) -> None:
-    """Which it does or not is found out by a policy of the scenario's own, which lets nobody in."""
+    """The scenario finds out whether policies are enforced with its own policy, which admits no peer."""
     policies = namespaced(guarded.space.name, "networkpolicies", group="/apis/networking.k8s.io/v1")
     (policy,) = guarded.space.kube.items(policies)
     assert policy["spec"]["podSelector"]["matchLabels"]["quire.dev/llmdeployment"] == "chat"
@@ -137,7 +137,7 @@ def test_other_pods_are_blocked_if_policies_are_enforced(
     else:
         report.note("the network of this cluster does not enforce NetworkPolicies: strangers reach replicas")
     assert let_in is not enforces
-    # Whoever is let in gets in, enforced or not: the gateway, whose pods the policy names.
+    # The gateway, whose pods the policy names, gets access in any case.
     friends = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if peer.get("podSelector", {})]
     assert any(labels.get("app.kubernetes.io/component") == "gateway" for labels in friends), rule["from"]
 
@@ -145,7 +145,7 @@ def test_other_pods_are_blocked_if_policies_are_enforced(
 def test_the_operator_logs_no_missing_permission(guarded: Guarded, release: Release, run: Run) -> None:
     assert release.operator_metrics().total("quire_operator_errors_total", reason="Forbidden") == 0
     log = release.operator_log(lines=100_000, since=run.started)
-    assert any(f"create Deployment {guarded.chat.name}" in line for line in log), "it told of what it did meanwhile"
+    assert any(f"create Deployment {guarded.chat.name}" in line for line in log), "the log covers this run"
     assert [line for line in log if re.search(r"cannot \w+ resource", line)] == []
 
 
@@ -154,9 +154,9 @@ def test_the_operator_logs_no_missing_permission(guarded: Guarded, release: Rele
 def test_chart_roles_allowed_all_requests_of_this_run(
     target: Target, release: Release, run: Run, report: Report
 ) -> None:
-    """By the API server's audit log, whatever the scenarios before this one did to it.
+    """The audit log of the API server contains no denied request, whatever earlier scenarios did.
 
-    Not while it began after an outage: it knew no rule then, and refused everybody.
+    The time of its start after an outage is excluded, because it rejects everything until it has loaded the roles.
     """
     assert target.machine is not None
     log = target.machine.state / "audit.log"

@@ -1,4 +1,4 @@
-"""A changed spec under traffic: replicas are replaced one by one, and whoever asks meanwhile does not notice."""
+"""A changed spec under traffic: replicas are replaced one by one, and no client notices."""
 
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Condition
@@ -46,7 +46,7 @@ def test_a_changed_spec_replaces_replicas_without_failures(
 
 
 class Seen:
-    """What was seen of a rollout, at each look."""
+    """The observations of a rollout at each poll."""
 
     def __init__(self, chat: LLMDeployment) -> None:
         self._chat = chat

@@ -1,4 +1,4 @@
-"""The way out and back: helm uninstall takes operator and gateway, and nothing that is served. Runs last."""
+"""helm uninstall removes operator and gateway but keeps serving replicas; a new release takes them over. Runs last."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_serving_survives_uninstall_and_is_taken_over(
         release.install()
         chat.until(lambda: is_known_to(release, chat), what="the new operator knows it", seconds=60)
         report.figure("reinstalled to LLMDeployments taken over", watch.seconds)
-        assert children(chat) == before, "nothing was made anew or changed"
+        assert children(chat) == before, "no object was recreated or changed"
 
         traffic.mark("one replica more")
         chat.patch(replicas=2)
@@ -64,7 +64,7 @@ def is_known_to(release: Release, chat: LLMDeployment) -> bool:
 
 
 def children(chat: LLMDeployment) -> dict[str, tuple[str, int]]:
-    """Who they are, and what would tell that they were changed or started anew."""
+    """Return the children and the values that would show a change or a restart."""
     found = {f"pod {pod.name}": (pod.uid, pod.restarts) for pod in chat.pods()}
     deployment = chat.kube.get(namespaced(chat.namespace, "deployments", chat.name, group="/apis/apps/v1"))["metadata"]
     found["deployment"] = (deployment["uid"], deployment["generation"])

@@ -1,4 +1,4 @@
-"""helm upgrade of a release that serves: operator and gateway are replaced, no stream is cut, no engine notices."""
+"""helm upgrade of a serving release: operator and gateway are replaced, no stream is cut, no engine restarts."""
 
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.recording import recorded

@@ -1,4 +1,4 @@
-"""What the Eviction API answers becomes a verdict; what else goes wrong stays an error."""
+"""The answers of the Eviction API become verdicts; other failures stay errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ POD = Pod(
 
 
 class Kube:
-    """Notes what is asked, and gives one answer."""
+    """A fake client that records requests and gives one answer."""
 
     def __init__(self, answer: Exception | None = None) -> None:
         self.answer = answer

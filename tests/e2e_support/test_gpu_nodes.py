@@ -1,4 +1,4 @@
-"""Where pods that want GPUs are told to go, and how they are counted, on an API server that only remembers."""
+"""Placement and counting of pods that request GPUs, on a fake API server."""
 
 import dataclasses
 from typing import Any, cast
@@ -9,7 +9,7 @@ from e2e_support.target import Target
 
 
 class Remembering:
-    """Nodes are ready as soon as they are made."""
+    """A fake API server whose nodes are ready as soon as they are created."""
 
     def __init__(self) -> None:
         self.made: list[dict[str, Any]] = []

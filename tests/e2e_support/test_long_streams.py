@@ -1,4 +1,4 @@
-"""Streams that last: begun one after another, as long as was asked for, on the clock of what they flow beside."""
+"""Long streams: started one after another, with the requested length, on the clock of the other traffic."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def server():
 
 
 def longer(server, beyond):
-    """The server goes on behind the known tokens."""
+    """Return events that continue after the known tokens."""
 
     def go_on(events):
         *answer, last, usage, done = events

@@ -1,4 +1,4 @@
-"""What helm's notes have a person type."""
+"""The commands in helm's notes."""
 
 from e2e_support.notes import commands_of
 

@@ -1,4 +1,4 @@
-"""Kubernetes' objects as scenarios read them, and what is told of them when something did not come about."""
+"""Typed views of Kubernetes objects, and the diagnosis of events that did not occur."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -97,7 +97,7 @@ def test_kwoks_nodes_are_known_by_their_annotation() -> None:
     assert not objects.node({"metadata": {"name": "n"}, "spec": {"unschedulable": True}}).is_schedulable
 
 
-def test_an_explanation_shows_all_that_is_known_the_conditions_last() -> None:
+def test_an_explanation_shows_all_facts_and_conditions_last() -> None:
     said = {
         "type": "Ready",
         "status": "False",

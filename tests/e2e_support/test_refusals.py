@@ -1,4 +1,4 @@
-"""Reading an audit log for what the accounts of a namespace asked and were refused."""
+"""Requests and denied requests of a namespace's accounts, from an audit log."""
 
 import json
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ def line(
     return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
-def test_what_is_counted_was_answered_since_then_and_asked_by_that_namespace() -> None:
+def test_only_new_answered_requests_of_the_namespace_count() -> None:
     asked = read(
         [
             line(resource="llmdeployments", subresource="status"),
@@ -54,7 +54,7 @@ def test_a_refusal_is_told_in_the_servers_words() -> None:
     assert asked.refused == (f"{OPERATOR}: cannot patch it",)
 
 
-def test_what_a_server_refused_that_knew_no_rule_yet_is_no_missing_right() -> None:
+def test_a_starting_server_does_not_report_missing_permissions() -> None:
     outage = Outage(begun=datetime(2026, 1, 3, tzinfo=UTC), ended=datetime(2026, 1, 4, tzinfo=UTC))
     asked = read(
         [line(resource="pods", decision="forbid", day=day) for day in (2, 3, 4, 5)],

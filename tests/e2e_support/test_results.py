@@ -1,4 +1,4 @@
-"""What a run tells: table, Markdown, results.json."""
+"""The output of a run: table, Markdown, results.json."""
 
 import pytest
 
@@ -91,7 +91,7 @@ def test_scenarios_are_called_by_what_they_hold(test_id: str, name: str, short: 
     assert slug(name) == short
 
 
-def test_a_merge_patch_changes_adds_and_removes_and_leaves_its_base_alone() -> None:
+def test_a_merge_patch_does_not_change_its_base() -> None:
     base = {"a": {"b": 1, "c": 2}, "d": [1]}
     assert merged(base, {"a": {"b": None, "e": {"f": 3}}, "d": [2], "g": 4}) == {
         "a": {"c": 2, "e": {"f": 3}},

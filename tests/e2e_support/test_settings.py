@@ -1,4 +1,4 @@
-"""What the environment says of where scenarios run."""
+"""Settings of the scenarios from the environment."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_lacking_says_why_of_each_need_once() -> None:
     assert "QUIRE_E2E_PROMETHEUS_URL" in why
 
 
-def test_a_word_that_is_no_capability_is_refused_with_those_there_are() -> None:
+def test_an_unknown_capability_is_rejected_with_the_known_ones() -> None:
     assert capability("two-nodes") is Capability.TWO_NODES
     with pytest.raises(TargetUnavailable, match=r"needs\('gpu'\).*machine, prometheus, two-nodes, fake-nodes"):
         capability("gpu")

@@ -1,4 +1,4 @@
-"""Waiting, in time that is not real."""
+"""Waiting with a simulated clock."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from e2e_support.waiting import Stopwatch, until
 
 
 class Time:
-    """A clock that sleeping moves."""
+    """A clock that advances when code sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0

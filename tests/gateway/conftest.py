@@ -1,4 +1,4 @@
-"""A gateway on loopback, and replicas that do as they are told."""
+"""A gateway on loopback, and replicas whose behaviour a test chooses."""
 
 import asyncio
 import json
@@ -10,9 +10,11 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
+from quire_common.contract.gateway import Endpoint
+from quire_common.tls import TlsFiles
 from quire_gateway.__main__ import Gateway
-from quire_gateway.config import Config, FileSource, ProxyOptions, TlsOptions
-from quire_gateway.endpoints import Endpoint, Publish
+from quire_gateway.config import Config, FileSource, ProxyOptions
+from quire_gateway.endpoints import Publish
 
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -147,7 +149,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
     async def start(
         *,
         drain_timeout_seconds: float = 5.0,
-        tls: TlsOptions | None = None,
+        tls: TlsFiles | None = None,
         api_key_file: Path | None = None,
         **options: object,
     ) -> Harness:

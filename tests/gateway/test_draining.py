@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from quire_gateway.__main__ import _CUT_SECONDS
+from quire_gateway.__main__ import _CANCEL_SECONDS
 
 EVENT = {"Content-Type": "text/event-stream"}
 
@@ -78,7 +78,7 @@ async def test_request_whose_body_is_still_on_its_way_is_answered_before_the_gat
 
     stopping = asyncio.create_task(gateway.gateway.stop())
     # Longer than connections have that nothing runs on.
-    await asyncio.sleep(_CUT_SECONDS + 0.5)
+    await asyncio.sleep(_CANCEL_SECONDS + 0.5)
     assert not stopping.done()
     writer.write(b': "chat"}')
     answer = await reader.read()
@@ -131,7 +131,7 @@ def test_command_serves_until_sigterm_and_leaves_with_zero(tmp_path):
     try:
         lines = (json.loads(line)["message"] for line in process.stderr)
         assert next(lines).startswith("listening on http://127.0.0.1:")
-        assert next(lines) == "replicas ready: chat 0"
+        assert next(lines) == "ready replicas: chat 0"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     finally:

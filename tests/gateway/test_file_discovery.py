@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from quire_gateway.endpoints import Endpoint
-from quire_gateway.endpoints.file import FileDiscovery, Unreadable, parse_endpoints
+from quire_common.contract.gateway import Endpoint
+from quire_gateway.endpoints.file import FileDiscovery, InvalidEndpoints, parse_endpoints
 
 
 def listing(*urls: str, model: str = "chat") -> str:
@@ -54,7 +54,7 @@ async def test_broken_file_leaves_the_last_set_standing_and_says_so_once(watched
         # Nothing was published for the broken one.
         assert [e.url for e in (await published.get())["chat"]] == ["http://127.0.0.1:2"]
     assert len(caplog.records) == 1
-    assert "the endpoints known before stay" in caplog.text
+    assert "keeping the previous endpoints" in caplog.text
 
 
 async def test_file_that_vanishes_leaves_the_last_set_standing(watched, caplog):
@@ -85,14 +85,14 @@ def test_states_default_to_ready():
         ('{"models": [{"name": "m"}]}', "missing required field `endpoints`"),
         ('{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "h:1"}]}]}', "http://HOST:PORT"),
         ('{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:1/v1"}]}]}', "http://HOST:PORT"),
-        ('{"models": [{"name": "m", "endpoints": []}, {"name": "m", "endpoints": []}]}', "there twice"),
+        ('{"models": [{"name": "m", "endpoints": []}, {"name": "m", "endpoints": []}]}', "listed twice"),
         ('{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:x"}]}]}', "http://HOST:PORT"),
         (
             '{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:1"}, {"id": "a", "url": "http://h:2"}]}]}',
-            "endpoint 'a' is there twice",
+            "endpoint 'a' is listed twice",
         ),
     ],
 )
 def test_unreadable_file_says_what_is_wrong(text, words):
-    with pytest.raises(Unreadable, match=words):
+    with pytest.raises(InvalidEndpoints, match=words):
         parse_endpoints(text.encode())

@@ -5,8 +5,8 @@ import base64
 import pytest
 import yaml
 
+from quire_common.errors import ConfigurationError
 from quire_gateway.endpoints.kubernetes_access import from_kubeconfig, in_cluster
-from quire_gateway.errors import ConfigProblem
 
 
 def kubeconfig(**changes: object) -> dict:
@@ -41,20 +41,20 @@ def test_token_file_is_read_each_time(tmp_path):
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ("a: [", "can't be read"),
-        ("[]", "the file is no mapping"),
-        (kubeconfig(**{"current-context": None}), "no context is chosen"),
+        ("a: [", "cannot be read"),
+        ("[]", "the file is not a mapping"),
+        (kubeconfig(**{"current-context": None}), "no context is selected"),
         (kubeconfig(**{"current-context": "two"}), "no context 'two'"),
         (kubeconfig(clusters=[]), "no cluster 'c'"),
         (kubeconfig(clusters=[{"name": "c", "cluster": {}}]), "has no server address"),
         (kubeconfig(users=[{"name": "u", "user": {"exec": {"command": "aws"}}}]), "from a command"),
         (
             kubeconfig(clusters=[{"name": "c", "cluster": {"server": "https://h", "certificate-authority-data": "!"}}]),
-            "certificates can't be read",
+            "certificates cannot be read",
         ),
         (
             kubeconfig(clusters=[{"name": "c", "cluster": {"server": "https://h", "certificate-authority": "no.crt"}}]),
-            "certificates can't be read",
+            "certificates cannot be read",
         ),
         (
             kubeconfig(
@@ -68,22 +68,22 @@ def test_token_file_is_read_each_time(tmp_path):
                     }
                 ]
             ),
-            "certificates can't be read",
+            "certificates cannot be read",
         ),
     ],
 )
 def test_unusable_kubeconfig_says_why(tmp_path, document, words):
-    with pytest.raises(ConfigProblem, match=words):
+    with pytest.raises(ConfigurationError, match=words):
         from_kubeconfig(write(tmp_path, document))
 
 
 def test_outside_of_a_pod_the_way_out_is_named(tmp_path):
-    with pytest.raises(ConfigProblem, match="add --kubeconfig FILE"):
+    with pytest.raises(ConfigurationError, match="add --kubeconfig FILE"):
         in_cluster({}, tmp_path)
 
 
 def test_service_account_without_its_certificate(tmp_path):
     (tmp_path / "token").write_text("t")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
-    with pytest.raises(ConfigProblem, match="ca.crt can't be read"):
+    with pytest.raises(ConfigurationError, match="ca.crt cannot be read"):
         in_cluster(environ, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from quire_gateway.endpoints import kubernetes
-from quire_gateway.endpoints.kubernetes import Key, KubeObject, KubernetesDiscovery, snapshot_of
+from quire_gateway.endpoints.kubernetes import KubeObject, KubernetesDiscovery, ObjectKey, snapshot_of
 from quire_gateway.endpoints.kubernetes_access import Access
 
 SERVICES, SLICES = "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"
@@ -120,7 +120,7 @@ async def published(api, monkeypatch):
     """What the discovery publishes, as model → {id: state}."""
     monkeypatch.setattr(kubernetes, "_FIRST_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(kubernetes, "_LONGEST_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(kubernetes, "_LASTED_SECONDS", 0.0)
+    monkeypatch.setattr(kubernetes, "_STABLE_SECONDS", 0.0)
     access = Access(url=api.url, tls=None, token="secret")
     queue: asyncio.Queue = asyncio.Queue()
     async with access.session() as session:
@@ -159,7 +159,7 @@ async def test_lists_then_follows_the_watch(api, published):
     assert set(api.tokens) == {"Bearer secret"}
 
 
-async def test_watch_that_ends_goes_on_where_it_was(api, published):
+async def test_watch_that_ends_continues_at_its_version(api, published):
     api.items[SERVICES] = [service("chat", "chat")]
     await until(published, {"chat": set()})
     api.send(SLICES, "BOOKMARK", {"kind": "EndpointSlice", "metadata": {"resourceVersion": "250"}})
@@ -172,7 +172,7 @@ async def test_watch_that_ends_goes_on_where_it_was(api, published):
     assert api.lists.count(SLICES) == 1
 
 
-async def test_expired_version_is_listed_anew(api, published):
+async def test_expired_version_is_listed_again(api, published):
     api.items[SERVICES] = [service("chat", "chat")]
     await until(published, {"chat": set()})
 
@@ -183,7 +183,7 @@ async def test_expired_version_is_listed_anew(api, published):
     assert api.lists.count(SLICES) == 2
 
 
-async def test_known_replicas_stay_while_the_api_server_is_away(api, published):
+async def test_known_replicas_stay_while_the_api_server_is_down(api, published):
     api.items[SERVICES] = [service("chat", "chat")]
     api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
     await until(published, {"chat": {"ns/a"}})
@@ -201,8 +201,8 @@ async def test_known_replicas_stay_while_the_api_server_is_away(api, published):
     await until(published, {"chat": {"ns/b"}})
 
 
-async def test_looking_goes_on_after_a_failure_that_nobody_thought_of(api, monkeypatch, caplog):
-    """Such as an event loop that takes a new socket for an old one; a gateway that ended by it would serve nobody."""
+async def test_watch_continues_after_an_unexpected_error(api, monkeypatch, caplog):
+    """For example an event loop that confuses two sockets; a gateway that stopped would serve no requests."""
     monkeypatch.setattr(kubernetes, "_FIRST_PAUSE_SECONDS", 0.02)
     api.items[SERVICES] = [service("chat", "chat")]
     api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
@@ -218,7 +218,7 @@ async def test_looking_goes_on_after_a_failure_that_nobody_thought_of(api, monke
         assert not task.done()
         task.cancel()
         await asyncio.wait([task])
-    assert caplog.text.count("what is known stays") == 2 and "File descriptor 15" in caplog.text
+    assert caplog.text.count("keeping the last known endpoints") == 2 and "File descriptor 15" in caplog.text
 
 
 def _raise(error: Exception) -> None:
@@ -282,7 +282,7 @@ async def namespaces(monkeypatch):
     await runner.cleanup()
 
 
-async def test_namespace_that_is_gone_hides_no_other(namespaces):
+async def test_missing_namespace_does_not_hide_others(namespaces):
     server, start = namespaces
     server.hidden = {"b"}
     published = start()
@@ -291,7 +291,7 @@ async def test_namespace_that_is_gone_hides_no_other(namespaces):
     await until(published, {"a": set(), "b": set()})
 
 
-async def test_nothing_is_known_while_all_is_refused(namespaces):
+async def test_nothing_is_published_while_all_watches_are_forbidden(namespaces):
     server, start = namespaces
     server.hidden = {"a", "b"}
     published = start()
@@ -302,7 +302,7 @@ async def test_nothing_is_known_while_all_is_refused(namespaces):
 
 def snapshot(services: list[dict], parts: list[dict]):
     objects = [msgspec.convert(item, KubeObject) for item in services]
-    keyed = {Key(item.metadata.namespace, item.metadata.name): item for item in objects}
+    keyed = {ObjectKey(item.metadata.namespace, item.metadata.name): item for item in objects}
     return snapshot_of(keyed, [msgspec.convert(item, KubeObject) for item in parts])
 
 
@@ -315,7 +315,7 @@ def test_only_services_with_a_served_name_are_models():
     }
 
 
-def test_unknown_conditions_count_as_the_api_says():
+def test_unknown_conditions_follow_the_api():
     (endpoint,) = snapshot([service("chat", "chat")], [part("x", "chat", pod("10.1.0.1", "a"))])["chat"]
     assert (endpoint.ready, endpoint.serving, endpoint.terminating) == (True, True, False)
 
@@ -348,8 +348,8 @@ OWNER = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "uid": "ui
         ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER | {"kind": "Thing"}, "ns/a-0"),
     ],
 )
-def test_of_two_services_with_one_model_that_of_the_older_llmdeployment_serves_it(created, seniority, owner, serves):
-    """A Service that was made anew is younger than what it belongs to, which it says."""
+def test_older_llmdeployment_gets_a_contested_name(created, seniority, owner, serves):
+    """A recreated Service is younger than its LLMDeployment, and its annotation says so."""
     one, other = service("z", "chat", created=created), service("a", "chat")
     if seniority is not None:
         one["metadata"]["annotations"]["quire.dev/seniority"] = seniority
@@ -359,14 +359,14 @@ def test_of_two_services_with_one_model_that_of_the_older_llmdeployment_serves_i
     assert [e.id for e in snapshot([other, one], parts)["chat"]] == [serves]
 
 
-async def test_a_service_that_gets_no_requests_is_told_of_once(api, published, caplog):
+async def test_served_name_conflict_is_logged_once(api, published, caplog):
     api.items[SERVICES] = [service("a", "chat"), service("z", "chat", created="2025-01-01T00:00:00Z")]
     await until(published, {"chat": set()})
     for n in range(3):
         api.send(SLICES, "ADDED", part(f"p{n}", "z", pod(f"10.1.0.{n}", f"z-{n}", ready=True), version=200 + n))
         await until(published, {"chat": {f"ns/z-{k}" for k in range(n + 1)}})
-    told = [r.message for r in caplog.records if "gets no requests" in r.message]
-    assert told == ["ns/a serves 'chat', as ns/z does already; it gets no requests"]
+    logged = [r.message for r in caplog.records if "served name conflict" in r.message]
+    assert len(logged) == 1 and "ns/a claims 'chat', which ns/z serves" in logged[0]
 
 
 def test_pod_in_two_slices_is_one_replica():

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from quire_common.contract.gateway import Endpoint
 from quire_gateway.__main__ import _socket
-from quire_gateway.endpoints import Endpoint
 
 GONE = Endpoint(id="gone", url="http://127.0.0.1:1", ready=True, serving=True, terminating=False)
 

@@ -93,7 +93,7 @@ async def test_model_that_left_is_unknown(gateway, replicas):
 @pytest.mark.parametrize(
     ("payload", "status", "words"),
     [
-        (b'{"model": "nope"}', 404, "'nope' does not exist; served here: chat"),
+        (b'{"model": "nope"}', 404, "'nope' does not exist; served models: chat"),
         (b"{", 400, "not valid JSON"),
         (b"\xff\xfe", 400, "not valid JSON"),
         (b"[1]", 400, 'JSON object with a string "model"'),
@@ -102,7 +102,7 @@ async def test_model_that_left_is_unknown(gateway, replicas):
         (b'{"model": ""}', 400, 'names no "model"'),
         (b'{"model": null}', 400, 'names no "model"'),
         (b"", 400, "not valid JSON"),
-        (b'{"model": "chat", "x": "' + b"a" * 5000 + b'"}', 413, "larger than 4096 bytes"),
+        (b'{"model": "chat", "x": "' + b"a" * 5000 + b'"}', 413, "limit of 4096 bytes"),
         (b'{"model": "chat", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}", 400, "nested too deeply"),
     ],
 )
@@ -122,7 +122,7 @@ async def test_wrong_request_gets_an_error_in_openai_shape(start_gateway, replic
 
 
 @pytest.mark.parametrize("packing", ["gzip", "deflate"])
-async def test_body_that_is_not_packed_as_it_says_is_the_clients_mistake(gateway, replicas, packing):
+async def test_undecodable_body_is_a_bad_request(gateway, replicas, packing):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
 
@@ -132,10 +132,7 @@ async def test_body_that_is_not_packed_as_it_says_is_the_clients_mistake(gateway
         body = await response.json()
 
     assert response.status == 400
-    assert (
-        f"can't be unpacked or broke off: 400, message: Can not decode content-encoding: {packing}"
-        in (body["error"]["message"])
-    )
+    assert f"Can not decode content-encoding: {packing}" in body["error"]["message"]
     assert chat.bodies == []
 
 
@@ -143,7 +140,7 @@ async def test_body_that_is_not_packed_as_it_says_is_the_clients_mistake(gateway
     "target",
     ["/v1/completions?a=b%2Fc", "http://quire.example/v1/completions?a=b%2Fc", "https://x:1/v1/completions?a=b%2Fc"],
 )
-async def test_target_may_be_a_whole_url_as_of_a_client_that_takes_the_gateway_for_its_proxy(gateway, replicas, target):
+async def test_request_target_may_be_a_whole_url(gateway, replicas, target):
     chat = await replicas("chat-0")
     seen: list[str] = []
 

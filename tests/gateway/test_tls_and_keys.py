@@ -1,4 +1,4 @@
-"""TLS and keys: files that can't be used stop the start, changed ones reach who comes next, probes need nothing."""
+"""TLS and API keys: unusable files stop the start, changed files apply to new connections, probes need no key."""
 
 import asyncio
 import hashlib
@@ -17,12 +17,10 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from quire_cluster.waiting import eventually
+from quire_common.errors import TlsError
+from quire_common.tls import ReloadingTls, TlsFiles
 from quire_gateway.__main__ import main
 from quire_gateway.app import OPEN_PATHS
-from quire_gateway.config import TlsOptions
-from quire_gateway.errors import ConfigProblem, Unauthorized
-from quire_gateway.keys import KeyFile, parse_keys
-from quire_gateway.tls import Tls
 
 
 class Clock:
@@ -37,12 +35,12 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def issue(authority: trustme.CA, folder: Path) -> TlsOptions:
+def issue(authority: trustme.CA, folder: Path) -> TlsFiles:
     """A certificate for this machine, as cert-manager leaves it in a Secret."""
     leaf = authority.issue_cert("127.0.0.1")
     (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
     (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
-    return TlsOptions(certfile=folder / "tls.crt", keyfile=folder / "tls.key")
+    return TlsFiles(certfile=folder / "tls.crt", keyfile=folder / "tls.key")
 
 
 def encrypted(key: Path) -> bytes:
@@ -66,32 +64,32 @@ def trusting(authority: trustme.CA) -> ssl.SSLContext:
     [
         (lambda folder: (folder / "tls.crt").unlink(), "--ssl-certfile .* cannot be read: No such file"),
         (lambda folder: (folder / "tls.key").unlink(), "--ssl-keyfile .* cannot be read: No such file"),
-        (lambda folder: (folder / "tls.crt").write_text("no"), "do not hold a certificate and its private key"),
-        (lambda folder: (folder / "tls.key").write_bytes(b"\xff"), "do not hold a certificate and its private key"),
-        (lambda folder: (folder / "tls.key").write_bytes(encrypted(folder / "tls.key")), "is encrypted; the gateway"),
+        (lambda folder: (folder / "tls.crt").write_text("no"), "do not contain a certificate and its private key"),
+        (lambda folder: (folder / "tls.key").write_bytes(b"\xff"), "--ssl-keyfile .* cannot be read: it is not text"),
+        (lambda folder: (folder / "tls.key").write_bytes(encrypted(folder / "tls.key")), "is encrypted: decrypt it"),
         (
             lambda folder: (folder / "tls.key").write_bytes(trustme.CA().issue_cert("a").private_key_pem.bytes()),
             "does not belong to the certificate",
         ),
     ],
 )
-def test_certificates_that_cannot_be_used_stop_the_start(
+def test_unusable_certificates_stop_the_start(
     authority: trustme.CA, tmp_path: Path, spoil: Callable[[Path], object], part: str
 ) -> None:
     options = issue(authority, tmp_path)
     spoil(tmp_path)
-    with pytest.raises(ConfigProblem, match=part):
-        Tls(options, Clock())
+    with pytest.raises(TlsError, match=part):
+        ReloadingTls(options, Clock())
 
 
-def test_certificate_and_key_may_stand_in_one_file(authority: trustme.CA, tmp_path: Path) -> None:
+def test_one_file_may_contain_certificate_and_key(authority: trustme.CA, tmp_path: Path) -> None:
     options = issue(authority, tmp_path)
     both = tmp_path / "both.pem"
     both.write_bytes(options.certfile.read_bytes() + options.key.read_bytes())
-    Tls(TlsOptions(certfile=both, keyfile=None), Clock())
+    ReloadingTls(TlsFiles(certfile=both, keyfile=None), Clock())
 
 
-async def test_new_connections_get_the_certificate_of_the_day(
+async def test_new_connections_get_the_current_certificate(
     start_gateway, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through a half-written rotation, which is logged and changes nothing, to the new pair."""
@@ -117,7 +115,7 @@ async def test_new_connections_get_the_certificate_of_the_day(
     assert await shown() != first
 
 
-async def test_requests_and_probes_go_over_tls_and_nothing_goes_beside_it(
+async def test_everything_is_served_over_tls_only(
     start_gateway, replicas, authority: trustme.CA, tmp_path: Path
 ) -> None:
     harness = await start_gateway(tls=issue(authority, tmp_path))
@@ -163,7 +161,7 @@ async def keyed(start_gateway, replicas, tmp_path: Path):
     return harness, replica
 
 
-async def test_who_brings_a_key_is_let_in_and_the_replica_sees_the_same_header(keyed) -> None:
+async def test_key_is_accepted_and_passed_on_to_the_replica(keyed) -> None:
     harness, replica = keyed
     assert await ask(harness, "/v1/completions", f"Bearer {KEY}") == (200, None, None)
     assert replica.headers[0]["Authorization"] == f"Bearer {KEY}"
@@ -182,7 +180,7 @@ async def test_who_brings_a_key_is_let_in_and_the_replica_sees_the_same_header(k
         (f"Bearer {hashed(KEY)}", "invalid_api_key"),
     ],
 )
-async def test_others_are_told_why_not_and_no_replica_hears_of_them(keyed, path, authorization, code) -> None:
+async def test_missing_and_unknown_keys_get_401(keyed, path, authorization, code) -> None:
     harness, replica = keyed
     assert await ask(harness, path, authorization) == (401, code, "Bearer")
     assert replica.bodies == []
@@ -190,79 +188,30 @@ async def test_others_are_told_why_not_and_no_replica_hears_of_them(keyed, path,
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
-async def test_who_probes_and_scrapes_needs_no_key(keyed, path) -> None:
+async def test_probes_and_scrapers_need_no_key(keyed, path) -> None:
     harness, _ = keyed
     assert (await ask(harness, path))[0] == 200
-
-
-def test_keys_are_read_again_when_the_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As the kubelet changes a mounted Secret: by another link, all at once."""
-    folders = [tmp_path / "..1", tmp_path / "..2", tmp_path / "..3"]
-    for folder, text in zip(folders, (KEY, "", f"{KEY}\n{OTHER}\n"), strict=True):
-        folder.mkdir()
-        (folder / "keys").write_text(text)
-    data = tmp_path / "..data"
-    (tmp_path / "keys").symlink_to(data / "keys")
-
-    def point_to(folder: Path) -> None:
-        (tmp_path / "new").symlink_to(folder)
-        (tmp_path / "new").rename(data)
-
-    point_to(folders[0])
-    clock = Clock()
-    keys = KeyFile(tmp_path / "keys", clock)
-    keys.check(f"Bearer {KEY}")
-    point_to(folders[1])
-    clock.now += 1.0
-    keys.check(f"Bearer {KEY}")
-    assert "the keys stay as they were" in caplog.text and "holds no key" in caplog.text
-    with pytest.raises(Unauthorized):
-        keys.check(f"Bearer {OTHER}")
-    point_to(folders[2])
-    with pytest.raises(Unauthorized):
-        keys.check(f"Bearer {OTHER}")
-    clock.now += 1.0
-    keys.check(f"Bearer {OTHER}")
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("", ["holds no key"]),
-        ("# nothing yet\n\n", ["holds no key"]),
-        (f"{KEY}\nshort\nname=a requests_per_minute=0 {KEY}\nname=a\n", ["line 2", "line 3", "line 4"]),
-        ("sha256:12\n", ["line 1"]),
-        (f"{KEY}\ntenant={KEY}\n", ["line 2"]),
-        ("two words12345\n", ["line 1"]),
-    ],
-)
-def test_key_files_that_cannot_be_used_are_told_of_by_line_and_not_quoted(text: str, parts: list[str]) -> None:
-    with pytest.raises(ConfigProblem) as caught:
-        parse_keys(text, "keys")
-    assert len(caught.value.problems) == len(parts)
-    assert all(part in problem for part, problem in zip(parts, caught.value.problems, strict=True))
-    assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--ssl-certfile", "{tmp}/none"], "--ssl-certfile: must be a file that can be read"),
-        (["--ssl-keyfile", "{tmp}/there"], "--ssl-keyfile goes with --ssl-certfile only"),
-        (["--ssl-certfile", "{tmp}/there"], "do not hold a certificate and its private key"),
-        (["--api-key-file", "{tmp}/none"], "--api-key-file: must be a file that can be read"),
-        (["--api-key-file", "{tmp}/there"], "there, line 1: needed is KEY"),
+        (["--ssl-certfile", "{tmp}/none"], "--ssl-certfile: expected a file that can be read"),
+        (["--ssl-keyfile", "{tmp}/there"], "--ssl-keyfile requires --ssl-certfile"),
+        (["--ssl-certfile", "{tmp}/there"], "do not contain a certificate and its private key"),
+        (["--api-key-file", "{tmp}/none"], "--api-key-file: expected a file that can be read"),
+        (["--api-key-file", "{tmp}/there"], "there, line 1: expected KEY"),
     ],
 )
-def test_a_wrong_file_is_a_message_and_not_a_traceback(
+def test_unusable_file_is_a_message_and_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
     (tmp_path / "there").write_text("short")
     (tmp_path / "endpoints").write_text('{"models": []}')
     given = [argument.format(tmp=tmp_path) for argument in arguments]
     assert main(["--port", "0", "--endpoints-file", str(tmp_path / "endpoints"), *given]) == 2
-    told = capsys.readouterr().err
-    assert problem in told and "Traceback" not in told
+    shown = capsys.readouterr().err
+    assert problem in shown and "Traceback" not in shown
 
 
 # --- the process, whose event loop speaks TLS in its own way ---
@@ -289,7 +238,7 @@ def process(authority: trustme.CA, tmp_path: Path) -> Iterator[int]:
         assert running.wait() == 0
 
 
-def test_the_process_shows_a_renewed_certificate_and_asks_for_keys(
+def test_process_shows_a_renewed_certificate_and_requires_keys(
     process: int, authority: trustme.CA, tmp_path: Path
 ) -> None:
     trust = trusting(authority)

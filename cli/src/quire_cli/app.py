@@ -26,8 +26,8 @@ from quire_cli.local.model_store import ModelStore, cache_home
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
-from quire_operator.domain.manifests.engine_contract import FETCH_COMMAND
-from quire_operator.domain.resource.quantities import parse_bytes, parse_duration_seconds
+from quire_common.contract.engine import FETCH_COMMAND
+from quire_common.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
 
 _MAX_DETAILS = 30

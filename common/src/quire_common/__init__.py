@@ -1,3 +1,3 @@
-"""What the engine, the gateway, the operator and the ``quire`` command share. Standard library only."""
+"""The code that engine, gateway, operator and the ``quire`` command share. Standard library only."""
 
 __version__ = "0.1.0"

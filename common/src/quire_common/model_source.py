@@ -52,18 +52,18 @@ class HubSource:
 
     @property
     def reference(self) -> str:
-        """What chooses the version."""
+        """The name or hash that selects the version."""
         return self.revision
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the reference can never mean another version."""
+        """True if the reference can never mean another version."""
         return _COMMIT.fullmatch(self.revision) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSource:
-    """s3://: the objects below a prefix of a bucket, of Amazon S3 or a store that speaks its protocol."""
+    """s3://: the objects below a prefix of a bucket, in Amazon S3 or a compatible store."""
 
     bucket: str
     prefix: str
@@ -81,11 +81,11 @@ class BucketSource:
     @property
     def cache_name(self) -> str:
         """See ``HubSource``."""
-        return _folder_name("s3", self.bucket, self.prefix, told_apart=self.endpoint or "")
+        return _folder_name("s3", self.bucket, self.prefix, disambiguator=self.endpoint or "")
 
     @property
     def reference(self) -> str:
-        """See ``HubSource``. A bucket has one version: what is in it."""
+        """See ``HubSource``. A bucket has one version, its content."""
         return "latest"
 
     @property
@@ -102,7 +102,7 @@ class ImageSource:
     repository: str
     tag: str | None
     digest: str | None
-    """sha256:…; one of the two is there."""
+    """sha256:…; the tag, the digest or both are set."""
     path: str = ""
     """Below the image's root; empty is the root."""
 
@@ -111,7 +111,7 @@ class ImageSource:
 
     @property
     def image(self) -> str:
-        """The reference as a container runtime takes it."""
+        """The reference in the form that container runtimes use."""
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.registry}/{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
 
@@ -133,7 +133,7 @@ class ImageSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSource:
-    """file://: a folder. Relative ones start at the YAML file locally and at /models in a pod."""
+    """file://: a folder. Relative paths start at the YAML file locally and at /models in a pod."""
 
     path: str
     """Absolute (``/srv/llama``), or relative without the leading ``./`` (``models/quire-demo``)."""
@@ -145,7 +145,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSource:
-    """pvc://: a folder on a volume of the cluster; has no meaning without one."""
+    """pvc://: a folder on a volume of the cluster; it has no meaning without a cluster."""
 
     claim_name: str
     path: str
@@ -156,12 +156,12 @@ class ClaimSource:
 
 
 RemoteSource = HubSource | BucketSource | ImageSource
-"""What has to be fetched."""
+"""Sources that are downloaded."""
 Source = RemoteSource | FileSource | ClaimSource
 
 
 def link_name(source: RemoteSource) -> str:
-    """What the folder with the chosen version is called, beside the one that keeps them all."""
+    """Return the name of the link to the selected version, next to the folder with all versions."""
     # A revision may contain slashes, a digest a colon.
     return f"{source.cache_name}@{source.reference}".replace("/", "--").replace(":", "-")
 
@@ -182,7 +182,7 @@ def cached_model(root: Path, source: RemoteSource) -> Path | None:
 
 
 def parse_source(text: str) -> Source | None:
-    """The source a person wrote, or None if it is not one."""
+    """Return the source that the text names, or None if it names none."""
     if hub := _HUB.fullmatch(text):
         repository, revision = hub.groups()
         return HubSource(repository=repository, revision=revision or "main")
@@ -206,7 +206,7 @@ def parse_source(text: str) -> Source | None:
 
 
 def expected(text: str) -> str:
-    """What would be right in place of a text that is no source."""
+    """Return what is expected in place of a text that is not a source."""
     return next((words for scheme, words in _OF_SCHEME.items() if text.startswith(scheme)), EXAMPLES)
 
 
@@ -239,19 +239,19 @@ def _parse_image(text: str) -> ImageSource | None:
 
 
 def _clean_path(path: str, *, above: bool = False) -> str | None:
-    """The path without empty and "." parts; None where ".." would leave the folder it belongs to."""
+    """Return the path without empty and "." parts; None if ".." would leave its folder."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if "\0" in path or (".." in parts and not above):
         return None
     return "/".join(parts)
 
 
-def _folder_name(*parts: str, told_apart: str = "") -> str:
-    """A name for the parts that a person can read; with a digest where reading would not tell them apart."""
+def _folder_name(*parts: str, disambiguator: str = "") -> str:
+    """Return a readable name for the parts, with a digest where the name would be ambiguous."""
     text = "--".join(part.replace("/", "--") for part in parts if part)
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", text)
     is_unique = safe == text and len(text) <= _LONGEST_FOLDER and not any("--" in part for part in parts)
-    if is_unique and not told_apart:
+    if is_unique and not disambiguator:
         return text
-    digest = sha256("\0".join((*parts, told_apart)).encode()).hexdigest()
+    digest = sha256("\0".join((*parts, disambiguator)).encode()).hexdigest()
     return f"{safe[:_LONGEST_FOLDER]}-{digest[:12]}"

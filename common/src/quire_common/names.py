@@ -1,6 +1,7 @@
 """Checks of names and addresses that users write in specs, flags and model sources."""
 
 import re
+from urllib.parse import urlsplit
 
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _MAX_OBJECT_NAME = 253
@@ -15,4 +16,8 @@ def object_name_problem(name: str) -> str | None:
 
 def is_http_url(text: str) -> bool:
     """Return True for an http or https URL with a host."""
-    return re.fullmatch(r"https?://[^\s/]+(/\S*)?", text) is not None
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and re.search(r"\s", text) is None

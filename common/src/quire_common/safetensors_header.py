@@ -1,6 +1,6 @@
-"""How many parameters a safetensors file holds, by its header alone; and whether the file is as long as that says.
+"""The number of parameters in a safetensors file, read from its header, which also shows whether the file is complete.
 
-For files of this machine and for those of which ranges can be had.
+It works for local files and for remote files that can be read in ranges.
 """
 
 import json
@@ -10,23 +10,23 @@ from math import prod
 _MAX_HEADER_BYTES = 100 * 10**6
 """The safetensors format's own limit."""
 FIRST_READ_BYTES = 128 << 10
-"""Holds most headers whole: one request rather than two."""
+"""Enough for most headers: one request instead of two."""
 _MOST_DIMENSIONS, _LARGEST = 16, 2**53
 
 Read = Callable[[int, int], bytes]
-"""Bytes from an offset, so many or fewer."""
+"""A function that returns at most a number of bytes from an offset."""
 
 
 class NoWeights(ValueError):
-    """It is no whole safetensors file; says why."""
+    """A file that is not a complete safetensors file; the message says why."""
 
 
 def count_parameters(read: Read, size_bytes: int) -> int:
-    """Elements of all tensors; raises ``NoWeights``."""
+    """Return the number of elements of all tensors, or raise ``NoWeights``."""
     start = read(0, FIRST_READ_BYTES)
     length = int.from_bytes(start[:8], "little")
     if not 2 <= length <= _MAX_HEADER_BYTES:
-        raise NoWeights("its first eight bytes are no header's length")
+        raise NoWeights("its first eight bytes are not the length of a header")
     text = start[8 : 8 + length]
     if len(text) < length:
         text += read(len(start), length - len(text))
@@ -35,7 +35,7 @@ def count_parameters(read: Read, size_bytes: int) -> int:
         data_bytes = max((entry["data_offsets"][1] for entry in tensors), default=0)
         elements = sum(_elements(entry["shape"]) for entry in tensors)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise NoWeights(f"its header can't be read: {error}") from error
+        raise NoWeights(f"its header cannot be read: {error}") from error
     missing = 8 + length + data_bytes - size_bytes
     if missing > 0:
         raise NoWeights(f"its last {missing} bytes are missing")
@@ -43,7 +43,7 @@ def count_parameters(read: Read, size_bytes: int) -> int:
 
 
 def _elements(shape: list[int]) -> int:
-    """Anybody may publish a header, and numbers of thousands of digits would take minutes to multiply."""
+    """Return the elements of one tensor; the bounds keep a hostile header from taking minutes to multiply."""
     if len(shape) > _MOST_DIMENSIONS or not all(isinstance(size, int) and 0 <= size <= _LARGEST for size in shape):
-        raise ValueError("a tensor's shape is none")
+        raise ValueError("a tensor has an invalid shape")
     return prod(shape)

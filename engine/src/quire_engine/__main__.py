@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from time import monotonic
 
+from quire_common.errors import ConfigurationError
 from quire_engine import __version__, flags
 from quire_engine.config import EngineConfig
 from quire_engine.cpu.choice import CpuChoice, find_out
-from quire_engine.errors import EngineStartError, FlagsError, StartError
-from quire_engine.flag_help import help_text
-from quire_engine.flag_table import schema
+from quire_engine.errors import EngineStartError, StartError
+from quire_engine.flag_table import FLAGS
 from quire_engine.ipc.process import Spawned, spawn
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
@@ -27,13 +27,13 @@ from quire_engine.text.model_text import load_model_text
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
-        print(help_text(shutil.get_terminal_size((100, 24)).columns), end="")
+        print(FLAGS.help_text(shutil.get_terminal_size((100, 24)).columns), end="")
         return 0
     if "--version" in argv:
         print(f"quire-engine {__version__}")
         return 0
     if "--flag-schema" in argv:
-        print(json.dumps(schema(), indent=2))
+        print(json.dumps(FLAGS.schema(), indent=2))
         return 0
     began = monotonic()
     try:
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             return serve(config, folder, text, listener, spawned=engine, cpu=cpu, began=began)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except FlagsError as error:
+    except ConfigurationError as error:
         print(_problems(error), file=sys.stderr)
         return error.exit_code
     except EngineStartError as error:
@@ -95,7 +95,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _problems(error: FlagsError) -> str:
+def _problems(error: ConfigurationError) -> str:
     lines = "\n".join(f"  {problem}" for problem in error.problems)
     return f"quire-engine cannot start:\n{lines}\n\nquire-engine --help lists every flag."
 

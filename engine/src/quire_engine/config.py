@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from quire_common.tls import TlsFiles
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -112,18 +113,6 @@ class AccessOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsOptions:
-    """Files in PEM, read again when they change."""
-
-    certfile: Path
-    keyfile: Path | None = None
-    """None where the certificate's file holds the key too."""
-    keyfile_password_file: Path | None = None
-    ca_certs: Path | None = None
-    """Whose certificates clients must show; None asks for none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcessOptions:
     """When the engine process counts as lost."""
 
@@ -156,7 +145,7 @@ class ServerOptions:
     max_logprobs: int = 20
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
-    tls: TlsOptions | None = None
+    tls: TlsFiles | None = None
     otlp_traces_endpoint: str | None = None
 
 

@@ -2,10 +2,7 @@
 
     EngineError
     ├── StartError              printed by __main__ as it is, without a traceback; the process ends with exit_code
-    │   ├── FlagsError          flags or environment: every problem at once
     │   ├── ModelFolderError    the folder, its config, tokenizer, template or weights
-    │   ├── KeyFileError        a file of keys
-    │   ├── TlsError            certificate, private key or authorities
     │   ├── TracingError        what OpenTelemetry needs is not there
     │   ├── AddressError        the address to listen on
     │   ├── DeviceError         a GPU that ran out of memory or failed, at the start or in a later step
@@ -24,7 +21,8 @@
         ├── InternalError       500: a fault of ours; the message tells nothing of the inside
         └── Unavailable         503, with Retry-After
 
-A message says what was wrong, where, and what would be right. Anything that is not an EngineError is our bug.
+Unusable flags, key files and certificates raise ``quire_common.errors.ConfigurationError``, which ``__main__`` prints
+with all its problems. A message says what is wrong, where, and what is expected. Any other exception is a bug.
 """
 
 from collections.abc import Sequence
@@ -41,30 +39,8 @@ class StartError(EngineError):
     exit_code: int = 1
 
 
-class FlagsError(StartError):
-    """Every problem of the command line and the environment."""
-
-    exit_code = 2
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(problems))
-
-
 class ModelFolderError(StartError):
     """The model folder cannot be served as it is; no restart mends that."""
-
-    exit_code = 2
-
-
-class KeyFileError(StartError):
-    """A key file cannot be used."""
-
-    exit_code = 2
-
-
-class TlsError(StartError):
-    """Certificate, private key or client authorities cannot be used."""
 
     exit_code = 2
 

@@ -1,11 +1,12 @@
-"""``quire-gateway``: reads its configuration, joins the parts, runs until SIGTERM, drains.
+"""``quire-gateway``: read the configuration, connect the parts, run until SIGTERM, drain.
 
-The only module that knows all others.
+This is the only module that imports all others.
 """
 
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -17,32 +18,33 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
+from quire_common.errors import ConfigurationError
+from quire_common.key_file import KeyFile
+from quire_common.logs import set_up_logging
+from quire_common.tls import ReloadingTls
+from quire_gateway import __version__
 from quire_gateway.app import Site, build_app
-from quire_gateway.config import Config, FileSource, parse_config
+from quire_gateway.config import FLAGS, Config, FileSource, parse_config
 from quire_gateway.endpoints import Discovery, Snapshot
 from quire_gateway.endpoints.file import FileDiscovery
 from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_access import access_of
-from quire_gateway.errors import ConfigProblem
 from quire_gateway.fleet import Fleet
-from quire_gateway.holding import Holding
-from quire_gateway.keys import KeyFile
-from quire_gateway.logs import set_up_logging
+from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import Proxy, tracing
 from quire_gateway.scrape import Scraper
-from quire_gateway.tls import Tls
 
-# Below the five seconds after which uvicorn drops an idle connection, so that a request seldom meets a closed one.
+# Below the five seconds after which uvicorn closes an idle connection, so that a request seldom meets a closed one.
 _KEEPALIVE_SECONDS = 4.0
-_CUT_SECONDS = 2.0
-_UNCONFIRMED_MILLISECONDS = 30_000
+_CANCEL_SECONDS = 2.0
+_UNACKNOWLEDGED_MILLISECONDS = 30_000
 
 _log = logging.getLogger("quire_gateway")
 
 
 class Gateway:
-    """All parts together, started and stopped as one; tests run it in their own event loop."""
+    """A whole gateway, started and stopped as one; tests run it in their own event loop."""
 
     def __init__(self, config: Config, discovery: Discovery) -> None:
         self._config, self._discovery = config, discovery
@@ -50,16 +52,16 @@ class Gateway:
         self.fleet = Fleet(on_gone=lambda backend: self.metrics.forget(backend))
         self.metrics = Metrics(self.fleet)
         self.site = Site(fleet=self.fleet, metrics=self.metrics)
-        self._told: dict[str, int] | None = None
+        self._logged: dict[str, int] | None = None
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises ``ConfigProblem`` where the address or a file can't be had."""
-        tls = None if self._config.tls is None else Tls(self._config.tls, monotonic)
+        """Listen, and return the port. Raise ``ConfigurationError`` if the address or a file cannot be used."""
+        tls = None if self._config.tls is None else ReloadingTls(self._config.tls, monotonic)
         keys = None if self._config.api_key_file is None else KeyFile(self._config.api_key_file, monotonic)
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
-        holding = Holding(self.fleet, options, self.metrics)
-        self.proxy = Proxy(fleet=self.fleet, session=session, options=options, metrics=self.metrics, holding=holding)
+        queue = HoldQueue(self.fleet, options, self.metrics)
+        self.proxy = Proxy(fleet=self.fleet, session=session, options=options, metrics=self.metrics, queue=queue)
         app = build_app(
             fleet=self.fleet,
             site=self.site,
@@ -69,7 +71,7 @@ class Gateway:
             hold_timeout_seconds=options.hold_timeout_seconds,
             keys=keys,
         )
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CUT_SECONDS)
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CANCEL_SECONDS)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         context = None if tls is None else tls.listener_context
@@ -79,34 +81,34 @@ class Gateway:
         except OSError as error:
             await self._stack.aclose()
             address = f"{self._config.host}:{self._config.port}"
-            raise ConfigProblem([f"can't listen on {address}: {os.strerror(error.errno or 0)}"]) from error
+            raise ConfigurationError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
         self._scraper = Scraper(self.fleet, session)
         self._tasks = [
             asyncio.create_task(self._discovery.run(self._publish), name="discovery"),
             asyncio.create_task(self._scraper.run(), name="scrape"),
         ]
         for task in self._tasks:
-            task.add_done_callback(_die_loudly)
+            task.add_done_callback(_exit_on_failure)
         return int(runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Not ready at once, no new connections, finish what runs, cut what is left when the time is up."""
+        """Stop: turn unready, accept no connections, finish running requests, cancel the rest when the time is up."""
         self.site.draining = True
         await self._site.stop()
         running = self.proxy.running
         deadline = monotonic() + self._config.drain_timeout_seconds
         if running:
-            _log.info("draining %d requests for at most %g s", len(running), self._config.drain_timeout_seconds)
-        # Connections that are open may bring more; each answer closes its own.
+            _log.info("draining: %d requests, at most %g s", len(running), self._config.drain_timeout_seconds)
+        # Open connections may bring more requests; each answer closes its connection.
         while running and (left := deadline - monotonic()) > 0:
             await asyncio.wait(set(running), timeout=left)
         if running:
-            _log.warning("cutting %d requests: the drain time is over", len(running))
-            self.proxy.cutting = True
-            cut = set(running)
-            for request in cut:
+            _log.warning("drain timeout: cancelling %d requests", len(running))
+            self.proxy.cancelling = True
+            cancelled = set(running)
+            for request in cancelled:
                 request.cancel()
-            await asyncio.wait(cut, timeout=_CUT_SECONDS)
+            await asyncio.wait(cancelled, timeout=_CANCEL_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -114,26 +116,32 @@ class Gateway:
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.fleet.publish(snapshot, now=int(time.time()))
-        self._scraper.hurry()
+        self._scraper.scrape_now()
         ready = {name: sum(b.is_ready for b in pool.backends.values()) for name, pool in self.fleet.pools.items()}
-        if ready != self._told:
-            self._told = ready
-            words = ", ".join(f"{name} {count}" for name, count in ready.items())
-            _log.info("replicas ready: %s", words or "no models")
+        if ready != self._logged:
+            self._logged = ready
+            _log.info(
+                "ready replicas: %s", ", ".join(f"{name} {count}" for name, count in ready.items()) or "no models"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command. 0 after a drain, 2 for a mistake in the command line."""
+    """Run the command. Return 0 after a drain, 2 for an error in the configuration."""
+    argv = sys.argv[1:] if argv is None else argv
+    if "--help" in argv or "-h" in argv:
+        print(FLAGS.help_text(shutil.get_terminal_size((100, 24)).columns), end="")
+        return 0
+    if "--version" in argv:
+        print(f"quire-gateway {__version__}")
+        return 0
     try:
-        config = parse_config(sys.argv[1:] if argv is None else argv, os.environ)
+        config = parse_config(argv, os.environ)
         set_up_logging(config.log_level)
         asyncio.run(_run(config))  # asyncio's own loop, not uvloop's: ADR 0056
-    except ConfigProblem as error:
-        print(
-            "quire-gateway: can't start:", *(f"  - {problem}" for problem in error.problems), sep="\n", file=sys.stderr
-        )
-        print("quire-gateway --help lists the options.", file=sys.stderr)
-        return 2
+    except ConfigurationError as error:
+        problems = "\n".join(f"  - {problem}" for problem in error.problems)
+        print(f"quire-gateway cannot start:\n{problems}\nquire-gateway --help lists the flags.", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     return 0
@@ -150,7 +158,7 @@ async def _run(config: Config) -> None:
             loop.add_signal_handler(number, stop.set)
         await stop.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
-            # Whoever asks twice wants out.
+            # A second signal ends the process at once.
             loop.add_signal_handler(number, os._exit, 1)
         await gateway.stop()
 
@@ -164,7 +172,7 @@ async def _discovery(config: Config, stack: AsyncExitStack) -> Discovery:
 
 
 def _session() -> aiohttp.ClientSession:
-    """The connections to replicas: no limits, cookies, proxies, decompression or deadlines of its own."""
+    """Return a session to the replicas, without limits, cookies, proxies, decompression or deadlines of its own."""
     connector = aiohttp.TCPConnector(
         limit=0,
         keepalive_timeout=_KEEPALIVE_SECONDS,
@@ -183,21 +191,24 @@ def _session() -> aiohttp.ClientSession:
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A replica whose machine vanished is noticed in half a minute, though nothing is sent to it, and also when it has
-    not confirmed what was sent: then nothing is probed, and it would be sent again for a quarter of an hour."""
+    """Return a socket that notices within half a minute that a replica's machine is gone.
+
+    Keep-alive probes notice it on an idle connection. While sent data is not acknowledged there are no probes, and the
+    kernel would retransmit for a quarter of an hour; TCP_USER_TIMEOUT ends that.
+    """
     sock = socket.socket(family=address[0], type=address[1], proto=address[2])
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         for option, value in ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNCONFIRMED_MILLISECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MILLISECONDS)
     return sock
 
 
-def _die_loudly(task: "asyncio.Task[None]") -> None:
-    """Discovery and scraping outlive every error they know; any other must not leave a gateway that is blind."""
+def _exit_on_failure(task: "asyncio.Task[None]") -> None:
+    """End the process when discovery or scraping fails unexpectedly: a gateway must not run without them."""
     if not task.cancelled() and task.exception() is not None:
-        _log.critical("%s failed", task.get_name(), exc_info=task.exception())
+        _log.critical("background task failed: %s", task.get_name(), exc_info=task.exception())
         os._exit(1)
 
 

@@ -1,28 +1,27 @@
-"""What the gateway itself has to say no to, in the shape OpenAI's clients expect.
+"""The errors that the gateway itself answers with, in the shape that OpenAI's clients expect.
 
     GatewayError               an HTTP status, and the body {"error": {message, type, param, code}}
-    ├── BadRequest             400  not JSON, no model named
+    ├── BadRequest             400  the body is not JSON, or names no model
     ├── BodyTooLarge           413
-    ├── Unauthorized           401  no key, or none of the file's; WWW-Authenticate
+    ├── Unauthorized           401  no API key, or an unknown one; with WWW-Authenticate
     ├── RequestTimeout         408  the body came too slowly
     ├── UnknownModel           404
-    ├── NotFound               404  no such path here
-    ├── NoReplica              503  none became ready in time, or too many wait already; Retry-After
-    ├── UpstreamFailed         502  a replica took the request and died before it answered
+    ├── NotFound               404  an unknown path
+    ├── NoReplica              503  no replica became ready in time, or too many requests wait; with Retry-After
+    ├── UpstreamFailed         502  a replica accepted the request and died before it answered
     └── ShuttingDown           503  this gateway stops before an answer came
 
-    ConfigProblem              the command line: every reason at once; exit code 2
-
-Anything else that is raised is our bug, and answered with 500.
+Errors in the configuration are ``quire_common.errors.ConfigurationError``: exit code 2, with every problem. Any other
+exception is a bug, and answered with 500.
 """
-
-from collections.abc import Sequence
 
 import msgspec
 
+from quire_common.openai_error import error_body
+
 
 class GatewayError(Exception):
-    """An answer other than the one that was asked for."""
+    """An error answer to a request."""
 
     status = 500
     type = "internal_error"
@@ -35,13 +34,13 @@ class GatewayError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
     def body(self) -> bytes:
-        """As OpenAI's API writes errors."""
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-        )
+        """Return the JSON body of the answer."""
+        return msgspec.json.encode(error_body(self.message, type=self.type, param=self.param, code=self.code))
 
 
 class BadRequest(GatewayError):
+    """A body that is not JSON, or that names no model."""
+
     status = 400
     type = "invalid_request_error"
 
@@ -51,12 +50,16 @@ class BadRequest(GatewayError):
 
 
 class BodyTooLarge(GatewayError):
+    """A body above the limit."""
+
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
 
 
 class Unauthorized(GatewayError):
+    """A request without an API key, or with an unknown one."""
+
     status = 401
     type = "authentication_error"
 
@@ -66,12 +69,16 @@ class Unauthorized(GatewayError):
 
 
 class RequestTimeout(GatewayError):
+    """A body that came too slowly."""
+
     status = 408
     type = "invalid_request_error"
     code = "request_timeout"
 
 
 class UnknownModel(GatewayError):
+    """A model that is not served here."""
+
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
@@ -79,32 +86,32 @@ class UnknownModel(GatewayError):
 
 
 class NotFound(GatewayError):
+    """A path that does not exist."""
+
     status = 404
     type = "invalid_request_error"
     code = "not_found"
 
 
 class NoReplica(GatewayError):
+    """A model without a replica that can serve the request."""
+
     status = 503
     type = "service_unavailable_error"
     code = "no_replica_ready"
 
 
 class UpstreamFailed(GatewayError):
+    """A replica that died after it accepted the request."""
+
     status = 502
     type = "upstream_error"
     code = "replica_failed"
 
 
 class ShuttingDown(GatewayError):
+    """A request that is cut because the gateway stops."""
+
     status = 503
     type = "service_unavailable_error"
     code = "shutting_down"
-
-
-class ConfigProblem(Exception):
-    """The gateway can't be started like this."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)

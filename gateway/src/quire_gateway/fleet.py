@@ -1,7 +1,7 @@
-"""The replicas of every model as the gateway knows them: discovery's snapshot, joined with what was scraped and seen.
+"""The replicas of every model as the gateway knows them: discovery's snapshot, joined with scrapes and answers.
 
-Between ``endpoints`` (who is there) and ``proxy`` (who gets the request). The only mutable state beside the requests
-themselves; touched from the event loop alone.
+Between ``endpoints`` (which replicas exist) and ``proxy`` (which replica gets a request). This is the only mutable
+state apart from the requests themselves; only the event loop touches it.
 """
 
 import asyncio
@@ -12,48 +12,50 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from quire_gateway.balance import Candidate, Hold, Load, pick
-from quire_gateway.endpoints import Endpoint, Snapshot
-from quire_gateway.learning import TokensPerByte
-from quire_gateway.prefixes import PrefixIndex, PrefixIndexes
+from quire_common.contract.gateway import Endpoint
+from quire_common.routing.balance import Candidate, Hold, Load, pick
+from quire_common.routing.prefixes import PrefixIndex, PrefixIndexes
+from quire_gateway.endpoints import Snapshot
+from quire_gateway.prompt import TokensPerByte
 
-_LOAD_SECONDS = 5.0
-"""An older scrape says nothing of now."""
+_MAX_LOAD_AGE_SECONDS = 5.0
 _SUSPECT_SECONDS = 0.5
 _MAX_SUSPECT_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class Backend:
-    """One replica, for as long as discovery knows it."""
+    """One replica, as long as discovery knows it."""
 
     endpoint: Endpoint
     model: str
     in_flight: int = 0
     in_flight_tokens: float = 0.0
-    """In the prompts of those requests."""
+    """The prompt tokens of the requests in flight."""
     sent_tokens: float = 0.0
-    """In all prompts so far, but for what it probably had cached."""
+    """The prompt tokens sent so far, without those that the replica probably had cached."""
     load: Load | None = None
     load_time: float = 0.0
     load_sent_tokens: float = 0.0
-    """``sent_tokens`` when it was scraped."""
+    """``sent_tokens`` at the time of the scrape."""
     kv_tokens: float = math.inf
-    """That its KV cache holds; infinite where it does not say."""
+    """The tokens that its KV cache holds; infinite where the replica does not report them."""
     failures: int = 0
     unreachable: bool = False
     suspect_until: float = 0.0
 
     @property
     def is_ready(self) -> bool:
+        """True if discovery lists it as ready and not terminating."""
         return self.endpoint.ready and not self.endpoint.terminating
 
     def is_suspect(self, now: float) -> bool:
+        """Return whether it failed so recently that other replicas are asked first."""
         return now < self.suspect_until
 
     @contextmanager
     def request(self, prompt_tokens: float) -> Iterator[None]:
-        """While one of our requests is there."""
+        """Count a request as in flight while the context lasts."""
         self.in_flight += 1
         self.in_flight_tokens += prompt_tokens
         try:
@@ -62,31 +64,32 @@ class Backend:
             self.in_flight -= 1
             self.in_flight_tokens = self.in_flight_tokens - prompt_tokens if self.in_flight else 0.0
 
-    def failed(self, now: float, *, unreachable: bool) -> None:
-        """It could not be reached, or took no requests: ask others first for a while, longer each time."""
+    def record_failure(self, now: float, *, unreachable: bool) -> None:
+        """Record that it could not be reached or refused requests: it is suspect for a while, longer each time."""
         self.failures += 1
         self.unreachable = unreachable
         pause = min(_MAX_SUSPECT_SECONDS, _SUSPECT_SECONDS * 2.0 ** min(self.failures - 1, 10))
         self.suspect_until = now + pause
 
-    def answered(self) -> None:
-        """It took a request: whatever was held against it is forgotten."""
+    def record_answer(self) -> None:
+        """Record that it accepted a request: earlier failures no longer count."""
         self.failures, self.unreachable, self.suspect_until = 0, False, 0.0
 
-    def scraped(self, load: Load, now: float, *, sent_tokens: float, kv_tokens: float) -> None:
-        """What it said of itself, having been sent so many tokens when it was asked."""
+    def record_scrape(self, load: Load, now: float, *, sent_tokens: float, kv_tokens: float) -> None:
+        """Record the load it reported, and how many tokens it had been sent when the scrape started."""
         self.load, self.load_time, self.load_sent_tokens, self.kv_tokens = load, now, sent_tokens, kv_tokens
 
     def candidate(self, now: float, *, prefix_share: float) -> Candidate:
-        fresh = self.load is not None and now - self.load_time <= _LOAD_SECONDS
+        """Return this replica as the routing policy sees it."""
+        is_recent = self.load is not None and now - self.load_time <= _MAX_LOAD_AGE_SECONDS
         return Candidate(
             id=self.endpoint.id,
+            load=self.load if is_recent else None,
+            in_flight=self.in_flight,
+            sent_tokens=self.sent_tokens - self.load_sent_tokens if is_recent else self.in_flight_tokens,
+            prefix_share=prefix_share,
             ready=self.is_ready,
             suspect=self.is_suspect(now),
-            in_flight=self.in_flight,
-            load=self.load if fresh else None,
-            sent_tokens=self.sent_tokens - self.load_sent_tokens if fresh else self.in_flight_tokens,
-            prefix_share=prefix_share,
         )
 
 
@@ -96,37 +99,37 @@ class Pool:
     def __init__(self, model: str, *, created: int, prefixes: PrefixIndex | None = None) -> None:
         self.model = model
         self.created = created
-        """Unix seconds when the gateway first heard of it."""
+        """Unix seconds at which the gateway first saw the model."""
         self.backends: dict[str, Backend] = {}
         self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self.tokens_per_byte = TokensPerByte()
         self.changed = asyncio.Event()
-        """Set, and replaced, whenever a held request may find a replica now."""
+        """An event that is set, and replaced, whenever a held request may find a replica."""
 
     def pick(
         self, *, prompt_tokens: float, blocks: Sequence[int] = (), exclude: Collection[str] = ()
     ) -> Backend | Hold:
-        """For a prompt of these blocks, which goes there now."""
+        """Return the replica for a prompt of these blocks, which is then sent there."""
         now = monotonic()
         capacities = {id_: backend.kv_tokens for id_, backend in self.backends.items()} if blocks else {}
         shares = self.prefixes.shares(blocks, capacities) if len(capacities) > 1 else {}
         candidates = [b.candidate(now, prefix_share=shares.get(id_, 0.0)) for id_, b in self.backends.items()]
-        choice = pick(candidates, prompt_tokens=prompt_tokens, exclude=exclude, draw=random.random())
+        choice = pick(candidates, prompt_tokens=prompt_tokens, exclude=exclude, tie_breaker=random.random())
         if isinstance(choice, Hold):
             return choice
         backend = self.backends[choice.id]
         backend.sent_tokens += prompt_tokens * (1.0 - shares.get(choice.id, 0.0))
-        # At once: of several that begin alike and come together, the later ones hit what the first computes.
-        self.prefixes.served(blocks, choice.id, prompt_tokens)
+        # Recorded at once: when similar prompts come together, the later ones hit what the first one computes.
+        self.prefixes.record(blocks, choice.id, prompt_tokens)
         return backend
 
     def prompt_tokens(self, num_bytes: int) -> float:
-        """How many tokens a prompt of so many bytes probably has; it counts among those the guess is learnt from."""
-        self.tokens_per_byte.sent(num_bytes)
+        """Return the probable number of tokens of a prompt of this length, and record its length."""
+        self.tokens_per_byte.record_bytes(num_bytes)
         return num_bytes * self.tokens_per_byte.value
 
     def update(self, endpoints: tuple[Endpoint, ...]) -> list[Backend]:
-        """Take discovery's word; returns the backends that are gone."""
+        """Apply a snapshot from discovery; return the backends that are gone."""
         fresh: dict[str, Backend] = {}
         for endpoint in endpoints:
             known = self.backends.get(endpoint.id)
@@ -142,13 +145,13 @@ class Pool:
         return gone
 
     def wake(self) -> None:
-        """Let held requests look again."""
+        """Let held requests try again."""
         self.changed.set()
         self.changed = asyncio.Event()
 
 
 class Fleet:
-    """All models."""
+    """The replicas of all models."""
 
     def __init__(self, *, on_gone: Callable[[Backend], None] = lambda backend: None) -> None:
         self.pools: dict[str, Pool] = {}
@@ -158,11 +161,11 @@ class Fleet:
 
     @property
     def is_synced(self) -> bool:
-        """Discovery has published at least once."""
+        """True if discovery has published at least once."""
         return self._synced.is_set()
 
     async def wait_synced(self, *, timeout_seconds: float) -> bool:
-        """Whether it has within so long: before that nobody can say which models there are."""
+        """Wait for the first snapshot, before which no model is known; return whether it came in time."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._synced.wait()
@@ -171,34 +174,35 @@ class Fleet:
         return True
 
     def publish(self, snapshot: Snapshot, *, now: int) -> None:
-        """A new snapshot from discovery. Models that left are forgotten; their held requests are told so."""
+        """Apply a new snapshot. Models that left are dropped, which wakes their held requests."""
         self._synced.set()
         for name in self.pools.keys() - snapshot.keys():
             pool = self.pools.pop(name)
             self._prefixes.close(pool.prefixes)
-            self._forget(pool.update(()))
+            self._report_gone(pool.update(()))
         for name, endpoints in snapshot.items():
             if name not in self.pools:
                 self.pools[name] = Pool(name, created=now, prefixes=self._prefixes.open())
-            self._forget(self.pools[name].update(endpoints))
+            self._report_gone(self.pools[name].update(endpoints))
 
     def backends(self) -> list[Backend]:
+        """Return the replicas of all models."""
         return [backend for pool in self.pools.values() for backend in pool.backends.values()]
 
-    def answers(self, backend: Backend) -> None:
-        """It answered a scrape: if it could not be reached before, it can now."""
+    def record_reachable(self, backend: Backend) -> None:
+        """Record that a replica answered a scrape: if it was unreachable, held requests may try it."""
         if backend.unreachable:
-            backend.answered()
+            backend.record_answer()
             pool = self.pools.get(backend.model)
             if pool is not None:
                 pool.wake()
 
-    def learn(self, backend: Backend, *, tokens: float, requests: float) -> None:
-        """So many requests came to it since its last scrape, and had so many prompt tokens."""
+    def record_arrivals(self, backend: Backend, *, tokens: float, requests: float) -> None:
+        """Record the requests, and their prompt tokens, that reached a replica since its last scrape."""
         pool = self.pools.get(backend.model)
         if pool is not None:
-            pool.tokens_per_byte.arrived(tokens, requests)
+            pool.tokens_per_byte.record_tokens(tokens, requests)
 
-    def _forget(self, gone: list[Backend]) -> None:
+    def _report_gone(self, gone: list[Backend]) -> None:
         for backend in gone:
             self._on_gone(backend)

@@ -1,7 +1,4 @@
-"""Which headers pass through the gateway, and which belong to one hop only (RFC 9110, 7.6.1).
-
-Pure. Under ``proxy``.
-"""
+"""The headers that pass through the gateway; those of one hop do not (RFC 9110, 7.6.1). Pure; under ``proxy``."""
 
 from collections.abc import Iterable
 from uuid import uuid4
@@ -10,7 +7,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 REQUEST_ID = "X-Request-Id"
 REPLICA = "X-Quire-Replica"
-"""Which replica answered: in a cluster `namespace/pod`. Whoever asks about an answer can say whose log to read."""
+"""The replica that answered, in a cluster `namespace/pod`: it names the log to read about an answer."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -25,29 +22,29 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# The body was read whole (and unpacked), so its length and packing are set anew; Expect was answered by us.
+# The gateway read and decompressed the whole body, so it sets the length and encoding; it answered Expect itself.
 _REQUEST_ONLY = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
-# The length is set by whoever writes the body; the date is that of the answer to our client.
+# The writer of the body sets the length; the date is that of the answer to the client.
 _RESPONSE_ONLY = _HOP_BY_HOP | {"content-length", "date", "server"}
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 _MAX_ID = 128
 
 
 def request_id(headers: CIMultiDictProxy[str]) -> str:
-    """The client's own id, if it is fit to be logged; else a new one."""
+    """Return the client's own request id if it is safe to log, else a new one."""
     given = headers.get(REQUEST_ID, "")
     return given if 0 < len(given) <= _MAX_ID and _ID_CHARACTERS.issuperset(given) else uuid4().hex
 
 
 def to_replica(headers: CIMultiDictProxy[str], *, request_id: str) -> CIMultiDict[str]:
-    """What the replica gets to see."""
+    """Return the headers of the request to the replica."""
     passed = _without(headers, _REQUEST_ONLY)
     passed[REQUEST_ID] = request_id
     return passed
 
 
 def to_client(headers: CIMultiDictProxy[str], *, request_id: str, replica: str) -> CIMultiDict[str]:
-    """What the client gets to see."""
+    """Return the headers of the answer to the client."""
     passed = _without(headers, _RESPONSE_ONLY)
     passed[REQUEST_ID] = request_id
     passed[REPLICA] = replica

@@ -1,6 +1,6 @@
-"""What the gateway says of itself at /metrics: per model and per replica ("backend").
+"""The gateway's own metrics at /metrics: per model and per replica ("backend").
 
-Series of replicas that left are removed. A model nobody serves never becomes a label, so clients can't make series.
+Series of replicas that left are removed. Only a served model becomes a label, so clients cannot create series.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from quire_gateway.fleet import Backend, Fleet
 
-# A second series for each counter, to say when it began, which nobody reads.
+# Otherwise each counter has a second series with its creation time, which is not used.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _FIRST_BYTE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -20,31 +20,36 @@ _DURATION = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """All counters and histograms, and the gauges that are read off the fleet at a scrape."""
+    """The counters and histograms, and the gauges that are computed from the fleet at a scrape."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.registry = CollectorRegistry()
         self._fleet = fleet
         self.held: dict[str, int] = {}
-        self.requests = self._counter("requests", "Answers, by the status they began with.", "model", "backend", "code")
+        self.requests = self._counter("requests", "Answers by their status.", "model", "backend", "code")
         self.errors = self._counter(
-            "errors", "Answers that the gateway gave itself, by status and by why.", "model", "code", "reason"
+            "errors", "Error answers from the gateway itself, by status and reason.", "model", "code", "reason"
         )
-        self.retries = self._counter("retries", "Attempts repeated on another replica, by why.", "model", "reason")
-        self.hold_failures = self._counter("hold_failures", "Held requests given up, by why.", "model", "reason")
-        self.disconnects = self._counter("client_disconnects", "Clients that left before the end.", "model")
+        self.retries = self._counter("retries", "Attempts repeated on another replica, by reason.", "model", "reason")
+        self.hold_failures = self._counter("hold_failures", "Held requests that failed, by reason.", "model", "reason")
+        self.disconnects = self._counter(
+            "client_disconnects", "Clients that disconnected before the end of the answer.", "model"
+        )
         self.broken_streams = self._counter(
-            "broken_streams", "Streams whose replica died before the end.", "model", "backend"
+            "broken_streams", "Streams whose replica died before the end of the answer.", "model", "backend"
         )
-        self.first_byte = self._histogram("time_to_first_byte_seconds", "Until a replica's answer began.", *_FIRST_BYTE)
-        self.duration = self._histogram("request_duration_seconds", "Until the answer ended.", *_DURATION)
+        self.first_byte = self._histogram(
+            "time_to_first_byte_seconds", "Time until the first byte of a replica's answer.", *_FIRST_BYTE
+        )
+        self.duration = self._histogram("request_duration_seconds", "Time until the end of the answer.", *_DURATION)
         self.registry.register(_Gauges(fleet, self.held))
 
     def render(self) -> bytes:
+        """Return the page for Prometheus."""
         return generate_latest(self.registry)
 
     def current_requests(self) -> dict[str, dict[str, int]]:
-        """Held and in flight, of each model that has any."""
+        """Return the held and running requests of each model that has any."""
         found: dict[str, dict[str, int]] = {}
         for model, pool in self._fleet.pools.items():
             held, in_flight = self.held.get(model, 0), sum(b.in_flight for b in pool.backends.values())
@@ -53,7 +58,7 @@ class Metrics:
         return found
 
     def forget(self, backend: Backend) -> None:
-        """Drop the series of a replica that left."""
+        """Remove the series of a replica that left."""
         for counter in (self.requests, self.broken_streams):
             counter.remove_by_labels({"model": backend.model, "backend": backend.endpoint.id})
 
@@ -65,20 +70,20 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    """What is so now."""
+    """A collector of gauges, computed from the fleet at each scrape."""
 
     def __init__(self, fleet: Fleet, held: dict[str, int]) -> None:
         self._fleet, self._held = fleet, held
 
     def collect(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
-            "quire_gateway_requests_in_flight", "Requests at a replica now.", labels=("model", "backend")
+            "quire_gateway_requests_in_flight", "Requests that a replica works on.", labels=("model", "backend")
         )
         held = GaugeMetricFamily(
-            "quire_gateway_held_requests", "Requests that wait for a replica to become ready.", labels=("model",)
+            "quire_gateway_held_requests", "Requests that wait for a ready replica.", labels=("model",)
         )
         endpoints = GaugeMetricFamily(
-            "quire_gateway_endpoints", "Replicas in discovery, by state.", labels=("model", "state")
+            "quire_gateway_endpoints", "Replicas in discovery by state.", labels=("model", "state")
         )
         for model, pool in self._fleet.pools.items():
             held.add_metric((model,), self._held.get(model, 0))

@@ -1,7 +1,7 @@
-"""One request's way: read → model → pick → ask → relay; again on another replica only before the first byte.
+"""The way of one request: read → model → pick → send → relay; another replica is tried only before the first byte.
 
-Under ``app``, which routes to ``Proxy.handle``. Holds when no replica can take it, cuts nothing while it streams, ends
-a broken stream with an error event and no ``[DONE]``, and drops the replica's connection as soon as the client is gone.
+Under ``app``, which routes to ``Proxy.handle``. A request is held while no replica can serve it. A broken stream ends
+with an error event and no ``[DONE]``. When a client disconnects, the replica's connection is closed at once.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
+from quire_common.routing.balance import Hold
 from quire_gateway import headers, sse
-from quire_gateway.balance import Hold
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
     BadRequest,
@@ -29,29 +29,29 @@ from quire_gateway.errors import (
     UpstreamFailed,
 )
 from quire_gateway.fleet import Backend, Fleet, Pool
-from quire_gateway.holding import Holding, Place
+from quire_gateway.hold_queue import HoldQueue, HoldTicket
 from quire_gateway.metrics import Metrics
-from quire_gateway.prefixes import Prompt, prompt_blocks, prompt_bytes
+from quire_gateway.prompt import Prompt, prompt_blocks, prompt_bytes
 from quire_gateway.scrape import read_capped
 
 MODEL = web.RequestKey("model", str)
-"""Under this a request remembers the model it was found to ask for."""
+"""The key under which a request stores its model, once it is known."""
 _GENERATING = "/v1/"
 _BUSY = 429
 _UNAVAILABLE = 503
-_MAX_REFUSAL_BYTES = 64 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
-"""Answers of a known length up to this are read whole before the first byte goes out."""
+"""Shorter answers of a known length are read whole before the first byte is forwarded."""
 _LARGE_BODY_BYTES = 2**20
 _READ_SECONDS = 60.0
 _STALE_SECONDS = 0.05
-"""An idle connection that ends this soon after a request was sent had ended before the replica could see it."""
+"""An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 
 _log = logging.getLogger(__name__)
 
 
 class Connection:
-    """Whether a request went over a connection that had served another before."""
+    """A record of whether a request used a connection that had served another request before."""
 
     __slots__ = ("reused",)
 
@@ -60,7 +60,7 @@ class Connection:
 
 
 def tracing() -> aiohttp.TraceConfig:
-    """For the session: it alone knows which connections are used again."""
+    """Return the tracing of a session, which alone knows which connections are reused."""
 
     async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
         if isinstance(context.trace_request_ctx, Connection):
@@ -72,80 +72,80 @@ def tracing() -> aiohttp.TraceConfig:
 
 
 class _Peek(Prompt):
-    """All the gateway wants to know of a body."""
+    """The fields of a body that the gateway reads."""
 
     model: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """One request, read."""
+    """One request after its body was read."""
 
     request: web.Request
     pool: Pool
-    place: Place
-    """Where it waits while no replica can take it."""
+    ticket: HoldTicket
+    """Its right to wait while no replica can serve it."""
     body: bytes
     prompt_tokens: float
-    """As many as such a prompt probably has."""
+    """The probable number of tokens of its prompt."""
     blocks: tuple[int, ...]
-    """Of its prompt."""
+    """The block hashes of its prompt."""
     id: str
     started: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Refusal:
-    """An attempt that came to nothing before the first byte."""
+class _FailedAttempt:
+    """An attempt that failed before the first byte."""
 
     reason: str
     cause: str
     answer: web.Response | None = None
-    """What the replica said, where it said something."""
+    """The replica's answer, if it gave one."""
 
 
 class Proxy:
-    """Forwards requests. ``cutting`` is set when the drain time is over: what still runs then ends in an error."""
+    """The forwarding of requests. ``cancelling`` is set when the drain time is over: then running requests fail."""
 
     def __init__(
-        self, *, fleet: Fleet, session: aiohttp.ClientSession, options: ProxyOptions, metrics: Metrics, holding: Holding
+        self, *, fleet: Fleet, session: aiohttp.ClientSession, options: ProxyOptions, metrics: Metrics, queue: HoldQueue
     ) -> None:
         self._fleet, self._session, self._options = fleet, session, options
-        self._metrics, self._holding = metrics, holding
-        self.cutting = False
+        self._metrics, self._queue = metrics, queue
+        self.cancelling = False
         self.running: set[asyncio.Task[object]] = set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request by a replica of the model it names. Raises ``GatewayError``."""
+        """Answer one request from a replica of the model it names, or raise ``GatewayError``."""
         task = asyncio.current_task()
         assert task is not None
-        # From here on, though its body may still be on the way: what was begun is finished before the gateway ends.
+        # Registered before the body is read: a drain waits for every request that has started.
         self.running.add(task)
         try:
-            return await self._answered(request)
+            return await self._forward(request)
         except asyncio.CancelledError:
-            if not self.cutting:
+            if not self.cancelling:
                 raise
             task.uncancel()
             raise ShuttingDown("this gateway is shutting down", retry_after_seconds=1) from None
         finally:
             self.running.discard(task)
 
-    async def _answered(self, request: web.Request) -> web.StreamResponse:
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         started = monotonic()
         body = await self._read(request)
         peek, model = _peek(body)
         pool = self._pool(model)
         request[MODEL] = pool.model
         if not request.path.startswith(_GENERATING):
-            # Tokenizing computes nothing of a prompt and leaves nothing of it in a cache.
+            # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
             peek = Prompt()
         try:
-            with self._holding.place(pool, size_bytes=len(body)) as place:
+            with self._queue.ticket(pool, size_bytes=len(body)) as ticket:
                 call = _Call(
                     request=request,
                     pool=pool,
-                    place=place,
+                    ticket=ticket,
                     body=body,
                     prompt_tokens=pool.prompt_tokens(prompt_bytes(peek)),
                     blocks=prompt_blocks(peek),
@@ -154,7 +154,7 @@ class Proxy:
                 )
                 return await self._serve(call)
         except asyncio.CancelledError:
-            if not self.cutting:
+            if not self.cancelling:
                 self._metrics.disconnects.labels(pool.model).inc()
             raise
         finally:
@@ -165,34 +165,33 @@ class Proxy:
             async with asyncio.timeout(_READ_SECONDS):
                 return await request.read()
         except TimeoutError:
-            raise RequestTimeout(f"the request body did not come within {_READ_SECONDS:.0f} s") from None
+            raise RequestTimeout(f"the request body did not arrive within {_READ_SECONDS:.0f} s") from None
         except web.HTTPRequestEntityTooLarge:
             limit = self._options.max_body_bytes
-            raise BodyTooLarge(f"the request body is larger than {limit} bytes, the most this gateway takes") from None
+            raise BodyTooLarge(f"the request body is larger than this gateway's limit of {limit} bytes") from None
         except web.RequestPayloadError as error:
-            raise BadRequest(
-                f"the request body can't be unpacked or broke off: {' '.join(str(error).split())}"
-            ) from None
+            reason = " ".join(str(error).split())
+            raise BadRequest(f"the request body is incomplete or cannot be decompressed: {reason}") from None
 
     def _pool(self, model: str) -> Pool:
         pool = self._fleet.pools.get(model)
         if pool is None:
             served = ", ".join(sorted(self._fleet.pools)) or "none"
-            raise UnknownModel(f"the model {model[:200]!r} does not exist; served here: {served[:2000]}")
+            raise UnknownModel(f"the model {model[:200]!r} does not exist; served models: {served[:2000]}")
         return pool
 
     async def _serve(self, call: _Call) -> web.StreamResponse:
-        """Attempts, one replica after the other, until one answers; holds while none can."""
+        """Try one replica after the other until one answers; hold the request while none can."""
         tried: set[str] = set()
-        refusal: _Refusal | None = None
+        failure: _FailedAttempt | None = None
         disconnected = stale = False
         while True:
             choice = self._pick(call, tried)
             if isinstance(choice, Hold):
-                if refusal is not None and refusal.reason == "busy" and refusal.answer is not None:
-                    self._metrics.errors.labels(call.pool.model, str(_BUSY), refusal.reason).inc()
-                    return refusal.answer
-                await call.place.wait(cause=None if refusal is None else refusal.cause)
+                if failure is not None and failure.reason == "busy" and failure.answer is not None:
+                    self._metrics.errors.labels(call.pool.model, str(_BUSY), failure.reason).inc()
+                    return failure.answer
+                await call.ticket.wait(cause=None if failure is None else failure.cause)
                 tried.clear()
                 continue
             outcome = await self._attempt(call, choice)
@@ -204,23 +203,23 @@ class Proxy:
             if outcome.reason == "disconnected" and disconnected:
                 raise UpstreamFailed(f"two replicas of {call.pool.model} died while they worked on this request")
             disconnected |= outcome.reason == "disconnected"
-            refusal = outcome
+            failure = outcome
             tried.add(choice.endpoint.id)
             self._metrics.retries.labels(call.pool.model, outcome.reason).inc()
-            _log.info("request %s: %s %s", call.id, choice.endpoint.id, outcome.cause)
+            _log.info("retrying request %s: replica %s %s", call.id, choice.endpoint.id, outcome.cause)
 
     def _pick(self, call: _Call, tried: set[str]) -> Backend | Hold:
         if len(tried) >= self._options.max_attempts:
             return Hold()
         return call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
 
-    async def _attempt(self, call: _Call, backend: Backend) -> web.StreamResponse | _Refusal:
-        """Ask one replica."""
+    async def _attempt(self, call: _Call, backend: Backend) -> web.StreamResponse | _FailedAttempt:
+        """Send the request to one replica."""
         with backend.request(call.prompt_tokens):
             sent, connection = monotonic(), Connection()
             try:
                 upstream = await self._session.post(
-                    # Not as it came: a client that takes us for its proxy sends a whole URL.
+                    # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
                     URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
                     data=io.BytesIO(call.body) if len(call.body) > _LARGE_BODY_BYTES else call.body,
                     headers=headers.to_replica(call.request.headers, request_id=call.id),
@@ -228,21 +227,21 @@ class Proxy:
                     trace_request_ctx=connection,
                 )
             except aiohttp.ClientConnectorError as error:
-                backend.failed(monotonic(), unreachable=True)
-                return _Refusal(reason="unreachable", cause=f"can't be reached: {error.strerror}")
+                backend.record_failure(monotonic(), unreachable=True)
+                return _FailedAttempt(reason="unreachable", cause=f"could not be reached: {error.strerror}")
             except aiohttp.ConnectionTimeoutError:
-                # It never had the request: its machine is gone, or the network to it.
-                backend.failed(monotonic(), unreachable=True)
-                return _Refusal(reason="unreachable", cause="can't be reached: no answer to the attempt to connect")
+                # The replica never got the request: its machine is gone, or the network to it.
+                backend.record_failure(monotonic(), unreachable=True)
+                return _FailedAttempt(reason="unreachable", cause="could not be reached: connecting timed out")
             except (aiohttp.ClientError, TimeoutError) as error:
                 if connection.reused and monotonic() - sent < _STALE_SECONDS:
-                    return _Refusal(reason="stale", cause="closed an idle connection just as it was used again")
+                    return _FailedAttempt(reason="stale", cause="closed an idle connection as it was reused")
                 return _disconnected(backend, error)
             try:
                 return await self._answer(call, backend, upstream)
             finally:
-                # Read to its end it goes back to the pool; broken off, its connection is closed at once, which is how
-                # the engine learns that nobody waits any more.
+                # A connection that was read to the end goes back to the pool. Any other is closed at once, which tells
+                # the engine that the client is gone.
                 if upstream.content.at_eof():
                     upstream.release()
                 else:
@@ -250,19 +249,19 @@ class Proxy:
 
     async def _answer(
         self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse
-    ) -> web.StreamResponse | _Refusal:
-        """Relay what the replica says, unless it says that another one should be asked."""
+    ) -> web.StreamResponse | _FailedAttempt:
+        """Relay the replica's answer, unless its status means that another replica should be tried."""
         if upstream.status in (_BUSY, _UNAVAILABLE):
-            return await self._refusal(call, backend, upstream)
+            return await self._refused(call, backend, upstream)
         length = upstream.content_length
         if length is None or length > _MAX_WHOLE_BYTES:
-            self._taken(call, backend, upstream.status)
+            self._accepted(call, backend, upstream.status)
             return await self._stream(call, backend, upstream)
         try:
             whole = await upstream.read()
         except aiohttp.ClientError as error:
             return _disconnected(backend, error)
-        self._taken(call, backend, upstream.status)
+        self._accepted(call, backend, upstream.status)
         self._first_byte(call)
         return web.Response(
             status=upstream.status,
@@ -271,20 +270,20 @@ class Proxy:
             body=whole,
         )
 
-    def _taken(self, call: _Call, backend: Backend, status: int) -> None:
-        """From here on no other replica is asked."""
-        call.place.leave()
-        backend.answered()
+    def _accepted(self, call: _Call, backend: Backend, status: int) -> None:
+        """Record that the replica accepted the request: from here on no other replica is tried."""
+        call.ticket.close()
+        backend.record_answer()
         self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
 
-    async def _refusal(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> _Refusal:
+    async def _refused(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> _FailedAttempt:
         if upstream.status == _UNAVAILABLE:
-            backend.failed(monotonic(), unreachable=False)
+            backend.record_failure(monotonic(), unreachable=False)
         try:
-            body = await read_capped(upstream.content, _MAX_REFUSAL_BYTES)
+            body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
         except (aiohttp.ClientError, ValueError):
             body = b""
-        return _Refusal(
+        return _FailedAttempt(
             reason="busy" if upstream.status == _BUSY else "unavailable",
             cause=f"answered {upstream.status}",
             answer=web.Response(
@@ -295,7 +294,7 @@ class Proxy:
         )
 
     async def _stream(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Every chunk as it comes."""
+        """Relay every chunk as it comes."""
         response = web.StreamResponse(
             status=upstream.status,
             reason=upstream.reason,
@@ -314,57 +313,57 @@ class Proxy:
                     await response.write(out)
             if events and (rest := events.flush()):
                 await response.write(rest)
-        except _Died as error:
+        except _ReplicaDied as error:
             self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
-            _log.warning("request %s: %s died in the midst of its answer: %s", call.id, backend.endpoint.id, error)
-            if events and events.told_error:
-                # The replica said itself why: one error event, and the end.
+            _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, error)
+            if events and events.has_error:
+                # The replica sent an error event itself: no second one follows.
                 response.force_close()
                 await response.write_eof()
             else:
-                await _break_off(call.request, response, UpstreamFailed("the replica died in the midst of this answer"))
+                await _abort(call.request, response, UpstreamFailed("the replica died before the end of this answer"))
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self.cutting or task is None:
+            if not self.cancelling or task is None:
                 raise
             task.uncancel()
-            await _break_off(call.request, response, ShuttingDown("this gateway is shutting down"))
+            await _abort(call.request, response, ShuttingDown("this gateway is shutting down"))
         return response
 
     def _first_byte(self, call: _Call) -> None:
         self._metrics.first_byte.labels(call.pool.model).observe(monotonic() - call.started)
 
 
-class _Died(Exception):
-    """The replica's connection broke while it answered. Writing to our client raises other errors of the same kind."""
+class _ReplicaDied(Exception):
+    """A replica whose connection broke during its answer. Writing to the client raises the same errors in aiohttp."""
 
 
 async def _next(upstream: aiohttp.ClientResponse) -> bytes:
-    """What has come since; empty at the end."""
+    """Return what has arrived; empty at the end."""
     try:
         return await upstream.content.readany()
     except aiohttp.ClientError as error:
-        raise _Died(str(error)) from error
+        raise _ReplicaDied(str(error)) from error
 
 
-def _disconnected(backend: Backend, error: Exception) -> _Refusal:
-    backend.failed(monotonic(), unreachable=True)
-    return _Refusal(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
+def _disconnected(backend: Backend, error: Exception) -> _FailedAttempt:
+    backend.record_failure(monotonic(), unreachable=True)
+    return _FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
 
 
-async def _break_off(request: web.Request, response: web.StreamResponse, error: GatewayError) -> None:
-    """End an answer that has begun so that nobody takes it for a whole one."""
+async def _abort(request: web.Request, response: web.StreamResponse, error: GatewayError) -> None:
+    """End an answer that has started so that it cannot be mistaken for a complete one."""
     response.force_close()
     if response.content_type == sse.CONTENT_TYPE:
         await response.write(sse.error_event(error.body()))
         await response.write_eof()
     elif request.transport is not None:
-        # No room for words: the missing end of the chunked body is the error.
+        # There is no place for a message: the missing end of the chunked body is the error.
         request.transport.abort()
 
 
 def _peek(body: bytes) -> tuple[Prompt, str]:
-    """A body's prompt, and the model it names. Everything else in it is the replica's to judge."""
+    """Return a body's prompt and model. The replica validates everything else."""
     try:
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:

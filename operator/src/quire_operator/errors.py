@@ -2,7 +2,6 @@
 
     UserError                  printed as it is, without a traceback; exit code 2
     ├── ClusterProblem         no connection to a cluster, or one that cannot be used
-    ├── SettingsProblem        quire-operator: its command line, every problem at once
     └── quire_cli.errors       the errors of the quire command
 
 Every other exception is a bug.
@@ -27,10 +26,3 @@ class ClusterProblem(UserError):
     """There is no way to a cluster, or the one there is can't be worked with."""
 
     exit_code = 1
-
-
-class SettingsProblem(UserError):
-    """The operator's command line or environment."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("quire-operator can't start like this:", details=problems, hint="see quire-operator --help")

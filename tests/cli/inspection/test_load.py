@@ -18,7 +18,7 @@ from quire_cli.inspection.load import (
     quantile,
     reading_of,
 )
-from quire_operator.domain.autoscaling import engine_metrics as m
+from quire_common.contract import engine as m
 from quire_operator.domain.autoscaling.engine_metrics import Point
 from quire_operator.domain.autoscaling.observation import Histogram
 

@@ -14,7 +14,7 @@ from quire_cli.inspection.fleet import Deployment, Fleet, FleetLoad, Loads, Repl
 from quire_cli.inspection.load import CACHE_QUERIES, PREEMPTIONS, Reading
 from quire_cli.inspection.top_view import notes, render
 from quire_cli.local.run_state import ReplicaState, ServedState
-from quire_operator.domain.autoscaling import engine_metrics as m
+from quire_common.contract import engine as m
 from quire_operator.domain.autoscaling.observation import Histogram
 
 PODS = "/api/v1/namespaces/prod/pods"

@@ -19,9 +19,9 @@ from quire_local.tiny_model import write_tiny_model
 from quire_cli.local.process import ProcessIdentity, identify, session_members
 from quire_cli.local.state import read_state, run_folder, state_home
 from quire_cli.local.supervision import free_port
+from quire_common.contract.engine import LIVE_PATH, METRICS_PATH, READY_PATH
 from quire_operator.adapters.metrics.scrape import points
 from quire_operator.domain.autoscaling.engine_metrics import NAMES
-from quire_operator.domain.manifests.engine_contract import LIVE_PATH, METRICS_PATH, READY_PATH
 
 DOCUMENT = """\
 apiVersion: quire.dev/v1alpha1

@@ -1,4 +1,4 @@
-"""What a series of looks at replicas tells."""
+"""Queries on a series of observations of replicas."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Timelines: what is kept, what is drawn, and that nothing covers anything else."""
+"""Timelines: the stored data and the plot, without overlapping elements."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ NAMES = ("load rises", "Prometheus is killed", "the leading operator is killed",
 
 
 def whole():
-    """Four marks within two seconds of sixty, and one at the very end."""
+    """Return a timeline with four marks within two of sixty seconds, and one at the very end."""
     records = [record(i, i * 0.5, i * 0.5 + 2, replica=f"ns/chat-{'ab'[i % 2]}") for i in range(100)]
     records.append(record(100, 20.0, 20.5, failure=CUT))
     marks = [Mark(seconds=20 + 0.5 * i, name=name) for i, name in enumerate(NAMES)]
@@ -79,9 +79,9 @@ def test_no_name_of_a_mark_covers_another_or_leaves_the_picture():
     assert isinstance(figure, Figure) and isinstance(figure.canvas, FigureCanvasAgg)
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
-    # Of the words alone: an annotation's own extent has its line down to the panel in it.
+    # Only the text counts: the extent of an annotation includes its line down to the panel.
     boxes = {text.get_text(): Text.get_window_extent(text, renderer) for text in figure.axes[0].texts}
-    # Each name's line goes straight down to its moment.
+    # The line of each name goes straight down to its time.
     assert all(text.arrow_patch.get_window_extent(renderer).width < 3 for text in figure.axes[0].texts)
     title = next(text for text in figure.texts if text.get_text() == "A title")
     boxes["A title"] = title.get_window_extent(renderer)
@@ -120,7 +120,7 @@ def test_nothing_at_all_can_be_drawn(tmp_path):
 
 
 def watched(sights):
-    """What a watch keeps of these looks; exceptions among them are raised."""
+    """Return what a watch records from these polls; exceptions among them are raised."""
     left = iter(sights)
     done = threading.Event()
 
@@ -134,7 +134,7 @@ def watched(sights):
         return sight
 
     with ClusterWatch(look, time.monotonic, every=0.01) as watch:
-        done.wait(2)  # not set where a look ends the watch
+        done.wait(2)  # not set if a poll ends the watch
     return watch
 
 
@@ -146,7 +146,7 @@ def test_a_watch_keeps_what_changed_and_tells_what_is_new():
     ]
     watch = watched(sights)
     assert [[value for _, value in steps.points] for steps in watch.replicas] == [[1, 2]]
-    assert [told.text for told in watch.told] == ["chat Ready False (Bad)", "Killing"]
+    assert [message.text for message in watch.messages] == ["chat Ready False (Bad)", "Killing"]
     assert watch.blind == []
 
 

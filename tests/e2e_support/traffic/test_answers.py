@@ -1,4 +1,4 @@
-"""Every way in which a server can misbehave is caught, and told so that one knows what happened."""
+"""Every kind of server error is detected and described."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ ERROR = 'event: error\ndata: {"error": {"code": "replica_failed", "message": "it
 
 
 def edited(number, **changes):
-    """The event of that number with another choice."""
+    """Return events in which the event of that number has another choice."""
 
     def twist(events):
         choice = events[number]["choices"][0] | changes
@@ -29,7 +29,7 @@ def with_usage(**changes):
 
 
 def said_short(events):
-    """The text ends early, with all that belongs to an end."""
+    """Return events whose text ends early, with all parts of a regular end."""
     return [*events[:2], *edited(0, finish_reason="length")(events[2:3]), *events[-2:]]
 
 
@@ -60,14 +60,17 @@ TWISTS = {
         "another chunk after finish_reason",
     ),
     "more than the end": (edited(6, text=". And"), "text beyond the expected end at character 33: ' And'"),
-    "no [DONE]": (lambda e: e[:-1], "the stream ended without [DONE], 33 of 33 characters told"),
-    "[DONE] in the midst": (lambda e: [*e[:3], DONE], "it ended without a finish_reason, 19 of 33 characters told"),
+    "no [DONE]": (lambda e: e[:-1], "the stream ended without [DONE], 33 of 33 characters received"),
+    "[DONE] in the middle": (
+        lambda e: [*e[:3], DONE],
+        "it ended without a finish_reason, 19 of 33 characters received",
+    ),
     "an event after [DONE]": (lambda e: [*e, e[0]], "an event after [DONE]"),
     "[DONE] after an error": (lambda e: [*e[:3], ERROR, DONE], "an event after the error event"),
     "half an event": (lambda e: [*e[:3], 'data: {"choi'], "half an event at the end"),
     "no JSON": (lambda e: [*e[:3], "data: {oops\n\n"], "no JSON"),
     "no usage": (lambda e: [*e[:-2], e[-1]], "it ended without usage"),
-    "usage twice": (lambda e: [*e[:-1], *e[-2:]], "usage was told twice"),
+    "usage twice": (lambda e: [*e[:-1], *e[-2:]], "usage was reported twice"),
     "too few tokens in usage": (with_usage(completion_tokens=6), "usage.completion_tokens 6 instead of 7"),
     "another prompt's usage": (with_usage(prompt_tokens=9), "usage.prompt_tokens 9 instead of 5"),
     "another's chunk": (lambda e: [*e[:3], e[3] | {"id": "cmpl-2"}, *e[4:]], "id 'cmpl-2' in the stream of 'cmpl-1'"),

@@ -1,4 +1,4 @@
-"""The driver: keeps its pace, knows what is under way, asserts at the end, and says in one line what went wrong."""
+"""The driver keeps its rate, knows running requests, asserts at the end, and describes failures in one line."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def over(count):
 
 
 def twist_after(server, count, twist):
-    """From so many answers on."""
+    """Apply a change to the events from this answer on."""
     server.twist = lambda events: twist(events) if server.served >= count else events
 
 
@@ -54,7 +54,7 @@ def test_a_rate_is_kept_whatever_becomes_of_the_requests(server):
         traffic.set_rate(0.0)
         begun = traffic.live().in_flight + traffic.live().completed
     starts = [record.started for record in traffic.result.records]
-    # Due at 0, 0.05, …: a busy machine delays some, and none is lost.
+    # Requests are due at 0, 0.05, …: a busy machine delays some, but none is lost.
     assert 30 <= begun <= 20.0 * traffic.result.seconds + 2
     assert starts == sorted(starts)
 
@@ -186,7 +186,7 @@ def test_latencies_are_of_the_time_asked_for(server):
 
 
 def test_a_request_costs_the_machine_little(server):
-    """So that beside engines on two cores the driver does not measure itself."""
+    """Next to engines on two cores, the driver must not measure itself."""
     with flowing(server, concurrency=4) as traffic:
         traffic.wait_for(over(200), 60, "many answers")
     assert traffic.result.cpu_seconds_per_request < 0.02

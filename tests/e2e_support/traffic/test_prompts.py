@@ -1,4 +1,4 @@
-"""The committed prompts: what they promise, recomputed by transformers for some of each kind."""
+"""The committed prompts: some of each kind are recomputed with transformers."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ from e2e_support.traffic.prompts import BLOCK_TOKENS, DATA, MARGIN, Kind, Messag
 from e2e_support.traffic.reference import Reference
 
 TOLERANCE = 1e-3
-"""engine.md §1: what a batch may do to a lead, in standard deviations of the logits."""
+"""The bound for the effect of a batch on a lead, in standard deviations of the logits (engine.md §1)."""
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def test_saving_what_was_loaded_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("prompt", load(), ids=lambda prompt: prompt.name)
 def test_the_reference_says_the_same_today(reference, prompt):
-    """One pass over prompt and answer: where each token leads all others, greedy decoding gives them one by one."""
+    """Run one pass over prompt and answer. If each token leads all others, greedy decoding produces them one by one."""
     ids = ids_of(reference, prompt)
     leads = reference.leads(ids, prompt.token_ids, rounded=False)
     assert (len(ids), min(leads)) == (prompt.prompt_tokens, pytest.approx(prompt.margin, abs=0.005))
     assert reference.decode([*ids, *prompt.token_ids]) == reference.decode(ids) + prompt.answer
     ends = [token in reference.stops for token in prompt.token_ids]
     assert ends == [False] * (len(ends) - 1) + [prompt.finish_reason == "stop"]
-    # Where a CPU has it the engine computes in bfloat16.
+    # The engine computes in bfloat16 if the CPU supports it.
     assert min(reference.leads(ids, prompt.token_ids, rounded=True)) >= MARGIN / 2
 
 

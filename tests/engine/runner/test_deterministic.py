@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from quire_common.errors import FlagsError
 from quire_engine.config import DeviceOptions, EngineConfig, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
-from quire_engine.errors import FlagsError
 from quire_engine.runner import load_model
 
 VOCABULARY = 250

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_common.kv_size import CacheGroup
 from quire_engine.config import CacheOptions
-from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, CacheTooSmall
+from quire_engine.runner.cache_size import CacheDemand, CacheSize, CacheTooSmall
 from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
 from quire_engine.runner.memory import AvailableMemory
 
@@ -20,10 +21,10 @@ USE = DeviceUse(
 DEMAND = CacheDemand(
     groups=(CacheGroup(block_bytes=2 * MIB),),
     block_size=16,
-    model_limit=8192,
+    sequence_tokens=8192,
     must_hold_limit=False,
-    max_num_seqs=256,
-    max_num_batched_tokens=2048,
+    max_sequences=256,
+    max_batched_tokens=2048,
 )
 MIXED = replace(DEMAND, groups=(CacheGroup(block_bytes=MIB), CacheGroup(block_bytes=5 * MIB, window=1024)))
 
@@ -56,7 +57,7 @@ def test_the_cache_gets_what_the_share_leaves_and_what_is_free(
 
 
 def test_no_group_gets_more_than_it_can_use() -> None:
-    size = size_device_cache(replace(MIXED, max_num_seqs=8), CacheOptions(), USE, None)
+    size = size_device_cache(replace(MIXED, max_sequences=8), CacheOptions(), USE, None)
     assert isinstance(size, CacheSize)
     assert size.num_blocks == (8 * 512, (8 * (64 + 2) + 128) * 3 // 2)
     assert size.sequences == 8

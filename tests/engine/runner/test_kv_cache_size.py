@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_common.kv_size import CacheGroup, CacheLimits, kv_bytes_per_token
 from quire_engine.config import CacheOptions
 from quire_engine.core.fake_runner import FakeRunner
-from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout, kv_bytes_per_token, most_window_blocks
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
@@ -18,7 +19,7 @@ from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.rope import RopeConfig
-from quire_engine.runner.cache_size import CacheDemand, CacheGroup, CacheSize, CacheTooSmall, size_cache
+from quire_engine.runner.cache_size import CacheDemand, CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, cache_groups, make_layout, option_problems
 from quire_engine.runner.memory import AvailableMemory
 from quire_kernels.kv_cache import KVCache
@@ -28,14 +29,14 @@ MIB = 1 << 20
 DEMAND = CacheDemand(
     groups=(CacheGroup(block_bytes=MIB),),
     block_size=16,
-    model_limit=1000,
+    sequence_tokens=1000,
     must_hold_limit=False,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
+    max_sequences=4,
+    max_batched_tokens=64,
 )
 # A layer of four has full attention; the others look back on 100 tokens, which takes 9 blocks.
 MIXED = replace(
-    DEMAND, groups=(CacheGroup(block_bytes=3 * MIB, window=100), CacheGroup(block_bytes=MIB)), model_limit=10_000
+    DEMAND, groups=(CacheGroup(block_bytes=3 * MIB, window=100), CacheGroup(block_bytes=MIB)), sequence_tokens=10_000
 )
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -153,10 +154,10 @@ def test_the_numbers_that_a_refusal_names_work(
             for size, window in groups
         ),
         block_size=16,
-        model_limit=limit,
+        sequence_tokens=limit,
         must_hold_limit=must_hold,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
+        max_sequences=sequences,
+        max_batched_tokens=tokens,
     )
     result = size_cache(demand, CacheOptions(kv_cache_memory_bytes=budget), None)
     if isinstance(result, CacheSize):
@@ -166,13 +167,13 @@ def test_the_numbers_that_a_refusal_names_work(
     enough = size_cache(demand, CacheOptions(kv_cache_memory_bytes=named["--kv-cache-memory-bytes"]), None)
     assert isinstance(enough, CacheSize) and enough.max_model_len == limit
     if "--max-model-len" in named:
-        shorter = replace(demand, model_limit=named["--max-model-len"])
+        shorter = replace(demand, sequence_tokens=named["--max-model-len"])
         assert isinstance(size_cache(shorter, CacheOptions(kv_cache_memory_bytes=budget), None), CacheSize)
 
 
 def test_a_window_needs_its_blocks_and_a_step_more_whatever_the_length() -> None:
     demand = replace(
-        DEMAND, groups=(CacheGroup(block_bytes=MIB, window=100),), model_limit=50_000, must_hold_limit=True
+        DEMAND, groups=(CacheGroup(block_bytes=MIB, window=100),), sequence_tokens=50_000, must_hold_limit=True
     )
     refused = size_cache(demand, given_size(8), None)
     assert isinstance(refused, CacheTooSmall)
@@ -269,7 +270,8 @@ def test_a_window_is_always_left_room_for_a_chunk_of_more_than_a_block() -> None
 def test_windows_never_wait_for_blocks_where_each_got_the_most_it_can_use(
     window: int, sequences: int, tokens: int, prompts: list[int], overlap: bool
 ) -> None:
-    most = most_window_blocks(window=window, block_size=16, max_num_seqs=sequences, max_num_batched_tokens=tokens)
+    limits = CacheLimits(block_size=16, sequence_tokens=10**9, max_sequences=sequences, max_batched_tokens=tokens)
+    most = limits.most_blocks(CacheGroup(block_bytes=1, window=window))
     groups = (KVCacheGroup(layers=(0,), num_blocks=most * 2 // 3, window=window),)
     layout = KVCacheLayout(block_size=16, groups=groups)
     config = SchedulerConfig(
@@ -318,7 +320,7 @@ def test_layers_with_the_same_window_share_a_group() -> None:
 def test_the_cache_stays_in_its_budget_and_holds_a_longest_sequence(
     budget: int, limit: int, must_hold: bool, sequences: int, explicit: bool
 ) -> None:
-    demand = replace(DEMAND, model_limit=limit, must_hold_limit=must_hold, max_num_seqs=sequences)
+    demand = replace(DEMAND, sequence_tokens=limit, must_hold_limit=must_hold, max_sequences=sequences)
     options = CacheOptions(kv_cache_memory_bytes=budget if explicit else None)
     result = size_cache(demand, options, AvailableMemory(size=budget, is_own=False))
     if isinstance(result, CacheSize):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.errors import FlagsError, ModelFolderError
+from quire_engine.errors import ModelFolderError
 from quire_engine.runner import load_model
 from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
 

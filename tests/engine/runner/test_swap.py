@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from quire_common.errors import FlagsError
 from quire_engine.config import SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.errors import FlagsError
 from quire_engine.runner import load_model
 
 Make = Callable[..., Any]

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
 
+from quire_common.tls import ReloadingTls
 from quire_engine.config import AccessOptions, AdmissionOptions, CacheOptions, ServerOptions
 from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.core.sampling_params import SamplingParams
@@ -29,7 +30,6 @@ from quire_engine.server.generation.generation import Desk
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import Admission
 from quire_engine.server.http.protocol import BoundedHttpProtocol
-from quire_engine.server.http.tls import Tls
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.observability.tracing import Tracing
@@ -207,7 +207,7 @@ async def running(
     access: AccessOptions | None = None,
     priorities: bool = False,
     log_requests: bool = False,
-    tls: Tls | None = None,
+    tls: ReloadingTls | None = None,
     tracing: Tracing | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_common.errors import FlagsError
+from quire_common.flags.kinds import Duration, Size
 from quire_engine.cpu_quota import usable_cpus
-from quire_engine.errors import FlagsError
-from quire_engine.flag_help import help_text
-from quire_engine.flag_kinds import Duration, Size
-from quire_engine.flag_table import FLAGS, schema, variable_of
+from quire_engine.flag_table import FLAGS
 from quire_engine.flags import parse
 
 
@@ -47,7 +46,7 @@ EVERY_FLAG = """\
 def test_every_flag_reaches_the_configuration() -> None:
     argv = EVERY_FLAG.split()
     given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
-    assert given_flags == set(FLAGS) - {"enforce-eager", "quantization"}, "every flag but those that rule out another"
+    assert given_flags == set(FLAGS.flags) - {"enforce-eager", "quantization"}, "all that can be combined"
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
@@ -100,10 +99,10 @@ def test_every_problem_is_listed_at_once() -> None:
         {"QUIRE_ENGINE_SEEDS": "1"},
     )
     assert [re.match(r"\S+( \S+)?", problem)[0] for problem in found] == [  # type: ignore[index]
-        "variable QUIRE_ENGINE_SEEDS",
+        "the variable",
         "--prot is",
-        "--max-num-seqs: 'zero'",
-        "--dtype: 'half'",
+        "--max-num-seqs: expected",
+        "--dtype: expected",
         "--host: a",
         "--model is",
         "--tensor-parallel-size 2:",
@@ -117,21 +116,24 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
         (["m", "--max_model_len", "1"], "did you mean --max-model-len?"),
         (["m", "--api-key", "x"], "--api-key-file"),
-        (["m", "--port", "70000"], "needed is a whole number from 0 to 65535"),
-        (["m", "--port", "80.5"], "is not a whole number"),
+        (["m", "--port", "70000"], "--port: expected a whole number from 0 to 65535"),
+        (["m", "--port", "80.5"], "--port: expected a whole number"),
         (["m", "--gpu-memory-utilization", "0"], "above 0 and up to 1"),
         (["m", "--gpu-memory-utilization", "nan"], "above 0 and up to 1"),
-        (["m", "--kv-cache-memory-bytes", "4 apples"], "is not a size"),
-        (["m", "--kv-cache-memory-bytes", "0"], "less than one byte"),
-        (["m", "--swap-space-bytes", "0.1"], "less than one byte"),
-        (["m", "--preemption-mode", "swap"], "give it some, such as --swap-space-bytes 1GiB"),
-        (["m", "--drain-timeout", "soon"], "is not a time"),
-        (["m", "--engine-hang-timeout", "0"], "needed is more than 0"),
-        (["m", "--ssl-keyfile", "k"], "--ssl-keyfile needs --ssl-certfile"),
-        (["m", "--allowed-origins", "example.com"], "is not an origin such as https://"),
-        (["m", "--allowed-origins", "https://a.example/path"], "is not an origin"),
-        (["m", "--otlp-traces-endpoint", "collector:4317"], "is not an address such as http://collector:4318"),
-        (["m", "--block-size", "17"], "is not among 16, 32, 64, 128"),
+        (["m", "--kv-cache-memory-bytes", "4 apples"], "--kv-cache-memory-bytes: expected"),
+        (["m", "--kv-cache-memory-bytes", "0"], "--kv-cache-memory-bytes: expected"),
+        (["m", "--swap-space-bytes", "0.1"], "--swap-space-bytes: expected"),
+        (["m", "--preemption-mode", "swap"], "set it, for example --swap-space-bytes 1GiB"),
+        (["m", "--drain-timeout", "soon"], "--drain-timeout: expected a duration"),
+        (["m", "--engine-hang-timeout", "0"], "more than 0"),
+        (["m", "--ssl-keyfile", "k"], "--ssl-keyfile requires --ssl-certfile"),
+        (["m", "--allowed-origins", "example.com"], "expected an origin such as https://"),
+        (["m", "--allowed-origins", "https://a.example/path"], "expected an origin"),
+        (
+            ["m", "--otlp-traces-endpoint", "collector:4317"],
+            "expected an http or https address such as http://collector:4318",
+        ),
+        (["m", "--block-size", "17"], "expected one of 16, 32, 64, 128"),
         (["m", "--max-num-seqs", "512", "--max-num-batched-tokens", "100"], "a step must have room"),
         (["m", "--pipeline-parallel-size", "4"], "runs on one device"),
         (["m", "n"], "unexpected argument 'n'"),
@@ -139,7 +141,7 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--lenient=yes"], "--lenient: takes no value"),
         (["m", "--served-model-name"], "a value is missing"),
         (["m", "--port"], "a value is missing"),
-        (["m", "--device", "gpu"], "is not among auto, cpu, cuda"),
+        (["m", "--device", "gpu"], "expected one of auto, cpu, cuda"),
         (["m", "--device", "cpu", "--kv-cache-dtype", "fp8"], "needs a GPU, and --device is cpu"),
         (["m", "--device", "cuda", "--quantization", "int8"], "--quantization int8 is for CPUs, and --device is cuda"),
         (["m", "--device", "cpu", "--cudagraph-capture-sizes", "8"], "is for a GPU, and --device is cpu"),
@@ -147,8 +149,8 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--cudagraph-capture-sizes", "8", "257"], "no step has more sequences than --max-num-seqs 256"),
         (["m", "--cuda-graph-sizes", "8"], "its name is --cudagraph-capture-sizes"),
         (["m", "--deterministic", "--model-impl", "transformers"], "is for quire's own model families"),
-        (["m", "--model-impl", "fake"], "is not among auto, native, transformers"),
-        (["~nobody-here/m"], "home folder is not known"),
+        (["m", "--model-impl", "fake"], "expected one of auto, native, transformers"),
+        (["~nobody-here/m"], "that home folder is not known"),
         ([], "--model is missing"),
     ],
 )
@@ -182,26 +184,26 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("120", 120), ("1.5s", 1.5), ("250ms", 0.25), ("2m", 120), ("1h", 3600), ("0", 0)]
+    ("text", "seconds"), [("120", 120), ("1.5s", 1.5), ("250ms", 0.25), ("2m", 120), ("1h30m", 5400), ("0", 0)]
 )
 def test_durations(text: str, seconds: float) -> None:
     assert Duration().parse(text) == seconds
 
 
 def test_the_schema_describes_every_flag_and_its_default() -> None:
-    made = schema()
+    made = FLAGS.schema()
     json.dumps(made)
-    assert set(made["properties"]) == set(FLAGS) and made["required"] == ["model"]
-    for name, flag in FLAGS.items():
+    assert set(made["properties"]) == set(FLAGS.flags) and made["required"] == ["model"]
+    for name, flag in FLAGS.flags.items():
         described = made["properties"][name]
-        assert described["description"] == flag.help and described["x-env"] == variable_of(flag)
+        assert described["description"] == flag.help and described["x-env"] == FLAGS.variable(name)
         if flag.default is not None:
             assert described["default"] == flag.kind.parse(flag.default)
 
 
 def test_help_names_every_flag_within_the_screen() -> None:
-    text = help_text(width=100)
-    assert all(f"--{name}" in text for name in FLAGS)
+    text = FLAGS.help_text(width=100)
+    assert all(f"--{name}" in text for name in FLAGS.flags)
     assert max(len(line) for line in text.splitlines() if line.startswith("  --")) <= 100
 
 

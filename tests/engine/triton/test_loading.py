@@ -11,6 +11,7 @@ from quire_parity import cases
 from quire_parity.cases import Case
 from quire_parity.reference import generate, load_reference
 
+from quire_common.errors import FlagsError
 from quire_engine.config import (
     CacheOptions,
     DeviceOptions,
@@ -22,7 +23,6 @@ from quire_engine.config import (
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
-from quire_engine.errors import FlagsError
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
@@ -146,10 +146,10 @@ def test_a_gpus_memory_is_tried_out_and_divided(small: Path) -> None:
     demand = CacheDemand(
         groups=cache_groups(candidate.shape, torch.float32, 16, device),
         block_size=16,
-        model_limit=48,
+        sequence_tokens=48,
         must_hold_limit=True,
-        max_num_seqs=2,
-        max_num_batched_tokens=32,
+        max_sequences=2,
+        max_batched_tokens=32,
     )
     model = ModelInMemory(
         built=built,

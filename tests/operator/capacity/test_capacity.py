@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_common.kv_size import CacheLimits, kv_bytes_per_token
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity import kv_groups
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import GPUS, find_gpu
-from quire_operator.domain.capacity.kv_groups import KVGroup, Limits
+from quire_operator.domain.capacity.kv_groups import KVGroup
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.resource import DType, Spec
 
@@ -81,7 +82,7 @@ def test_kv_bytes_per_token_count_kv_heads_and_not_heads(
     body: Mapping[str, object], dtype_bytes: int, kibibytes: int
 ) -> None:
     config = config_of(body)
-    per_token = capacity.kv_bytes_per_token(
+    per_token = kv_bytes_per_token(
         layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype_bytes=dtype_bytes
     )
     assert per_token == kibibytes * 1024
@@ -220,7 +221,7 @@ needs_and_limits = st.builds(
             swap_bytes=swap,
             kv_groups=groups,
         ),
-        Limits(sequence_tokens=length, max_sequences=sequences, max_batched_tokens=tokens, block_size=block),
+        CacheLimits(sequence_tokens=length, max_sequences=sequences, max_batched_tokens=tokens, block_size=block),
     ),
     st.integers(1, 10**10),
     st.integers(0, 10**9),
@@ -240,7 +241,7 @@ needs_and_limits = st.builds(
 
 @given(needs_and_limits, st.integers(1, 10**11), st.integers(1, 100))
 def test_what_is_said_to_be_needed_is_enough_and_not_a_byte_too_much(
-    drawn: tuple[Footprint, Limits], memory: int, percent: int
+    drawn: tuple[Footprint, CacheLimits], memory: int, percent: int
 ) -> None:
     needs, limits = drawn
     spec = spec_of(kvCache={"memoryPercent": percent})
@@ -266,7 +267,7 @@ def test_what_is_said_to_be_needed_is_enough_and_not_a_byte_too_much(
 
 
 @given(needs_and_limits, st.integers(1, 10**11))
-def test_shorter_sequences_fit_where_longer_ones_do(drawn: tuple[Footprint, Limits], memory: int) -> None:
+def test_shorter_sequences_fit_where_longer_ones_do(drawn: tuple[Footprint, CacheLimits], memory: int) -> None:
     needs, limits = drawn
     outcome = capacity.fit(spec_of(), needs, limits, memory_bytes=memory)
     if isinstance(outcome, TooSmall) and outcome.longest_sequence_tokens:

@@ -8,10 +8,10 @@ import pytest
 from quire_cli.local import plan
 from quire_cli.local.machine import Machine
 from quire_cli.local.plan import Place
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
 from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.quantities import format_bytes
 from quire_operator.domain.status.capacity_check import hub_source, is_let_in, judge, replica_memory
 
 MIB = 2**20

@@ -16,7 +16,7 @@ from kube_support.operators import Namespace, Operators, until
 
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.fake_nodes import FakeNodes
-from quire_operator.domain.manifests import engine_contract
+from quire_common.contract import engine as engine_names
 from quire_operator.domain.status.pod_failures import FailureReason
 
 NO_SUCH_SCHEDULER = {"spec": {"schedulerName": "nobody"}}
@@ -143,7 +143,7 @@ CASES: dict[str, Case] = {
     "refused": Case(
         reason="EngineRefused",
         words="the weights need 15.0 GiB and the GPU has 11.9 GiB",
-        pod={"containerStatuses": [looping(engine_contract.CONFIG_ERROR_EXIT_CODE, TOO_LARGE)]},
+        pod={"containerStatuses": [looping(engine_names.CONFIG_ERROR_EXIT_CODE, TOO_LARGE)]},
     ),
     "crash": Case(
         reason="CrashLooping",

@@ -13,7 +13,7 @@ import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 
 from quire_cli import app as cli
-from quire_operator.domain.manifests import engine_contract
+from quire_common.contract import engine
 
 Quire = Callable[..., tuple[int, str, str]]
 
@@ -113,7 +113,7 @@ def test_a_decision_is_explained_and_its_figures_shown(
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{self.path}") as answer:
                 self.answer(answer.read())
 
-    address = serve(engine_contract.HTTP_PORT, Page)
+    address = serve(engine.HTTP_PORT, Page)
     serve(OPERATOR_PORT, Relay)
     limits = {"minReplicas": 1, "maxReplicas": 2, "targets": {"queueDepth": 4}}
     shared_space.apply("explained", replicas=1, autoscaling=limits)

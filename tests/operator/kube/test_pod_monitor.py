@@ -20,11 +20,12 @@ from kube_support.operators import Namespace, OperatorProcess
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
 from quire_cluster.ports import free_ports
+from quire_common.contract import engine as engine_names
 from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
-from quire_operator.domain.manifests import engine_contract, monitoring
+from quire_operator.domain.manifests import monitoring
 from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.manifests.desired import selector
 from quire_operator.domain.resource import Spec
@@ -128,7 +129,7 @@ async def test_series_are_named_as_the_autoscaler_and_the_alerts_ask_for_them(
         return web.Response(text=PAGE)
 
     app = web.Application()
-    app.router.add_get(engine_contract.METRICS_PATH, page)
+    app.router.add_get(engine_names.METRICS_PATH, page)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, POD_IP, page_port).start()
@@ -141,7 +142,7 @@ async def test_series_are_named_as_the_autoscaler_and_the_alerts_ask_for_them(
         names = {"namespace": shared_space.name, "pod": pod, monitoring.SERIES_LABEL: "scraped"}
         assert names.items() <= series["metric"].items(), json.dumps(series)
 
-        url = f"http://{POD_IP}:{page_port}{engine_contract.METRICS_PATH}"
+        url = f"http://{POD_IP}:{page_port}{engine_names.METRICS_PATH}"
         address = ReplicaAddress(
             name=f"{shared_space.name}/{pod}", phase=ReplicaPhase.READY, metrics_url=url, by_prometheus=True
         )

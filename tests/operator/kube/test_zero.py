@@ -11,11 +11,11 @@ import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 from kube_support.replicas import IDLE, engines_at
 
-from quire_operator.domain.autoscaling.gateway_contract import REQUESTS_PATH
-from quire_operator.domain.manifests import engine_contract
+from quire_common.contract import engine
+from quire_common.contract.gateway import REQUESTS_PATH
 
 GATEWAY_IP, ENGINE_IP = "127.0.78.1", "127.0.78.2"
-PORT = engine_contract.HTTP_PORT
+PORT = engine.HTTP_PORT
 
 
 class Gateway(BaseHTTPRequestHandler):

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire_cli.inspection.load import Reading, figures, growth
 from quire_cli.inspection.replica_pages import Asked, PrometheusPages
-from quire_operator.domain.autoscaling import engine_metrics as m
+from quire_common.contract import engine as m
 
 Start = Callable[[], Awaitable[Any]]
 

@@ -20,7 +20,7 @@ from quire_cli.bench.traces import Replay, TraceError, read_trace, replayed
 from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
 from quire_cli.plot_formats import plot_problem
 from quire_common.names import is_http_url
-from quire_operator.domain.resource.quantities import parse_duration_seconds
+from quire_common.quantities import parse_duration_seconds
 
 
 class Endpoint(StrEnum):

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from quire_cli.inspection.explanation import Explanation, Notice, key_inputs
 from quire_cli.local.scaling_rules import Rules
+from quire_common.quantities import format_duration
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.ticks import MetricsState, Stretch, Tick
-from quire_operator.domain.resource.quantities import format_duration
 
 _BLIND = frozenset({Reason.METRICS_STALE.value, Reason.METRICS_PARTIAL.value})
 _DAY_SECONDS = 86_400

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from quire_operator.domain.autoscaling import engine_metrics as m
+from quire_common.contract import engine as m
 from quire_operator.domain.autoscaling.engine_metrics import Point
 from quire_operator.domain.autoscaling.observation import Histogram
 

@@ -13,14 +13,14 @@ import httpx
 
 from quire_cli.inspection.load import NAMES, Reading, reading_of
 from quire_cli.inspection.rights import in_words
+from quire_common.contract import engine
+from quire_common.quantities import format_duration
 from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.metrics.scrape import points
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, Told
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.resource.quantities import format_duration
 from quire_operator.ports import ClusterError
 
 if TYPE_CHECKING:  # slow to import
@@ -112,7 +112,7 @@ class ProxiedPages:
         assert replica.pod is not None, "a cluster's replicas are pods"
         try:
             async with self._gate:
-                page = await self._reader.page(replica.pod, engine_contract.HTTP_PORT, engine_contract.METRICS_PATH)
+                page = await self._reader.page(replica.pod, engine.HTTP_PORT, engine.METRICS_PATH)
         except ClusterError as error:
             timed_out = "did not answer" in str(error) or "timeout" in str(error)
             return in_words(str(error)) + (_KEPT_OUT if timed_out else "")

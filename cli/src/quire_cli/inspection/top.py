@@ -28,7 +28,7 @@ from quire_cli.inspection.screen import (
 )
 from quire_cli.inspection.top_sources import ClusterFleet, RunFleet, Source
 from quire_cli.inspection.where import Where, chosen_run, connected, ended_run, nowhere
-from quire_operator.domain.resource.quantities import parse_duration_seconds
+from quire_common.quantities import parse_duration_seconds
 from quire_operator.errors import ClusterProblem
 from quire_operator.ports import ClusterError
 

@@ -12,8 +12,8 @@ from quire_cli.inspection.load import Reading
 from quire_cli.inspection.replica_pages import Asked, Pages, target_of
 from quire_cli.inspection.where import ended_note, user_error
 from quire_cli.local.runs import Run, read
+from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
-from quire_operator.domain.manifests import engine_contract
 from quire_operator.ports import ClusterError
 
 if TYPE_CHECKING:  # slow to import
@@ -130,7 +130,7 @@ def _again(folder: Path) -> Run:
 
 def _local_replica(name: str, phase: str, url: str | None) -> _There:
     askable = phase in _ASKABLE and url is not None
-    asked = Asked(id=name, url=f"{url}{engine_contract.METRICS_PATH}") if askable else None
+    asked = Asked(id=name, url=f"{url}{engine.METRICS_PATH}") if askable else None
     silence = "" if askable else f"it is {phase.lower()}"
     return _There(replica=Replica(id=name, name=name, phase=phase, silence=silence), asked=asked)
 
@@ -141,7 +141,7 @@ def _pod_replica(key: Key, pod: Pod) -> _There:
     askable = phase in _ASKABLE
     silence = "" if askable else f"it is {phase.lower()}"
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    url = f"http://{host}:{engine_contract.HTTP_PORT}{engine_contract.METRICS_PATH}" if pod.ip else None
+    url = f"http://{host}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
     asked = Asked(id=str(where), pod=where, url=url) if askable else None
     return _There(replica=Replica(id=str(where), name=pod.name, phase=phase, silence=silence), asked=asked)
 

@@ -13,9 +13,9 @@ from quire_cli.inspection.explanation import near_names
 from quire_cli.inspection.rights import in_words, missing_right
 from quire_cli.local.run_state import RunState
 from quire_cli.local.runs import Run, run_of, runs
+from quire_common.quantities import format_duration
 from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.domain.resource import names
-from quire_operator.domain.resource.quantities import format_duration
 from quire_operator.errors import ClusterProblem, UserError
 from quire_operator.ports import ClusterError, Forbidden, NotFound
 

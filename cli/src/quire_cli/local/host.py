@@ -13,8 +13,8 @@ from pathlib import Path
 
 from quire_cli.errors import AddressProblem, StartProblem
 from quire_cli.local.supervision import LOOPBACK, free_port
-from quire_operator.domain.autoscaling.gateway_contract import GATEWAY_COMMAND
-from quire_operator.domain.manifests.engine_contract import ENGINE_COMMAND, FETCH_COMMAND
+from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
+from quire_common.contract.gateway import GATEWAY_COMMAND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def logging_to(file: Path) -> Iterator[None]:
     """The log of this process goes to a file: the terminal belongs to the table."""
     handler = _Log(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator")]
+    loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator", "quire_common")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)

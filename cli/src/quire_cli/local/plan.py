@@ -10,14 +10,15 @@ from rich.text import Text
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
 from quire_cli.local.sizing import measure, replicas_on_cpus
+from quire_common.kv_size import CacheLimits
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import GPUS, find_gpu
-from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import KVCacheShare, Spec
-from quire_operator.domain.resource.quantities import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Answer:
 
     place: Place
     needs: Footprint
-    limits: Limits
+    limits: CacheLimits
     outcome: Fits | TooSmall
 
     @property

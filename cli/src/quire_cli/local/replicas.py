@@ -14,8 +14,9 @@ from pathlib import Path
 import aiohttp
 
 from quire_cli.local.supervision import KeptProcess, Launch, Pace, Phase, Status
+from quire_common.contract.engine import METRICS_PATH, READY_PATH
+from quire_common.contract.gateway import Endpoint, render_endpoints
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
-from quire_operator.domain.manifests.engine_contract import METRICS_PATH, READY_PATH
 from quire_operator.ports import ReplicaAddress
 
 _PHASES: Mapping[Phase, ReplicaPhase] = {
@@ -139,15 +140,12 @@ class LocalCluster:
             self._write_again.cancel()
 
     def write_endpoints(self) -> None:
-        """Whole and atomically: the gateway never reads half a list."""
-        models = [
-            {
-                "name": deployment.served_name,
-                "endpoints": [e for status in self.statuses(name) if (e := _endpoint(status)) is not None],
-            }
+        """Write the endpoints file atomically: the gateway never reads half a list."""
+        endpoints = {
+            deployment.served_name: [e for status in self.statuses(name) if (e := _endpoint(status)) is not None]
             for name, deployment in self._deployments.items()
-        ]
-        write_atomically(self._endpoints_file, json.dumps({"models": models}, indent=1))
+        }
+        write_atomically(self._endpoints_file, render_endpoints(endpoints))
         if self._targets_file is not None:
             targets = [
                 t for name in self._deployments for s in self.statuses(name) if (t := _target(name, s)) is not None
@@ -223,18 +221,18 @@ class LocalCluster:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _endpoint(status: Status) -> dict[str, object] | None:
-    """As an EndpointSlice has it; None while the replica has no address."""
+def _endpoint(status: Status) -> Endpoint | None:
+    """Return the replica's endpoint; None while it has no address."""
     if status.url is None:
         return None
     draining = status.stopping
-    return {
-        "id": status.name,
-        "url": status.url,
-        "ready": status.phase is Phase.READY and not draining,
-        "serving": status.phase in (Phase.READY, Phase.DRAINING),
-        "terminating": draining,
-    }
+    return Endpoint(
+        id=status.name,
+        url=status.url,
+        ready=status.phase is Phase.READY and not draining,
+        serving=status.phase in (Phase.READY, Phase.DRAINING),
+        terminating=draining,
+    )
 
 
 def _target(deployment: str, status: Status) -> dict[str, object] | None:

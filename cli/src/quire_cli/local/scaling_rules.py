@@ -2,8 +2,8 @@
 
 import msgspec
 
+from quire_common.quantities import format_duration
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode
-from quire_operator.domain.resource.quantities import format_duration
 
 
 class UpRules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

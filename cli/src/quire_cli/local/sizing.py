@@ -6,13 +6,14 @@ from pathlib import Path
 
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
+from quire_common.kv_size import CacheLimits
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
-from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.quantities import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Sized:
     folder: Path
     share: Share
     needs: Footprint
-    limits: Limits
+    limits: CacheLimits
     fits: Fits
 
     @property
@@ -78,7 +79,7 @@ def size(spec: Spec, facts: ModelFacts, *, folder: Path, share: Share, machine: 
     return Sized(spec=spec, folder=folder, share=share, needs=needs, limits=limits, fits=fits)
 
 
-def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16: bool) -> tuple[Footprint, Limits]:
+def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16: bool) -> tuple[Footprint, CacheLimits]:
     """What one replica needs, and what the spec asks; raises CapacityProblem where the model can't be so long."""
     most = facts.config.max_positions
     asked = spec.engine.max_model_length

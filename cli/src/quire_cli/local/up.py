@@ -29,16 +29,18 @@ from quire_cli.local.snapshot import DeploymentView, Snapshot, TokenRates, as_st
 from quire_cli.local.state import RunFolder, run_folder, state_home
 from quire_cli.local.supervision import LOOPBACK, Launch, Pace, Phase, Status, how_it_ended
 from quire_cli.local.views import View
+from quire_common.contract.engine import CONFIG_ERROR_EXIT_CODE
+from quire_common.contract.gateway import LIVE_PATH
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.metrics.scrape import Scraper
 from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.autoscaling.gateway_contract import LIVE_PATH, local_gateway_args
+from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args
 from quire_operator.domain.autoscaling.observation import ReplicaSample
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
 from quire_operator.domain.autoscaling.ticks import Tick
-from quire_operator.domain.manifests.engine_contract import CONFIG_ERROR_EXIT_CODE, engine_args, kill_grace_seconds
+from quire_operator.domain.manifests.engine_contract import engine_args, kill_grace_seconds
 from quire_operator.domain.resource import Spec
 from quire_operator.scaling.autoscale import TICK_SECONDS
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from quire_cli.local.snapshot import DeploymentView, ReplicaView, Snapshot
 from quire_cli.local.supervision import Phase
-from quire_operator.domain.resource.quantities import format_bytes, format_duration
+from quire_common.quantities import format_bytes, format_duration
 
 _PHASE_STYLE = {
     Phase.PENDING: "dim",

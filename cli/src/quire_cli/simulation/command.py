@@ -26,10 +26,10 @@ from quire_cli.simulation.simulate import simulate as simulate_fleet
 from quire_cli.simulation.speed import Speed
 from quire_cli.simulation.summary import summarise
 from quire_cli.simulation.workload import requests_of
+from quire_common.quantities import parse_duration_seconds
 from quire_operator.domain.autoscaling.autoscaler import Policy
 from quire_operator.domain.capacity.fit import Fits
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.quantities import parse_duration_seconds
 from quire_operator.domain.resource.scaling import AutoscalingMode, MetricsSource
 
 _WAKE_SECONDS = 1.0

@@ -20,6 +20,7 @@ from typing import BinaryIO, cast
 import msgspec
 import zmq
 
+from quire_common.errors import ConfigurationError
 from quire_engine import logs
 from quire_engine.config import EngineConfig
 from quire_engine.core.ports import LoadedModel
@@ -213,8 +214,10 @@ def serve(wanted: start_up.StartUp) -> int:
         EngineLoop(engine, channel, check_integrity=wanted.config.scheduler.check_integrity).run()
         engine.close()
         return 0
+    except (StartError, ConfigurationError) as error:
+        channel.send(Failed(str(error), error.exit_code))
     except EngineError as error:
-        channel.send(Failed(str(error), error.exit_code if isinstance(error, StartError) else 1))
+        channel.send(Failed(str(error), 1))
     except Exception as error:
         logger.exception("the engine process failed while %s", doing)
         channel.send(Failed(f"the engine process failed while {doing}: {type(error).__name__}: {error}"))

@@ -7,8 +7,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from quire_common.kv_size import CacheGroup, CacheLimits, demands, sequence_bytes, share_blocks
 from quire_engine.config import CacheOptions
-from quire_engine.core.kv_layout import GroupDemand, most_window_blocks, share_blocks
 from quire_engine.runner.memory import AvailableMemory
 
 # Of the memory that is free once the weights are loaded, where the machine is shared with others.
@@ -20,52 +20,12 @@ _WITHOUT_KNOWING_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheGroup:
-    """Layers with the same window, and what a block of all of them takes."""
-
-    block_bytes: int
-    window: int | None = None
-    """Tokens; None is full attention."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheDemand:
-    """What a model wants of its cache."""
+class CacheDemand(CacheLimits):
+    """What a model's cache must hold; ``sequence_tokens`` is the model's own longest sequence, or the option's."""
 
     groups: tuple[CacheGroup, ...]
-    block_size: int
-    model_limit: int
-    """Tokens: the model's own longest sequence, or the option's."""
     must_hold_limit: bool
-    """Whether a person asked for that length, so that a smaller cache is an error rather than a smaller limit."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-    @property
-    def blocks_per_sequence(self) -> int:
-        """In a group with full attention."""
-        return -(-self.model_limit // self.block_size)
-
-    def fewest_blocks(self, group: CacheGroup) -> int:
-        """With which one sequence runs at all: a window, whatever the length, and a block's tokens in each step."""
-        return 1 if group.window is None else -(-group.window // self.block_size) + 2
-
-    def blocks_for_limit(self, group: CacheGroup) -> int:
-        """With which one sequence runs to the model's limit."""
-        return self.blocks_per_sequence if group.window is None else self.fewest_blocks(group)
-
-    def most_blocks(self, group: CacheGroup) -> int:
-        """More than every sequence at full length could never be used."""
-        most = self.max_num_seqs * self.blocks_per_sequence
-        if group.window is not None:
-            windows = most_window_blocks(
-                window=group.window,
-                block_size=self.block_size,
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-            )
-            most = min(most, windows)
-        return max(most, self.fewest_blocks(group))
+    """True if a person set that length, so that a smaller cache is an error rather than a smaller limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +73,9 @@ def size_cache(
 
 def divide_budget(demand: CacheDemand, budget: Budget, swap_space_bytes: int) -> CacheSize | CacheTooSmall:
     """Blocks for every group, and swap blocks in the same proportion."""
-    num_blocks = share_blocks(budget.size, _shares(demand, is_given=budget.is_given))
-    fewest = demand.blocks_for_limit if demand.must_hold_limit else demand.fewest_blocks
+    # A size that a person set is used up.
+    num_blocks = share_blocks(budget.size, demands(demand.groups, demand, use_all=budget.is_given))
+    fewest = demand.longest_blocks if demand.must_hold_limit else demand.fewest_blocks
     if any(blocks < fewest(group) for group, blocks in zip(demand.groups, num_blocks, strict=True)):
         return CacheTooSmall(message=_too_small(demand, budget, num_blocks))
     kv_cache_bytes = _bytes_of(demand, num_blocks)
@@ -131,20 +92,8 @@ def divide_budget(demand: CacheDemand, budget: Budget, swap_space_bytes: int) ->
         num_swap_blocks=num_swap_blocks,
         max_model_len=longest,
         kv_cache_bytes=kv_cache_bytes,
-        sequences=_sequences(replace(demand, model_limit=longest), num_blocks),
+        sequences=_sequences(replace(demand, sequence_tokens=longest), num_blocks),
     )
-
-
-def _shares(demand: CacheDemand, *, is_given: bool) -> list[GroupDemand]:
-    """A size that a person gave is used up, by the groups that can: those with full attention, where there are any."""
-    has_full = any(group.window is None for group in demand.groups)
-    return [
-        GroupDemand(
-            block_bytes=group.block_bytes,
-            most_blocks=None if is_given and has_full is (group.window is None) else demand.most_blocks(group),
-        )
-        for group in demand.groups
-    ]
 
 
 def _over_commitment(options: CacheOptions, available: AvailableMemory | None) -> CacheTooSmall | None:
@@ -188,28 +137,19 @@ def _bytes_of(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
 def _longest(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
     """Windows hold a sequence of any length."""
     full = [blocks for blocks, group in zip(num_blocks, demand.groups, strict=True) if group.window is None]
-    return min([demand.model_limit, *(blocks * demand.block_size for blocks in full)])
+    return min([demand.sequence_tokens, *(blocks * demand.block_size for blocks in full)])
 
 
 def _sequences(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
-    held = [blocks // demand.blocks_for_limit(group) for blocks, group in zip(num_blocks, demand.groups, strict=True)]
-    return min(demand.max_num_seqs, *held)
+    held = [blocks // demand.longest_blocks(group) for blocks, group in zip(num_blocks, demand.groups, strict=True)]
+    return min(demand.max_sequences, *held)
 
 
 def _too_small(demand: CacheDemand, budget: Budget, num_blocks: tuple[int, ...]) -> str:
-    advice = budget.remedies(_bytes_for_limit(demand))
+    advice = budget.remedies(sequence_bytes(demand.groups, demand))
     if all(blocks >= demand.fewest_blocks(group) for blocks, group in zip(num_blocks, demand.groups, strict=True)):
         advice.append(f"--max-model-len {_longest(demand, num_blocks)}")
     return (
         f"a KV cache of {budget.size:,} bytes ({budget.source}) is too small for one sequence of"
-        f" {demand.model_limit:,} tokens: use {', or '.join(advice)}"
-    )
-
-
-def _bytes_for_limit(demand: CacheDemand) -> int:
-    """Of which ``share_blocks`` makes enough blocks for one sequence at the model's limit."""
-    each = max(map(demand.blocks_for_limit, demand.groups))
-    return sum(
-        share.block_bytes * (each if share.most_blocks is None else min(each, share.most_blocks))
-        for share in _shares(demand, is_given=True)
+        f" {demand.sequence_tokens:,} tokens: use {', or '.join(advice)}"
     )

@@ -2,8 +2,8 @@
 
 import time
 
+from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
-from quire_engine.errors import FlagsError
 from quire_engine.runner.cache_size import CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
@@ -32,7 +32,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         swap_space=allocate_swap_space(layout, caches),
         layout=layout,
         vocab_size=shape.vocab_size,
-        max_rows=demand.max_num_seqs,
+        max_rows=demand.max_sequences,
         max_model_len=size.max_model_len,
         threads=ThreadChooser(
             threads,
@@ -46,7 +46,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         runner,
         layout,
         max_model_len=size.max_model_len,
-        max_tokens=demand.max_num_batched_tokens,
+        max_tokens=demand.max_batched_tokens,
         block_bytes=tuple(group.block_bytes for group in demand.groups),
     )
     available = available_memory()

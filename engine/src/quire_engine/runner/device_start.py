@@ -6,9 +6,9 @@ Where Triton interprets its kernels on CPU tensors the same runner is made, over
 import logging
 import time
 
+from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.errors import FlagsError
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import default_graph_sizes
@@ -77,7 +77,7 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...],
     few = CacheSize(
         num_blocks=(_PROFILED_BLOCKS,) * len(demand.groups),
         num_swap_blocks=(_PROFILED_BLOCKS if config.cache.swap_space_bytes else 0,) * len(demand.groups),
-        max_model_len=demand.model_limit,
+        max_model_len=demand.sequence_tokens,
         kv_cache_bytes=0,
         sequences=0,
     )
@@ -85,12 +85,12 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...],
     meter.settle()
     loaded = meter.free()
     found = profile(
-        lambda: _make_runner(config, model, layout, demand.model_limit, sizes[-1:]),
+        lambda: _make_runner(config, model, layout, demand.sequence_tokens, sizes[-1:]),
         largest_step(
             layout,
-            sequences=demand.max_num_seqs,
-            tokens=demand.max_num_batched_tokens,
-            max_model_len=demand.model_limit,
+            sequences=demand.max_sequences,
+            tokens=demand.max_batched_tokens,
+            max_model_len=demand.sequence_tokens,
             vocab_size=model.shape.vocab_size,
             logprobs=config.server.max_logprobs,
         ),
@@ -153,7 +153,7 @@ def _warm_up(
         runner,
         layout,
         max_model_len=size.max_model_len,
-        max_tokens=model.demand.max_num_batched_tokens,
+        max_tokens=model.demand.max_batched_tokens,
         block_bytes=tuple(group.block_bytes for group in model.demand.groups),
         chunks=chunks,
     )

@@ -5,10 +5,11 @@ Where a block's bytes lie is the attention kernel's choice; how many blocks ther
 
 import torch
 
+from quire_common.kv_size import CacheGroup, kv_bytes_per_token
 from quire_engine.config import CacheOptions
-from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout, kv_bytes_per_token
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.model.shape import ModelShape
-from quire_engine.runner.cache_size import CacheGroup, CacheSize
+from quire_engine.runner.cache_size import CacheSize
 from quire_kernels import kv_cache as memory
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.kv_cache import VECTOR, KVCache, allocate_kv_cache

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from quire_common.errors import FlagsError
 from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.core.ports import LoadedModel
-from quire_engine.errors import FlagsError
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, find_candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend
@@ -221,10 +221,10 @@ def _in_memory(
         demand=CacheDemand(
             groups=cache_groups(shape, cache_dtype, config.cache.block_size, place.device),
             block_size=config.cache.block_size,
-            model_limit=_model_limit(config, shape),
+            sequence_tokens=_model_limit(config, shape),
             must_hold_limit=config.model.max_model_len is not None,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_sequences=config.scheduler.max_num_seqs,
+            max_batched_tokens=config.scheduler.max_num_batched_tokens,
         ),
     )
 

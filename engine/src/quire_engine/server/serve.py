@@ -1,7 +1,7 @@
 """Runs one engine: starts the engine process, serves, drains, ends.
 
 The imperative shell of the API process: here are the sockets, the signals and the order of things. Raises StartError
-for whatever a person can put right.
+or ConfigurationError for whatever a person can put right.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from quire_common.tls import ReloadingTls
 from quire_engine import logs
 from quire_engine.config import EngineConfig
 from quire_engine.cpu.choice import CpuChoice, log_choice
@@ -33,7 +34,6 @@ from quire_engine.server.generation.generation import Desk
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import Admission
 from quire_engine.server.http.protocol import BoundedHttpProtocol
-from quire_engine.server.http.tls import Tls
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.model_text import ModelText
@@ -73,7 +73,7 @@ def serve(
     options = config.server
     try:
         with listener:
-            tls = None if options.tls is None else Tls(options.tls, time.monotonic)
+            tls = None if options.tls is None else ReloadingTls(options.tls, time.monotonic)
             access = Access(
                 options.access,
                 time.monotonic,
@@ -115,7 +115,7 @@ class _Server:
         folder: ModelFolder,
         text: ModelText,
         access: Access,
-        tls: Tls | None,
+        tls: ReloadingTls | None,
         tracing: "OtlpTracing | None",
         listener: socket.socket,
         factory: RunnerFactory | None,

@@ -1,94 +1,69 @@
-"""Discovery from a JSON file that somebody replaces atomically: local mode, where ``quire up`` writes it.
+"""Discovery from a JSON file that is replaced atomically: local mode, where ``quire up`` writes it.
 
-    {"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": "http://127.0.0.1:40001",
-                                                "ready": true, "serving": true, "terminating": false}]}]}
-
-Polled by its modification time, inode and size. A file that can't be read leaves the last snapshot standing.
+The format is in ``quire_common.contract.gateway``. The file is polled by its modification time, inode and size. If it
+cannot be read, the last snapshot stays valid.
 """
 
 import asyncio
 import logging
 import os
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from quire_gateway.endpoints import Endpoint, Publish, Snapshot
+from quire_common.contract.gateway import Endpoint, EndpointsFile
+from quire_gateway.endpoints import Publish, Snapshot
 
 POLL_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
 
 
-class _Endpoint(msgspec.Struct, frozen=True):
-    id: str
-    url: str
-    ready: bool = True
-    serving: bool = True
-    terminating: bool = False
-
-
-class _Model(msgspec.Struct, frozen=True):
-    name: str
-    endpoints: list[_Endpoint]
-
-
-class _File(msgspec.Struct, frozen=True):
-    models: list[_Model]
-
-
-class Unreadable(ValueError):
-    """The text is no list of endpoints; says what is wrong with it."""
+class InvalidEndpoints(ValueError):
+    """Text that is no list of endpoints; the message says why."""
 
 
 def parse_endpoints(text: bytes) -> Snapshot:
-    """The file's content as a snapshot; raises ``Unreadable``."""
+    """Return the file's content as a snapshot, or raise ``InvalidEndpoints``."""
     try:
-        file = msgspec.json.decode(text, type=_File)
+        file = msgspec.json.decode(text, type=EndpointsFile)
     except msgspec.DecodeError as error:
-        raise Unreadable(str(error)) from error
-    snapshot: dict[str, tuple[Endpoint, ...]] = {}
+        raise InvalidEndpoints(str(error)) from error
+    _check_unique("model", [model.name for model in file.models])
     for model in file.models:
-        if model.name in snapshot:
-            raise Unreadable(f"model {model.name!r} is there twice")
-        endpoints = {endpoint.id: _endpoint(endpoint, model.name) for endpoint in model.endpoints}
-        if len(endpoints) != len(model.endpoints):
-            twice = next(e.id for n, e in enumerate(model.endpoints) if e.id in {x.id for x in model.endpoints[:n]})
-            raise Unreadable(f"model {model.name!r}: endpoint {twice!r} is there twice")
-        snapshot[model.name] = tuple(endpoints.values())
-    return snapshot
+        _check_unique(f"model {model.name!r}: endpoint", [endpoint.id for endpoint in model.endpoints])
+    return {model.name: tuple(_endpoint(each, model.name) for each in model.endpoints) for model in file.models}
 
 
-def _endpoint(endpoint: _Endpoint, model: str) -> Endpoint:
+def _check_unique(kind: str, names: list[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidEndpoints(f"{kind} {name!r} is listed twice")
+
+
+def _endpoint(endpoint: Endpoint, model: str) -> Endpoint:
     if not _is_address(endpoint.url):
-        raise Unreadable(
-            f"model {model!r}, endpoint {endpoint.id!r}: url must be http://HOST:PORT, got {endpoint.url!r}"
+        raise InvalidEndpoints(
+            f"model {model!r}, endpoint {endpoint.id!r}: expected a url http://HOST:PORT, got {endpoint.url!r}"
         )
-    return Endpoint(
-        id=endpoint.id,
-        url=endpoint.url.rstrip("/"),
-        ready=endpoint.ready,
-        serving=endpoint.serving,
-        terminating=endpoint.terminating,
-    )
+    return replace(endpoint, url=endpoint.url.rstrip("/"))
 
 
 def _is_address(text: str) -> bool:
     try:
         url = urlsplit(text)
-        return (
-            url.scheme in ("http", "https")
-            and bool(url.hostname and url.port)
-            and not (url.path.strip("/") or url.query)
-        )
+        has_host_and_port = bool(url.hostname and url.port)
     except ValueError:
-        # A port that is no number.
+        # The port is not a number.
         return False
+    return url.scheme in ("http", "https") and has_host_and_port and not (url.path.strip("/") or url.query)
 
 
 class FileDiscovery:
-    """Watches one file."""
+    """Discovery from one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,10 +80,14 @@ class FileDiscovery:
                     seen = mark
                     publish(parse_endpoints(self._path.read_bytes()))
                 missing = False
-            except Unreadable as error:
-                _log.error("%s can't be read, the endpoints known before stay: %s", self._path, error)
+            except InvalidEndpoints as error:
+                _log.error("endpoints file %s is invalid, keeping the previous endpoints: %s", self._path, error)
             except OSError as error:
                 if not missing:
-                    _log.warning("%s can't be read, the endpoints known before stay: %s", self._path, error.strerror)
+                    _log.warning(
+                        "endpoints file %s cannot be read, keeping the previous endpoints: %s",
+                        self._path,
+                        error.strerror,
+                    )
                 missing, seen = True, None
             await asyncio.sleep(POLL_SECONDS)

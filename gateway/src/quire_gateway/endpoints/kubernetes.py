@@ -1,9 +1,9 @@
 """Discovery in a cluster: the Services and EndpointSlices of LLMDeployments, listed once and then watched.
 
-A Service that carries ``quire.dev/served-name`` is a model, even while it has no endpoints; the slices that name it by
-``kubernetes.io/service-name`` are its replicas. (The EndpointSlice controller copies a Service's labels to its slices
-but not its annotations, and a model's name may be no valid label, so both kinds are watched.) While the API server is
-away the last known set stands.
+A Service with the annotation ``quire.dev/served-name`` is a model, even while it has no endpoints; the slices that name
+it by ``kubernetes.io/service-name`` are its replicas. Both kinds are watched: the EndpointSlice controller copies a
+Service's labels to its slices but not its annotations, and a model's name may not be a valid label. While the API
+server is unreachable, the last known endpoints stay valid.
 """
 
 import asyncio
@@ -16,34 +16,37 @@ from time import monotonic
 import aiohttp
 import msgspec
 
-from quire_gateway.endpoints import Endpoint, Publish, Snapshot
+from quire_common.contract.engine import HTTP_PORT_NAME
+from quire_common.contract.gateway import Endpoint
+from quire_common.contract.kubernetes import (
+    ANNOTATION_SENIORITY,
+    ANNOTATION_SERVED_NAME,
+    API_VERSION,
+    KIND,
+    LABEL_DEPLOYMENT,
+)
+from quire_gateway.endpoints import Publish, Snapshot
 from quire_gateway.endpoints.kubernetes_access import Access
 
-LABEL = "quire.dev/llmdeployment"
-SERVED_NAME = "quire.dev/served-name"
-SENIORITY = "quire.dev/seniority"
-"""When the LLMDeployment of a Service was made, and its uid: outlives a Service that is made anew."""
-OWNER = ("quire.dev/v1alpha1", "LLMDeployment")
-PORT_NAME = "http"
 _SERVICE_NAME = "kubernetes.io/service-name"
 
 _WATCH_SECONDS = 15
 _SILENCE_SECONDS = 20.0
-"""A watch that says nothing for longer, not even its end, is cut off somewhere on the way."""
+"""A watch that is silent for longer, without even ending, has lost its connection."""
 _LIST_TIMEOUT = aiohttp.ClientTimeout(total=15.0)
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=_SILENCE_SECONDS)
 _MAX_LINE_BYTES = 4 * 2**20
 _PAGE = 500
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 10.0
-_LASTED_SECONDS = 1.0
+_STABLE_SECONDS = 1.0
 _NOT_ALLOWED_SECONDS = 5.0
-"""An API server that has just begun refuses everybody for a moment; after longer it means it."""
+"""An API server that has just started answers every client with 403 for a moment; after this time it is real."""
 _SETTLE_SECONDS = 0.02
 
 _log = logging.getLogger(__name__)
 
 
-# --- objects, as far as they matter ---
+# --- the fields of objects that are needed ---
 
 
 class _Owner(msgspec.Struct, frozen=True, rename="camel"):
@@ -110,7 +113,9 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ObjectKey:
+    """The namespace and name of an object."""
+
     namespace: str
     name: str
 
@@ -118,54 +123,54 @@ class Key:
         return f"{self.namespace}/{self.name}"
 
 
-def snapshot_of(services: Mapping[Key, KubeObject], slices: Iterable[KubeObject]) -> Snapshot:
-    """Models and their replicas. Of two Services with one served name that of the older LLMDeployment has it."""
+def snapshot_of(services: Mapping[ObjectKey, KubeObject], slices: Iterable[KubeObject]) -> Snapshot:
+    """Return the models and their replicas. If two Services claim one served name, the older LLMDeployment gets it."""
     models = {keys[0]: model for model, keys in claims_of(services).items()}
     found: dict[str, dict[str, Endpoint]] = {model: {} for model in models.values()}
     for part in slices:
         service_name = (part.metadata.labels or {}).get(_SERVICE_NAME, "")
-        model = models.get(Key(part.metadata.namespace, service_name))
-        port = next((p.port for p in part.ports or () if p.name == PORT_NAME), None)
+        model = models.get(ObjectKey(part.metadata.namespace, service_name))
+        port = next((p.port for p in part.ports or () if p.name == HTTP_PORT_NAME), None)
         if model is None or port is None:
             continue
         for address in part.endpoints or ():
             endpoint = _endpoint(address, part, port)
             known = found[model].get(endpoint.id)
-            # For a moment a pod can be in two slices: the one that says less wins nothing.
+            # A pod can be in two slices for a moment: the one that lists it as ready counts.
             if known is None or endpoint.ready:
                 found[model][endpoint.id] = endpoint
     return {model: tuple(endpoints[id_] for id_ in sorted(endpoints)) for model, endpoints in found.items()}
 
 
-def claims_of(services: Mapping[Key, KubeObject]) -> dict[str, list[Key]]:
-    """By served name those that say they serve it, the one that does first."""
-    claims: dict[str, list[Key]] = {}
+def claims_of(services: Mapping[ObjectKey, KubeObject]) -> dict[str, list[ObjectKey]]:
+    """Return the Services that claim each served name, the rightful one first."""
+    claims: dict[str, list[ObjectKey]] = {}
     for key, service in sorted(services.items(), key=lambda item: _age(*item)):
-        model = (service.metadata.annotations or {}).get(SERVED_NAME)
+        model = (service.metadata.annotations or {}).get(ANNOTATION_SERVED_NAME)
         if model:
             claims.setdefault(model, []).append(key)
     return claims
 
 
-def _age(key: Key, service: KubeObject) -> tuple[str, str]:
-    """Lesser is older. The operator judges by the same.
+def _age(key: ObjectKey, service: KubeObject) -> tuple[str, str]:
+    """Return a sort key: the lesser one is older. The operator compares by the same key.
 
-    Anybody who may write Services could say any age. So only what an LLMDeployment controls, with its uid, is believed:
-    if that is not of the operator's making, the operator sets it right or deletes it, and if there is no such
-    LLMDeployment, Kubernetes does.
+    Every client with write access to Services could claim any age. So the annotation counts only on a Service that an
+    LLMDeployment controls, and with its uid. If the operator did not create such a Service, it corrects or deletes it;
+    if there is no such LLMDeployment, Kubernetes deletes it.
     """
-    said = (service.metadata.annotations or {}).get(SENIORITY, "")
+    claimed = (service.metadata.annotations or {}).get(ANNOTATION_SENIORITY, "")
     owners = (owner for owner in service.metadata.owner_references or () if owner.controller)
-    uid = next((owner.uid for owner in owners if (owner.api_version, owner.kind) == OWNER), "")
-    believed = bool(uid) and said.endswith(f"/{uid}")
-    return said if believed else service.metadata.creation_timestamp, str(key)
+    uid = next((owner.uid for owner in owners if (owner.api_version, owner.kind) == (API_VERSION, KIND)), "")
+    is_valid = bool(uid) and claimed.endswith(f"/{uid}")
+    return claimed if is_valid else service.metadata.creation_timestamp, str(key)
 
 
 def _endpoint(address: _Address, part: KubeObject, port: int) -> Endpoint:
     host = address.addresses[0]
     pod = address.target_ref.name if address.target_ref is not None else None
     conditions = address.conditions
-    # Unknown is to be read as true, says the API, but for terminating.
+    # The API defines unknown as true, except for terminating.
     return Endpoint(
         id=f"{part.metadata.namespace}/{pod or host}",
         url=f"http://[{host}]:{port}" if part.address_type == "IPv6" else f"http://{host}:{port}",
@@ -179,39 +184,39 @@ def _endpoint(address: _Address, part: KubeObject, port: int) -> Endpoint:
 
 
 class _Expired(Exception):
-    """The watch's resource version is gone from the API server's memory: list again."""
+    """A watch whose resource version the API server no longer has: the objects must be listed again."""
 
 
 class _Refused(Exception):
-    """The API server answered, but not with what was asked for."""
+    """An answer of the API server other than the requested one."""
 
 
 class _NotAllowed(_Refused):
-    """We may not look there: the namespace is gone, and our rights in it with it, or they were never given."""
+    """A missing permission: it was never granted, or it vanished with its namespace."""
 
 
 @dataclass(slots=True)
 class _Store:
-    """What one watch knows."""
+    """The objects and the state of one watch."""
 
     path: str
-    objects: dict[Key, KubeObject] = field(default_factory=dict)
+    objects: dict[ObjectKey, KubeObject] = field(default_factory=dict)
     version: str | None = None
-    """Where the watch goes on; None: list first."""
+    """The version at which the watch continues; None: list first."""
     is_synced: bool = False
     not_allowed_since: float | None = None
     is_given_up: bool = False
-    """It was not allowed for so long that others need not wait for it."""
+    """True if it was forbidden for so long that the other watches no longer wait for it."""
 
     def note_not_allowed(self, now: float) -> bool:
-        """Whether that gives it up."""
+        """Record that the watch is forbidden; return whether it is given up now."""
         since = self.not_allowed_since = now if self.not_allowed_since is None else self.not_allowed_since
         before, self.is_given_up = self.is_given_up, now - since >= _NOT_ALLOWED_SECONDS
         return self.is_given_up and not before
 
 
 class KubernetesDiscovery:
-    """Two watches per namespace, or two in all."""
+    """Discovery by two watches per namespace, or two for all namespaces."""
 
     def __init__(self, access: Access, session: aiohttp.ClientSession, *, namespaces: tuple[str, ...] = ()) -> None:
         self._access, self._session = access, session
@@ -219,13 +224,13 @@ class KubernetesDiscovery:
         self._services = [_Store(f"/api/v1/{place}services") for place in places]
         self._slices = [_Store(f"/apis/discovery.k8s.io/v1/{place}endpointslices") for place in places]
         self._changed = asyncio.Event()
-        self._told: set[tuple[Key, str, Key]] = set()
+        self._logged: set[tuple[ObjectKey, str, ObjectKey]] = set()
 
     async def run(self, publish: Publish) -> None:
         """See ``Discovery``."""
         async with asyncio.TaskGroup() as group:
             for store in (*self._services, *self._slices):
-                group.create_task(self._keep(store))
+                group.create_task(self._follow(store))
             while True:
                 await self._changed.wait()
                 # A rollout's events come in bursts.
@@ -236,19 +241,19 @@ class KubernetesDiscovery:
 
     def _snapshot(self) -> Snapshot:
         services = {key: item for store in self._services for key, item in store.objects.items()}
-        self._tell_rivals(services)
+        self._log_conflicts(services)
         return snapshot_of(services, [item for store in self._slices for item in store.objects.values()])
 
-    def _tell_rivals(self, services: Mapping[Key, KubeObject]) -> None:
-        """Once, not at every change of anything."""
+    def _log_conflicts(self, services: Mapping[ObjectKey, KubeObject]) -> None:
+        """Log each conflict once, not at every change."""
         claims = claims_of(services).items()
-        rivals = {(key, model, keys[0]) for model, keys in claims for key in keys[1:]}
-        for key, model, owner in sorted(rivals - self._told, key=str):
-            _log.warning("%s serves %r, as %s does already; it gets no requests", key, model, owner)
-        self._told = rivals
+        conflicts = {(key, model, keys[0]) for model, keys in claims for key in keys[1:]}
+        for key, model, owner in sorted(conflicts - self._logged, key=str):
+            _log.warning("served name conflict: %s claims %r, which %s serves; it gets no requests", key, model, owner)
+        self._logged = conflicts
 
-    async def _keep(self, store: _Store) -> None:
-        """List and watch without end; every error is outlived."""
+    async def _follow(self, store: _Store) -> None:
+        """List and watch until cancelled; errors are logged and retried."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             started = monotonic()
@@ -261,25 +266,26 @@ class KubernetesDiscovery:
             except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, _Refused) as error:
                 if isinstance(error, _NotAllowed) and store.note_not_allowed(monotonic()):
                     self._changed.set()
-                _log.warning("%s: %s; what is known stays", store.path, error or type(error).__name__)
+                reason = error or type(error).__name__
+                _log.warning("watch failed, keeping the last known endpoints: %s: %s", store.path, reason)
             except Exception:
-                # Requests are served by what is known, whatever befalls the looking.
-                _log.exception("%s: looking failed in a way nobody thought of; what is known stays", store.path)
-            if monotonic() - started >= _LASTED_SECONDS:
-                # It worked for a while: go on at once, for events may wait.
+                # A bug here must not stop requests, which need only the endpoints that are known.
+                _log.exception("unexpected watch error, keeping the last known endpoints: %s", store.path)
+            if monotonic() - started >= _STABLE_SECONDS:
+                # The watch worked for a while: continue at once, because events may be waiting.
                 pause = _FIRST_PAUSE_SECONDS
                 continue
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(_LONGEST_PAUSE_SECONDS, pause * 2)
 
     async def _list(self, store: _Store) -> None:
-        objects: dict[Key, KubeObject] = {}
-        params = {"labelSelector": LABEL, "limit": str(_PAGE)}
+        objects: dict[ObjectKey, KubeObject] = {}
+        params = {"labelSelector": LABEL_DEPLOYMENT, "limit": str(_PAGE)}
         while True:
             async with self._get(store.path, params, _LIST_TIMEOUT) as response:
                 await _check(response)
                 page = msgspec.json.decode(await response.read(), type=_List)
-            objects |= {Key(item.metadata.namespace, item.metadata.name): item for item in page.items}
+            objects |= {ObjectKey(item.metadata.namespace, item.metadata.name): item for item in page.items}
             if not page.metadata.continue_:
                 break
             params["continue"] = page.metadata.continue_
@@ -288,9 +294,9 @@ class KubernetesDiscovery:
         self._changed.set()
 
     async def _watch(self, store: _Store) -> None:
-        """Until the server ends it, which it is asked to do soon: a short watch hides no dead connection."""
+        """Watch until the server ends it, soon and on request, because a short watch cannot hide a dead connection."""
         params = {
-            "labelSelector": LABEL,
+            "labelSelector": LABEL_DEPLOYMENT,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": store.version or "",
@@ -302,7 +308,7 @@ class KubernetesDiscovery:
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 if len(rest) > _MAX_LINE_BYTES:
-                    raise _Refused(f"an event of over {_MAX_LINE_BYTES} bytes")
+                    raise _Refused(f"an event has more than {_MAX_LINE_BYTES} bytes")
                 for line in lines:
                     self._apply(store, msgspec.json.decode(line, type=_Event))
 
@@ -316,7 +322,7 @@ class KubernetesDiscovery:
         store.version = item.metadata.resource_version
         if event.type == "BOOKMARK":
             return
-        key = Key(item.metadata.namespace, item.metadata.name)
+        key = ObjectKey(item.metadata.namespace, item.metadata.name)
         if event.type == "DELETED":
             store.objects.pop(key, None)
         else:
@@ -332,9 +338,9 @@ class KubernetesDiscovery:
 
 
 def _is_known(stores: Iterable[_Store]) -> bool:
-    """Each that may be looked at was: of several namespaces one that is gone must not hide the models of all others."""
-    looked_at = list(stores)
-    return any(store.is_synced for store in looked_at) and all(s.is_synced or s.is_given_up for s in looked_at)
+    """Return whether every permitted watch is synced: one missing namespace must not hide the models of the others."""
+    watched = list(stores)
+    return any(store.is_synced for store in watched) and all(store.is_synced or store.is_given_up for store in watched)
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:

@@ -1,7 +1,7 @@
-"""How to reach the API server: from inside a pod, or by a kubeconfig.
+"""The connection to the API server: from inside a pod, or by a kubeconfig.
 
-Only what a watch needs (address, certificate authority, token or client certificate); the gateway does without a
-Kubernetes client library, whose weight and imports it would carry for two GETs.
+A watch needs an address, a certificate authority, and a token or client certificate. The gateway makes two kinds of GET
+requests, which do not justify a Kubernetes client library.
 """
 
 import base64
@@ -15,72 +15,70 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from quire_gateway.errors import ConfigProblem
+from quire_common.errors import ConfigurationError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Where the API server is and how it knows us."""
+    """The address of the API server and the credentials for it."""
 
     url: str
     tls: ssl.SSLContext | None
     """None for plain http."""
     token: str | None = None
     token_file: Path | None = None
-    """Read again for every request: kubelet renews it."""
+    """Read again for every request, because the kubelet renews it."""
 
     def headers(self) -> dict[str, str]:
-        """What says who we are."""
+        """Return the headers that authenticate a request."""
         token = self.token_file.read_text().strip() if self.token_file is not None else self.token
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def session(self) -> aiohttp.ClientSession:
-        """Connections to the API server; to be closed by the caller."""
+        """Return a session to the API server, which the caller closes."""
         connector = aiohttp.TCPConnector(ssl=True if self.tls is None else self.tls)
         return aiohttp.ClientSession(connector=connector, trust_env=False)
 
 
 def access_of(kubeconfig: Path | None) -> Access:
-    """Raises ``ConfigProblem`` where there is no way to the API server."""
+    """Return the access to the API server, or raise ``ConfigurationError``."""
     return in_cluster(os.environ, _SERVICE_ACCOUNT) if kubeconfig is None else from_kubeconfig(kubeconfig)
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path) -> Access:
-    """What every pod with a service account has."""
+    """Return the access of a pod with a service account."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port or not (folder / "token").is_file():
-        raise ConfigProblem(
-            [
-                "--kubernetes: this is no pod with a service account "
-                f"(no KUBERNETES_SERVICE_HOST, or no token in {folder}); outside of a cluster add --kubeconfig FILE"
-            ]
+        raise ConfigurationError(
+            "--kubernetes: this is not a pod with a service account "
+            f"(no KUBERNETES_SERVICE_HOST, or no token in {folder}); outside a cluster add --kubeconfig FILE"
         )
     address = f"[{host}]" if ":" in host else host
     try:
         tls = ssl.create_default_context(cafile=folder / "ca.crt")
     except (OSError, ssl.SSLError) as error:
-        raise ConfigProblem([f"--kubernetes: {folder / 'ca.crt'} can't be read: {error}"]) from error
+        raise ConfigurationError(f"--kubernetes: {folder / 'ca.crt'} cannot be read: {error}") from error
     return Access(url=f"https://{address}:{port}", tls=tls, token_file=folder / "token")
 
 
 def from_kubeconfig(path: Path) -> Access:
-    """Its current context."""
+    """Return the access of a kubeconfig's current context."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigProblem([f"--kubeconfig: {path} can't be read: {error}"]) from error
+        raise ConfigurationError(f"--kubeconfig: {path} cannot be read: {error}") from error
     try:
         return _current_context(document, path.parent)
-    except _Missing as error:
-        raise ConfigProblem([f"--kubeconfig: {path}: {error}"]) from error
+    except _Incomplete as error:
+        raise ConfigurationError(f"--kubeconfig: {path}: {error}") from error
     except (OSError, ssl.SSLError, ValueError) as error:
-        raise ConfigProblem([f"--kubeconfig: {path}: its certificates can't be read: {error}"]) from error
+        raise ConfigurationError(f"--kubeconfig: {path}: its certificates cannot be read: {error}") from error
 
 
-class _Missing(Exception):
-    pass
+class _Incomplete(Exception):
+    """A kubeconfig that lacks something."""
 
 
 def _current_context(document: object, folder: Path) -> Access:
@@ -89,13 +87,13 @@ def _current_context(document: object, folder: Path) -> Access:
     cluster = _named(root, "clusters", context.get("cluster"), "cluster")
     user = _named(root, "users", context.get("user"), "user")
     if "exec" in user or "auth-provider" in user:
-        raise _Missing(
-            "its user gets credentials from a command (exec or auth-provider); the gateway knows tokens and "
-            "client certificates only: make it a service account's token"
+        raise _Incomplete(
+            "its user gets credentials from a command (exec or auth-provider); the gateway supports tokens and "
+            "client certificates only: use the token of a service account"
         )
     url = str(cluster.get("server", "")).rstrip("/")
     if not url.startswith(("http://", "https://")):
-        raise _Missing(f"cluster {context.get('cluster')!r} has no server address")
+        raise _Incomplete(f"cluster {context.get('cluster')!r} has no server address")
     token_file = user.get("tokenFile")
     return Access(
         url=url,
@@ -113,7 +111,7 @@ def _tls(cluster: Mapping[str, object], user: Mapping[str, object], folder: Path
         tls.verify_mode = ssl.CERT_NONE
     certificate, key = _pem(user, "client-certificate", folder), _pem(user, "client-key", folder)
     if certificate is not None and key is not None:
-        # The ssl module takes a certificate of ours from files only.
+        # The ssl module reads a client certificate from files only.
         with tempfile.TemporaryDirectory() as private:
             pair = Path(private) / "pair.pem"
             pair.touch(mode=0o600)
@@ -123,7 +121,7 @@ def _tls(cluster: Mapping[str, object], user: Mapping[str, object], folder: Path
 
 
 def _pem(section: Mapping[str, object], key: str, folder: Path) -> bytes | None:
-    """A certificate or key that stands in the kubeconfig itself, or in a file beside it."""
+    """Return a certificate or key, which is in the kubeconfig itself or in a file next to it."""
     data, file = section.get(f"{key}-data"), section.get(key)
     if data is not None:
         return base64.b64decode(str(data), validate=True)
@@ -135,10 +133,10 @@ def _named(root: Mapping[str, object], group: str, name: object, kind: str) -> M
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name is not None:
             return _mapping(entry.get(kind), f"{kind} {name!r}")
-    raise _Missing(f"there is no {kind} {name!r}" if name else f"no {kind} is chosen")
+    raise _Incomplete(f"there is no {kind} {name!r}" if name else f"no {kind} is selected")
 
 
 def _mapping(value: object, what: str) -> Mapping[str, object]:
     if isinstance(value, dict):
         return {str(key): item for key, item in value.items()}
-    raise _Missing(f"{what} is no mapping")
+    raise _Incomplete(f"{what} is not a mapping")

@@ -6,6 +6,7 @@ Between ``autoscale``, which decides for all LLMDeployments at once, and ``recon
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from quire_common.contract import engine
 from quire_operator.domain.autoscaling.autoscaler import Decision, Policy
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
@@ -13,7 +14,6 @@ from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
 from quire_operator.domain.autoscaling.ticks import Log, noted, tick_of
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Pod, Resource, own_deployment
-from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
 from quire_operator.domain.status.conditions import MetricsProblem
 from quire_operator.domain.status.scaling_status import scaling_record
@@ -196,7 +196,7 @@ class ClusterScaling:
 
 
 def _address(key: Key, pod: Pod, *, by_prometheus: bool) -> ReplicaAddress:
-    url = f"http://{_host(pod.ip)}:{engine_contract.HTTP_PORT}{engine_contract.METRICS_PATH}" if pod.ip else None
+    url = f"http://{_host(pod.ip)}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
     return ReplicaAddress(
         name=f"{key.namespace}/{pod.name}", phase=_phase(pod), metrics_url=url, by_prometheus=by_prometheus
     )

@@ -1,5 +1,5 @@
-"""What the end-to-end scenarios stand on: a cluster, the installed chart, a namespace each, and what a run found.
+"""Support for the end-to-end scenarios: the cluster, the installed chart, namespaces, and the results of a run.
 
-``target`` is the cluster; ``release`` the installed chart; ``space`` a namespace and its LLMDeployments; ``traffic``
-streams requests meanwhile and checks every answer; ``results`` and ``evidence`` keep what came of it.
+``target`` is the cluster, ``release`` the installed chart, ``space`` a namespace with its LLMDeployments. ``traffic``
+streams requests and checks every answer. ``results`` and ``evidence`` store the outcome.
 """

@@ -1,6 +1,6 @@
-"""What a scenario may need of a cluster beyond pods, and what is said where a cluster has it not. Pure.
+"""Capabilities of a cluster that a scenario may need besides pods, and the message if one is missing. Pure.
 
-A scenario declares its needs by ``@pytest.mark.needs("machine")``. Our own cluster has all of them.
+A scenario declares its needs with ``@pytest.mark.needs("machine")``. Our own cluster has all capabilities.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from e2e_support.objects import Node
 
 
 class Capability(StrEnum):
-    """The value is what the marker takes."""
+    """A capability; its value is the argument of the marker."""
 
     MACHINE = "machine"
     PROMETHEUS = "prometheus"
@@ -29,7 +29,7 @@ EVERYTHING = frozenset(Capability)
 
 
 def capability(name: str) -> Capability:
-    """Raises ``TargetUnavailable`` for a word that is none."""
+    """Return the capability of that name. Raise ``TargetUnavailable`` for an unknown name."""
     try:
         return Capability(name)
     except ValueError:
@@ -38,13 +38,13 @@ def capability(name: str) -> Capability:
 
 
 def lacking(needs: Iterable[Capability], *, has: frozenset[Capability]) -> str:
-    """Why a scenario with these needs can't run; empty if it can."""
+    """Return why a scenario with these needs cannot run, or an empty string."""
     missing = [need for need in dict.fromkeys(needs) if need not in has]
     return "; ".join(LACK[need] for need in missing)
 
 
 def found_on(nodes: Sequence[Node], *, prometheus_url: str) -> frozenset[Capability]:
-    """Those of somebody else's cluster."""
+    """Return the capabilities of a user's cluster."""
     able = [node for node in nodes if node.is_ready and node.is_schedulable and not node.is_fake]
     found = {
         Capability.PROMETHEUS: bool(prometheus_url),

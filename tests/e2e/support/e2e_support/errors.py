@@ -1,29 +1,29 @@
-"""What can be wrong around the scenarios and is the reader's to mend; each message says what, and what would be right.
+"""Errors around the scenarios that the reader can fix; each message says what is wrong and what is accepted.
 
 E2EError
-├── TargetUnavailable   there is no cluster to run on, or something that it needs is not given
-├── CommandFailed       kubectl or helm refused; the message is what it wrote
-└── ApiError            the API server refused a request, or gave no answer
-    └── NotFound        there is no such object
+├── TargetUnavailable   there is no cluster to run on, or a required setting is missing
+├── CommandFailed       kubectl or helm failed; the message is its output
+└── ApiError            the API server rejected a request, or did not answer
+    └── NotFound        the object does not exist
 
-``NotInTime`` is no E2EError: it is the verdict of a scenario.
+``NotInTime`` is not an E2EError, because it is the result of a scenario.
 """
 
 
 class E2EError(Exception):
-    """The root: whatever a person can act on."""
+    """The root of all errors that a user can fix."""
 
 
 class TargetUnavailable(E2EError):
-    """There is no cluster to run on, or something that it needs is not given."""
+    """There is no cluster to run on, or a required setting is missing."""
 
 
 class CommandFailed(E2EError):
-    """kubectl or helm ended with a non-zero status."""
+    """kubectl or helm exited with a non-zero status."""
 
 
 class ApiError(E2EError):
-    """The API server refused a request; without a status it gave no answer."""
+    """The API server rejected a request; without a status it did not answer."""
 
     def __init__(self, message: str, *, status: int | None) -> None:
         super().__init__(message)
@@ -31,8 +31,8 @@ class ApiError(E2EError):
 
 
 class NotFound(ApiError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class NotInTime(AssertionError):
-    """What a scenario waited for did not come; the message has all that is known of why."""
+    """An expected state did not occur; the message contains all known facts."""

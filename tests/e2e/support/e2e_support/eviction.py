@@ -1,4 +1,4 @@
-"""The Eviction API: how a node is emptied without going below a PodDisruptionBudget."""
+"""The Eviction API, which empties a node without violating a PodDisruptionBudget."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -10,15 +10,15 @@ from e2e_support.objects import Pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the API server said of one eviction."""
+    """The answer of the API server to one eviction."""
 
     allowed: bool
     message: str
-    """Why not; empty if it is allowed."""
+    """The reason for a rejection, or an empty string."""
 
 
 def evict(kube: Kube, pod: Pod, *, dry_run: bool = False) -> Verdict:
-    """Ask for it; with ``dry_run`` only whether it would be granted. Raises for any answer but yes and 429."""
+    """Request an eviction; with ``dry_run`` only check it. Raise for any answer except success and 429."""
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

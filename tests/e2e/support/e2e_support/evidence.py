@@ -1,6 +1,6 @@
-"""What is kept of a scenario that failed: logs, events, objects, in a folder of its own.
+"""Evidence of a failed scenario: logs, events and objects in a separate folder.
 
-Never raises for what the cluster does not give: a failed scenario often leaves one that answers in part.
+Errors of the cluster are ignored, because a failed scenario often leaves one that answers only in part.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ MACHINE_LOG_BYTES: Final = 400_000
 
 
 def collect(target: Target, folder: Path, *, namespaces: list[str], failure: str) -> None:
-    """Of the release's namespace and these; the machine's own logs where there are any."""
+    """Collect the evidence of the release's namespace and the given ones, and the logs of our own machine."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "failure.txt").write_text(failure)
     kube = target.kube
@@ -61,7 +61,7 @@ def _logs(kube: Kube, namespace: str, folder: Path) -> None:
 
 
 def _keep(file: Path, content: Callable[[], str], *, or_why: bool = True) -> None:
-    """What there is; else, if that tells something, why there is none."""
+    """Store the result, or the reason for its absence."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         file.write_text(content())

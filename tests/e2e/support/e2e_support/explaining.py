@@ -1,6 +1,6 @@
-"""What a person needs to see when something did not come about: pure text, of facts that were gathered.
+"""Diagnosis of an expected event that did not occur: pure text from collected facts.
 
-The most telling last: a terminal shows the end.
+The most important facts come last, because a terminal shows the end.
 """
 
 from collections.abc import Iterator

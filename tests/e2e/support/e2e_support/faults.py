@@ -1,4 +1,4 @@
-"""What scenarios of faults have in common: traffic of streams that last, whom a kill hits, and who must not notice."""
+"""Shared parts of the fault scenarios: long streams, affected clients, and clients that must not notice."""
 
 import os
 import signal
@@ -12,25 +12,25 @@ from quire_cluster.nodes.teardown import HostProcess
 from quire_cluster.real_cluster import RealCluster
 
 ENGINE_LOOP: Final = "quire_engine.ipc.loop"
-"""In the command of the process that computes; the other one of an engine serves HTTP."""
+"""A word in the command of the process that computes; the other process of an engine serves HTTP."""
 STREAMS: Final = 6
 BEYOND: Final = 250
-"""Tokens behind the known ones: so long that a kill finds streams half way."""
+"""Additional tokens after the known ones, so that a kill interrupts running streams."""
 BEGIN_SECONDS: Final = 60.0
 
 
 def streams(url: str, chat: LLMDeployment, *, concurrency: int = STREAMS) -> Traffic:
-    """So many at a time, all through a scenario."""
+    """Return traffic with this number of concurrent streams."""
     return long_streams(url, chat.model, beyond=BEYOND, concurrency=concurrency)
 
 
 def replica(pod: Pod) -> str:
-    """What the gateway calls it."""
+    """Return the name of a replica as reported by the gateway."""
     return f"{pod.namespace}/{pod.name}"
 
 
 def wait_for_streams(traffic: Traffic, pods: list[Pod]) -> None:
-    """Until each of them has one that has begun to answer."""
+    """Wait until each of these replicas has a stream that has started to answer."""
 
     def all_stream(live: Live) -> bool:
         return all(live.streams.get(replica(pod), 0) > 0 for pod in pods)
@@ -39,7 +39,7 @@ def wait_for_streams(traffic: Traffic, pods: list[Pod]) -> None:
 
 
 def cut_on(pod: Pod, *, after: str, within_seconds: float) -> Permit:
-    """What ran on it may end in words or by a broken connection; all else goes on."""
+    """Permit that requests on the victim end with an error or a broken connection, and no other failure."""
     return Permit(
         why="its stream ran where the kill hit",
         kinds=CUT,
@@ -51,7 +51,7 @@ def cut_on(pod: Pod, *, after: str, within_seconds: float) -> Permit:
 
 
 def assert_only_cut_on(result: TrafficResult, victim: Pod, mark: str) -> None:
-    """Stream by stream: those that ran elsewhere then came to their right end; of those on the victim some did not."""
+    """Check that streams elsewhere finished correctly and that some on the victim did not."""
     running = result.streams_during(result.seconds_of(mark))
     elsewhere = [record for name, records in running.items() if name != replica(victim) for record in records]
     assert elsewhere, f"no stream ran elsewhere when it was said: {mark}"
@@ -61,12 +61,12 @@ def assert_only_cut_on(result: TrafficResult, victim: Pod, mark: str) -> None:
 
 
 def kill(process: HostProcess) -> None:
-    """As the kernel does when memory runs out."""
+    """Kill a process with SIGKILL, as the kernel does if memory runs out."""
     os.kill(process.pid, signal.SIGKILL)
 
 
 def engine_process(machine: RealCluster, pod: Pod) -> HostProcess:
-    """The one that computes."""
+    """Return the process that computes."""
     return next(
         process
         for process in machine.pod_processes(pod.namespace, pod.name, "engine")
@@ -75,10 +75,10 @@ def engine_process(machine: RealCluster, pod: Pod) -> HostProcess:
 
 
 def main_process(machine: RealCluster, pod: Pod, container: str) -> HostProcess:
-    """The container's first: with it all others of the container end."""
+    """Return the first process of a container, which ends all others with it."""
     return machine.pod_processes(pod.namespace, pod.name, container)[0]
 
 
 def same_pod(pods: list[Pod], before: Pod) -> Pod:
-    """As it is now. Fails where it is gone."""
+    """Return the current state of the same pod. Fail if it is gone."""
     return next(pod for pod in pods if pod.uid == before.uid)

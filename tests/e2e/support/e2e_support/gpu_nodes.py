@@ -1,6 +1,6 @@
-"""Nodes with GPUs that only pretend (kwok's), beside the cluster's own: pods that want GPUs come to them, nothing runs.
+"""Simulated GPU nodes (kwok) in addition to the cluster's own nodes: pods are scheduled, but no containers run.
 
-They are tainted and labelled, so that only pods of the scenario that made them come, and go with it.
+The nodes are tainted and labelled, so only pods of their own scenario are scheduled there. They are removed with it.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ READY_SECONDS: Final = 60.0
 
 
 class GpuNodes:
-    """Those of one pool."""
+    """A pool of simulated GPU nodes."""
 
     def __init__(self, target: Target, pool: str) -> None:
         self._target, self._pool = target, pool
@@ -27,14 +27,14 @@ class GpuNodes:
 
     @property
     def place(self) -> dict[str, Any]:
-        """For `spec.podTemplate.spec`: here, and nowhere else."""
+        """Return settings for `spec.podTemplate.spec` that select only this pool."""
         return {
             "nodeSelector": {POOL: self._pool},
             "tolerations": [{"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}],
         }
 
     def add(self, *counts: int) -> list[str]:
-        """One node for each number of GPUs; their names, once they are ready."""
+        """Add one node for each number of GPUs, wait until they are ready, and return their names."""
         added = [f"{self._pool}-{number}" for number in range(len(self.names), len(self.names) + len(counts))]
         for name, gpus in zip(added, counts, strict=True):
             body = manifest(name, gpus=gpus, labels={POOL: self._pool}, is_tainted=True)
@@ -44,7 +44,7 @@ class GpuNodes:
         return added
 
     def taken(self, pods: Sequence[Pod]) -> dict[str, int]:
-        """How many of these pods each node has."""
+        """Return how many of these pods each node has."""
         counted = Counter(pod.node for pod in pods)
         return {name: counted[name] for name in self.names}
 
@@ -60,7 +60,7 @@ class GpuNodes:
 
 @contextmanager
 def gpu_nodes(target: Target, pool: str) -> Iterator[GpuNodes]:
-    """A pool of them, with whatever makes them alive; on somebody else's cluster that is there."""
+    """Provide a pool of nodes and, on our own cluster, the controller that simulates them."""
     nodes = GpuNodes(target, pool)
     if target.machine is not None:
         target.machine.fake_nodes.start(0)
@@ -74,7 +74,7 @@ def gpu_nodes(target: Target, pool: str) -> Iterator[GpuNodes]:
 
 
 def _end_pods(kube: Kube, nodes: GpuNodes) -> None:
-    """No kubelet will say that they have ended once their node has gone."""
+    """End the pods, because no kubelet reports their end when their node is gone."""
     for body in kube.items("/api/v1/pods"):
         if body.get("spec", {}).get("nodeName") in nodes.names:
             metadata = body["metadata"]

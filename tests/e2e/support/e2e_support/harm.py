@@ -1,4 +1,4 @@
-"""Ways to hurt what runs that kubectl has none for; each leaves the machine as it was."""
+"""Faults that kubectl cannot cause; each leaves the machine as it was."""
 
 import os
 import signal
@@ -12,21 +12,21 @@ from quire_cluster.real_cluster import RealCluster
 
 
 def kill_for_good(target: Target, pod: Pod, *, container: str) -> None:
-    """End a pod so that it says nothing any more, and does not come back as itself.
+    """End a pod without a shutdown, so that it does not restart as the same pod.
 
-    On our own machine by SIGKILL. On somebody else's cluster it is told to end: there it may still say goodbye.
+    On our own machine, SIGKILL is used. On a user's cluster, the pod is deleted and may still shut down in order.
     """
     if target.machine is not None:
         for process in target.machine.pod_processes(pod.namespace, pod.name, container):
             with suppress(ProcessLookupError):  # its parent took it along
                 os.kill(process.pid, signal.SIGKILL)
-    # A container that is started anew would go on where it was, under the pod's name.
+    # A restarted container would continue under the name of the pod.
     target.kube.delete(namespaced(pod.namespace, "pods", pod.name), grace_seconds=0)
 
 
 @contextmanager
 def without_prometheus(machine: RealCluster) -> Iterator[None]:
-    """It is killed, and started again over its data."""
+    """Kill Prometheus, and start it again with its data afterwards."""
     machine.prometheus.kill()
     try:
         yield

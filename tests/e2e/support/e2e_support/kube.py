@@ -1,7 +1,7 @@
-"""A cluster's API as JSON, and kubectl: all that scenarios read and write goes through here.
+"""A cluster's API as JSON, and kubectl, for everything that scenarios read and write.
 
-Over Kubernetes' own client, which understands every kubeconfig (certificates, tokens, a cloud's login programs). Knows
-paths and objects, nothing of quire. Safe to use from several threads.
+It uses the official Kubernetes client, which supports every kubeconfig (certificates, tokens, login programs of
+clouds). It knows paths and objects but nothing of quire. It can be used from several threads.
 """
 
 import json
@@ -27,7 +27,7 @@ LLMDEPLOYMENTS: Final = "/apis/quire.dev/v1alpha1"
 
 
 class Kube:
-    """One cluster, as one user."""
+    """One cluster as seen by one user."""
 
     def __init__(self, kubeconfig: str, kubectl: Path) -> None:
         self.kubeconfig, self._kubectl = kubeconfig, kubectl
@@ -44,14 +44,14 @@ class Kube:
         return _parsed(self._call("GET", path, query=query))
 
     def find(self, path: str) -> JSON | None:
-        """None if there is none."""
+        """Return the object, or None."""
         try:
             return self.get(path)
         except NotFound:
             return None
 
     def items(self, path: str, *, selector: str = "") -> list[JSON]:
-        """Those of a list that the label selector chooses."""
+        """Return the items of a list that match the label selector."""
         listed = self.get(path, **({"labelSelector": selector} if selector else {}))
         found: list[JSON] = listed["items"]
         return found
@@ -60,11 +60,11 @@ class Kube:
         return _parsed(self._call("POST", path, body=body))
 
     def patch(self, path: str, body: Mapping[str, Any]) -> JSON:
-        """A merge patch: null removes a field."""
+        """Apply a merge patch: null removes a field."""
         return _parsed(self._call("PATCH", path, body=body, content_type=MERGE))
 
     def delete(self, path: str, *, grace_seconds: int | None = None) -> None:
-        """In the background. Nothing to do where it is gone already."""
+        """Delete in the background. Do nothing if the object is already gone."""
         options: JSON = {"propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
@@ -74,11 +74,11 @@ class Kube:
             return
 
     def text(self, path: str, **query: str) -> str:
-        """A log, or what a pod or Service answers through the API server's proxy."""
+        """Return a log, or the answer of a pod or Service through the API server's proxy."""
         return self._call("GET", path, query=query).decode(errors="replace")
 
     def kubectl(self, *arguments: str, stdin: str = "", seconds: float = KUBECTL_SECONDS) -> str:
-        """What kubectl printed."""
+        """Return the output of kubectl."""
         done = self.run([str(self._kubectl), *arguments], stdin=stdin, seconds=seconds)
         if done.returncode != 0:
             raise CommandFailed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
@@ -87,7 +87,7 @@ class Kube:
     def run(
         self, command: Sequence[str], *, stdin: str = "", seconds: float = KUBECTL_SECONDS
     ) -> subprocess.CompletedProcess[str]:
-        """A program that a person would run, with kubectl on its PATH and aimed at this cluster."""
+        """Run a program with kubectl on its PATH and this cluster in its kubeconfig."""
         try:
             return subprocess.run(
                 command, input=stdin, env=self.environment(), capture_output=True, text=True, timeout=seconds
@@ -128,7 +128,7 @@ class Kube:
 
 
 def namespaced(namespace: str, resource: str, name: str = "", *, group: str = "/api/v1") -> str:
-    """The path of one object, or of all."""
+    """Return the path of one object, or of all objects."""
     path = f"{group}/namespaces/{namespace}/{resource}"
     return f"{path}/{quote(name, safe='')}" if name else path
 
@@ -139,7 +139,7 @@ def _parsed(content: bytes) -> JSON:
 
 
 def _message(content: bytes) -> str:
-    """What a Status says; else the text as it is."""
+    """Return the message of a Status, or the text itself."""
     try:
         said = json.loads(content)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Traffic of streams that last, so that something can be done to a replica while they are under way on it.
+"""Traffic of long streams, so that a scenario can act on a replica while they run.
 
-Each is compared token by token where its answer is known, and its length is exact.
+The known part of each stream is compared token by token, and its length is exact.
 """
 
 import time
@@ -13,7 +13,7 @@ _PLACED_SECONDS: Final = 60.0
 _APART_SECONDS: Final = 1.0
 _PROBE_TOKENS: Final = 50
 _MOST_TOKENS: Final = 3500
-"""Behind the known ones. Fewer than the demo model has positions for."""
+"""Additional tokens after the known ones. The limit is the context length of the demo model."""
 
 
 def long_streams(
@@ -25,7 +25,7 @@ def long_streams(
     beside: Traffic | None = None,
     prompts: Sequence[Prompt] | None = None,
 ) -> Traffic:
-    """`beyond` so many tokens more than are known. `begin_one_by_one` has the replicas share them evenly."""
+    """Return long streams with `beyond` additional tokens. `begin_one_by_one` spreads them evenly."""
     return Traffic(
         url,
         model=model,
@@ -38,7 +38,7 @@ def long_streams(
 
 
 def begin_one_by_one(streams: Traffic, count: int) -> None:
-    """Until so many are under way, and from then on. Begun at once, gateways would place each without the others."""
+    """Start streams one by one up to this number. Gateways could not balance simultaneous starts."""
     for number in range(1, count + 1):
         streams.set_concurrency(number)
         time.sleep(_APART_SECONDS)
@@ -46,7 +46,7 @@ def begin_one_by_one(streams: Traffic, count: int) -> None:
 
 
 def tokens_lasting(seconds: float, url: str, model: str, *, prompts: Sequence[Prompt] | None = None) -> int:
-    """How many tokens one stream is given in that time, as things are: machines differ much in speed."""
+    """Return the number of tokens of a stream with this duration, because machines differ much in speed."""
     with long_streams(url, model, beyond=_PROBE_TOKENS, concurrency=1, prompts=prompts) as probe:
         probe.wait_for(lambda live: live.in_flight > 0 or live.failed > 0, _PLACED_SECONDS, "a stream to measure by")
         probe.pause()

@@ -6,7 +6,7 @@ from typing import Any
 
 JSON = dict[str, Any]
 DEMO_MODEL = "file://./models/quire-demo"
-"""The engine's image carries it."""
+"""The model in the engine's image."""
 
 _SMALL: JSON = {
     "model": {"source": DEMO_MODEL},
@@ -17,9 +17,9 @@ _SMALL: JSON = {
 
 
 def small_llmdeployment(name: str, **changes: Any) -> JSON:
-    """One of the demo model; `changes` are merged into its spec, and None removes what is there.
+    """Return an LLMDeployment of the demo model with `changes` merged into its spec; None removes a field.
 
-    Without a servedName of its own it is given one by ``Space.apply``, that no other namespace has.
+    Without a servedName, ``Space.apply`` sets one that no other namespace uses.
     """
     return {
         "apiVersion": "quire.dev/v1alpha1",
@@ -30,13 +30,13 @@ def small_llmdeployment(name: str, **changes: Any) -> JSON:
 
 
 def autoscaled(*, low: int, high: int, **changes: Any) -> JSON:
-    """spec.autoscaling with windows so short that a scenario sees both ways."""
+    """Return spec.autoscaling with short windows, so that a scenario sees scale-up and scale-down."""
     quick: JSON = {"minReplicas": low, "maxReplicas": high, "scaleDown": {"window": "20s", "period": "10s"}}
     return merged(quick, changes)
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
-    """A JSON merge patch, carried out."""
+    """Return the result of a JSON merge patch."""
     result = deepcopy(dict(base))
     for key, value in changes.items():
         if value is None:

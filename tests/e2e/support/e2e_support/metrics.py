@@ -1,4 +1,4 @@
-"""Pages of metrics as figures: a scrape of operator, gateway or engine, asked by name and labels. Pure."""
+"""Metrics pages of operator, gateway and engine, queried by name and labels. Pure."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ class Page:
         self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def values(self, name: str, /, **labels: str) -> list[float]:
-        """Of all series of the name (counters with their _total) that have these labels."""
+        """Return the values of all series with this name (counters with _total) and these labels."""
         return [value for found, value in self.series(name) if labels.items() <= found.items()]
 
     def total(self, name: str, /, **labels: str) -> float:
-        """Their sum; 0 where there is none."""
+        """Return the sum of the values, or 0."""
         return sum(self.values(name, **labels))
 
     def series(self, name: str) -> Iterator[tuple[dict[str, str], float]]:

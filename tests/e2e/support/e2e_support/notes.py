@@ -1,8 +1,8 @@
-"""What helm's notes have a person type. Pure."""
+"""The commands in helm's notes. Pure."""
 
 
 def commands_of(notes: str) -> list[str]:
-    """What is to be typed: lines set in by five spaces, those that go on in the next joined with it."""
+    """Return the commands: lines indented by five spaces, joined with their continuation lines."""
     found: list[str] = []
     is_open = False
     for line in notes.splitlines():

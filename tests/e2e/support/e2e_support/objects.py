@@ -1,4 +1,4 @@
-"""What scenarios look at of Kubernetes' objects: pods, events, conditions. Pure readings of JSON."""
+"""Typed views of Kubernetes objects: pods, events, conditions. Pure functions of JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """One pod, as far as a scenario cares."""
+    """The properties of a pod that scenarios use."""
 
     name: str
     namespace: str
@@ -22,9 +22,9 @@ class Pod:
     is_ending: bool
     restarts: int
     revision: str
-    """Of its template: equal for pods of one version."""
+    """The template hash, equal for pods of one revision."""
     states: tuple[str, ...]
-    """What each container that is not ready does, in words."""
+    """The state of each container that is not ready."""
 
     @property
     def is_serving(self) -> bool:
@@ -48,7 +48,7 @@ class Condition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     kind: str
-    """Of the object it is about."""
+    """The object that the event is about."""
     name: str
     type: str
     """Normal or Warning."""
@@ -65,7 +65,7 @@ class Node:
     is_ready: bool
     is_schedulable: bool
     is_fake: bool
-    """One of kwok's: pods on it run nothing."""
+    """True for a simulated node of kwok, whose pods run nothing."""
 
 
 def pod(body: JSON) -> Pod:
@@ -87,7 +87,7 @@ def pod(body: JSON) -> Pod:
 
 
 def conditions(body: JSON) -> dict[str, Condition]:
-    """By type."""
+    """Return the conditions by type."""
     return {
         found["type"]: Condition(
             type=found["type"],
@@ -129,7 +129,7 @@ def node(body: JSON) -> Node:
 
 
 def in_order(events: Sequence[Event]) -> list[Event]:
-    """Oldest first."""
+    """Return the events, oldest first."""
     return sorted(events, key=lambda event: event.time)
 
 

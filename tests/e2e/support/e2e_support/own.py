@@ -1,6 +1,4 @@
-"""Our own cluster on this machine as a target: brought up if it is not there, images made, and taken down again by the
-run that brought it up.
-"""
+"""Our own cluster on this machine as a target. The run that starts it builds its images and stops it."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from quire_cluster.real_cluster import RealCluster
 
 @contextmanager
 def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
-    """It, running; one that was there is left, mended where it had come to harm."""
+    """Provide the running cluster. An existing one is repaired if necessary and kept."""
     found = RealCluster.load(default_state())
     if found is not None:
         _start(found, progress)
@@ -43,7 +41,10 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
 
 
 def _start(cluster: RealCluster, progress: Progress) -> None:
-    """What did not come up is left as it is: another's cluster may be in the way, and `stop` would take that down."""
+    """Start the cluster.
+
+    If the start fails, do not stop it: another cluster may be running, and `stop` would end that one.
+    """
     try:
         cluster.start(progress)
     except ClusterError as error:
@@ -55,8 +56,11 @@ def _images(cluster: RealCluster, progress: Progress) -> Images:
 
 
 def _forget_other_images(images: Images, cluster: RealCluster, progress: Progress) -> None:
-    """Only of a cluster that this run has begun: on another somebody may run them. In the end: while nodes have the
-    version before, they pull no more of this one than has changed."""
+    """Remove images of earlier versions from the nodes of a cluster that this run started.
+
+    On another cluster they may be in use. This is done at the end, because nodes with the previous version pull only
+    the changed layers.
+    """
     kept = frozenset(image.reference for image in images.by_target().values())
     try:
         forgotten = {name for node in cluster.nodes.values() for name in node.forget_images_but(kept)}
@@ -82,6 +86,6 @@ def _target(cluster: RealCluster, images: Images, progress: Progress) -> Target:
 
 
 def default_state() -> Path:
-    """Where `make cluster-up` keeps it."""
+    """Return the folder that `make cluster-up` uses."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "quire" / "cluster"

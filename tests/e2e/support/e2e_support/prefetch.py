@@ -1,7 +1,7 @@
-"""Has every node pull the engine's image before the first scenario: gigabytes that a cluster pulls once, minutes that
-would count against whichever scenario came first.
+"""Pull the engine's image on every node before the first scenario.
 
-By a pod on each node that does nothing, so that it works on any cluster.
+Pulling several GB takes minutes that would otherwise count against the first scenario. A pod without work on each node
+does it, which is possible on any cluster.
 """
 
 import uuid
@@ -20,7 +20,7 @@ _USER: Final = 65532
 
 
 def pull_everywhere(kube: Kube, nodes: Sequence[Node], image: str, progress: Progress) -> None:
-    """Returns when each node that takes pods has it. Raises ``TargetUnavailable``."""
+    """Return when each schedulable node has the image. Raise ``TargetUnavailable`` on failure."""
     names = [node.name for node in nodes if node.is_ready and node.is_schedulable and not node.is_fake]
     if not names:
         raise TargetUnavailable("the cluster has no node that is ready and takes pods; kubectl get nodes says more")
@@ -58,7 +58,7 @@ def _told(pods: Sequence[Pod]) -> str:
 
 
 def _pod(node: str, image: str) -> dict[str, Any]:
-    """One that is placed by hand: the scheduler might find the node full."""
+    """Return a pod with a fixed node, because the scheduler might consider the node full."""
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     container = {"name": "pull", "image": image, "command": ["true"], "securityContext": security}
     return {

@@ -1,6 +1,6 @@
-"""Looking from inside: what a container may do to itself, and whom a pod reaches.
+"""Checks from inside: the permissions of a container, and the addresses that a pod can reach.
 
-By the Python that every image of quire carries, in pods that the strictest Pod Security Standard admits.
+They run with the Python in every quire image, in pods that comply with the strictest Pod Security Standard.
 """
 
 import json
@@ -16,7 +16,7 @@ PYTHON: Final = "/opt/quire/bin/python"
 STARTED_SECONDS: Final = 90.0
 PORT: Final = 8000
 LISTENER: Final = "listener"
-"""Its container."""
+"""The name of the container."""
 _USER: Final = 65532
 _INSIDE: Final = """
 import json, os, pathlib
@@ -45,19 +45,19 @@ else:
 
 
 def inside(space: Space, pod: str, container: str) -> dict[str, Any]:
-    """Its user, why it can't write, whether it has a token, its capabilities: as a process in it finds them."""
+    """Return user, write errors, service account token and capabilities as seen by a process in the container."""
     found: dict[str, Any] = json.loads(space.kubectl("exec", pod, "-c", container, "--", PYTHON, "-c", _INSIDE))
     return found
 
 
 def reaches(space: Space, pod: str, container: str, address: str) -> bool:
-    """Whether a process in this container gets a connection to what serves there."""
-    told = space.kubectl("exec", pod, "-c", container, "--", PYTHON, "-c", _CONNECT, address, str(PORT))
-    return bool(json.loads(told))
+    """Return True if a process in this container can connect to the address."""
+    output = space.kubectl("exec", pod, "-c", container, "--", PYTHON, "-c", _CONNECT, address, str(PORT))
+    return bool(json.loads(output))
 
 
 def listener(space: Space, name: str, *, image: str) -> Pod:
-    """A pod that takes connections, once it does."""
+    """Return a pod that accepts connections, when it does."""
     path = namespaced(space.name, "pods")
     space.kube.create(path, _pod(name, image))
 

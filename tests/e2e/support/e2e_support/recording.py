@@ -1,4 +1,4 @@
-"""Traffic beside a scenario, and what is kept of it: what the cluster said meanwhile, the picture, the count."""
+"""Traffic during a scenario, and its recording: the cluster's messages, the plot, the count."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from e2e_support.traffic import Traffic
 
 @contextmanager
 def recorded(traffic: Traffic, report: Report, *deployments: LLMDeployment) -> Iterator[Traffic]:
-    """Traffic that flows while the context lasts; every answer is asserted on at its end, and its timeline kept."""
+    """Run traffic while the context lasts; check every answer at the end and store the timeline."""
     watch = ClusterWatch(sight_of(*deployments), traffic.now)
     try:
         with traffic, watch:
             yield traffic
     finally:
         result = traffic.stop()
-        keep(timeline(report.scenario, result, replicas=watch.replicas, told=watch.told, blind=watch.blind))
+        keep(timeline(report.scenario, result, replicas=watch.replicas, messages=watch.messages, blind=watch.blind))
         report.count_requests(len(result.records))

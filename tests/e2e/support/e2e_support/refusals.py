@@ -1,6 +1,6 @@
-"""What ServiceAccounts asked an API server for, and what they were refused, from its audit log. Pure but for the file.
+"""Requests of ServiceAccounts and denied requests, from the audit log of an API server. Pure except for the file.
 
-Reads hundreds of megabytes in seconds: only lines that name the accounts are parsed.
+It reads hundreds of megabytes in seconds, because it parses only lines that name the accounts.
 """
 
 import json
@@ -17,9 +17,9 @@ _DONE: Final = b'"stage":"ResponseComplete"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """From when the API server was killed to when it said that it is ready.
+    """The time from the kill of the API server until it reports to be ready.
 
-    One that has just begun answers before it is ready, and refuses everybody until it has read its rules.
+    A starting server answers before it is ready, and rejects everything until it has loaded its roles.
     """
 
     begun: datetime
@@ -31,22 +31,22 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """By the ServiceAccounts that were looked for."""
+    """The requests of the selected ServiceAccounts."""
 
     verbs: Counter[str]
-    """Such as `patch llmdeployments/status`."""
+    """Names such as `patch llmdeployments/status`."""
     refused: tuple[str, ...]
-    """What they had no right to, in the words of a server that knew its rules."""
+    """The denied requests, in the words of a server that had loaded its roles."""
 
 
 def asked_by(log: Path, accounts: str, *, since: datetime, outages: Sequence[Outage] = ()) -> Asked:
-    """Requests received since then. `accounts` is how they begin: `namespace:name`, or less of it."""
+    """Return the requests received since then. `accounts` are prefixes of `namespace:name`."""
     with log.open("rb") as lines:
         return read(lines, accounts, since=since, outages=outages)
 
 
 def read(lines: Iterable[bytes], accounts: str, *, since: datetime, outages: Sequence[Outage] = ()) -> Asked:
-    """``lines`` of the log, each an answered request or something else."""
+    """Evaluate ``lines`` of the log, each of which may be an answered request."""
     verbs: Counter[str] = Counter()
     refused: list[str] = []
     for entry in _of(lines, f"{_ACCOUNT}{accounts}"):

@@ -1,6 +1,6 @@
-"""The chart as it is installed for the scenarios: helm's release, its operator and its gateway.
+"""The chart as installed for the scenarios: helm's release, its operator and its gateway.
 
-One release serves the whole run. It carries a label of ours, by which a later run knows it may change it.
+One release serves the whole run. It has a label by which a later run recognizes that it may change it.
 """
 
 import json
@@ -26,16 +26,16 @@ _LABEL: Final = "e2e=true"
 
 
 class Release:
-    """`values` are what the chart was given last."""
+    """The installed release; `values` are its latest values."""
 
     def __init__(self, kube: Kube, helm: Helm, values: Mapping[str, Any]) -> None:
         self.kube, self.namespace, self.values = kube, NAMESPACE, dict(values)
         self._helm = helm
         self.installed_in: float | None = None
-        """Seconds that the last installation took until it worked; None where it was there before."""
+        """The duration of the last installation in seconds, or None if the release existed before."""
 
     def found(self) -> bool:
-        """Whether an earlier run left it here. Raises ``TargetUnavailable`` where it is somebody else's."""
+        """Return True if an earlier run left the release. Raise ``TargetUnavailable`` if it belongs to a user."""
         listed = json.loads(self._helm.run("list", "--namespace", NAMESPACE, "--output", "json"))
         if NAME not in (release["name"] for release in listed):
             return False
@@ -48,7 +48,7 @@ class Release:
         return True
 
     def install(self) -> float:
-        """As the README says; the seconds until an operator leads and the gateway is ready."""
+        """Install as in the README. Return the seconds until an operator leads and the gateway is ready."""
         watch = Stopwatch()
         self._helm.on_chart(
             "install",
@@ -63,12 +63,12 @@ class Release:
         return self.installed_in
 
     def upgrade(self, changes: Mapping[str, Any] | None = None) -> None:
-        """To this checkout's chart, with these values beside those it has. Returns when helm does."""
+        """Upgrade to the chart of this checkout, with these values in addition to the existing ones."""
         self.values = merged(self.values, changes or {})
         self._helm.on_chart("upgrade", NAME, f"--namespace={NAMESPACE}", f"--labels={_LABEL}", values=self.values)
 
     def rollback(self) -> None:
-        """To what it was before the last upgrade."""
+        """Roll back to the state before the last upgrade."""
         self._helm.run("rollback", NAME, f"--namespace={NAMESPACE}")
         self.values = json.loads(self._helm.run("get", "values", NAME, f"--namespace={NAMESPACE}", "--output", "json"))
 
@@ -76,11 +76,11 @@ class Release:
         self._helm.run("uninstall", NAME, f"--namespace={NAMESPACE}")
 
     def notes(self) -> str:
-        """What helm tells whoever installed it."""
+        """Return the notes that helm prints after an installation."""
         return self._helm.run("get", "notes", NAME, f"--namespace={NAMESPACE}")
 
     def wait_working(self, *, seconds: float = WORKING_SECONDS) -> None:
-        """Until an operator leads and every pod of the newest version is ready, and none other is left."""
+        """Wait until an operator leads and exactly the pods of the newest revision exist and are ready."""
         until(self._works, what="operator and gateway work", seconds=seconds, explain=self._explain)
 
     def operator_pods(self) -> list[Pod]:
@@ -90,7 +90,7 @@ class Release:
         return self._pods("gateway")
 
     def leader(self) -> Pod | None:
-        """The operator that leads now, by its Lease; None while none does."""
+        """Return the leading operator by its Lease, or None."""
         lease = self.kube.find(
             namespaced(NAMESPACE, "leases", f"{NAME}-operator", group="/apis/coordination.k8s.io/v1")
         )
@@ -98,20 +98,20 @@ class Release:
         return next((pod for pod in self.operator_pods() if f"{pod.name}_{pod.uid}" == holder), None)
 
     def operator_metrics(self) -> Page:
-        """Those of the one that leads."""
+        """Return the metrics of the leading operator."""
         leader = until(self.leader, what="an operator leads", seconds=60, explain=self._explain)
         return self.page(leader, OPERATOR_PORT)
 
     def gateway_metrics(self) -> list[Page]:
-        """One of each gateway that is ready."""
+        """Return the metrics of each ready gateway."""
         return [self.page(pod, GATEWAY_PORT) for pod in self.gateway_pods() if pod.is_serving]
 
     def page(self, pod: Pod, port: int, path: str = "/metrics") -> Page:
-        """A scrape of any pod, through the API server."""
+        """Return a scrape of any pod through the API server."""
         return Page(self.kube.text(f"{namespaced(pod.namespace, 'pods', pod.name)}:{port}/proxy{path}"))
 
     def operator_log(self, lines: int = 12, *, since: datetime | None = None) -> list[str]:
-        """The last lines of each operator, those of the one that leads last; no older ones than that."""
+        """Return the last lines of each operator's log since then, with the leader's log last."""
         leader = self.leader()
         pods = sorted(self.operator_pods(), key=lambda pod: leader is not None and pod.uid == leader.uid)
         return [f"{pod.name}: {line}" for pod in pods for line in self._log(pod, lines, since)]

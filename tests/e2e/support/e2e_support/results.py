@@ -1,7 +1,7 @@
-"""What a run found: seconds, asserted requests and figures of each scenario; the table people read. Pure.
+"""Results of a run: seconds, checked requests and figures of each scenario, and their tables. Pure.
 
-A figure is a number that documents may quote: ``report.figure("apply to Ready", 9.2, "s")``. The same run also writes
-them to out/e2e/results.json.
+A figure is a number that documents may quote: ``report.figure("apply to Ready", 9.2, "s")``. The run also writes the
+figures to out/e2e/results.json.
 """
 
 import re
@@ -27,40 +27,40 @@ class Figure:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """Of one scenario; filled while it runs."""
+    """The report of one scenario, filled while it runs."""
 
     scenario: str
     seconds: float = 0.0
     outcome: str = "not run"
-    """passed, failed, or why it was not run."""
+    """The outcome: passed, failed, or the reason why it did not run."""
     requests: int = 0
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What this cluster could or could not show."""
+    """Notes on what this cluster could or could not show."""
 
     def figure(self, name: str, value: float, unit: str = "s") -> None:
-        """One that is given again replaces the one before."""
+        """Record a figure. A figure with the same name is replaced."""
         self.figures = [known for known in self.figures if known.name != name]
         self.figures.append(Figure(name=name, value=float(value), unit=unit))
 
     def note(self, text: str) -> None:
-        """What the reader of this run has to know."""
+        """Record a note for the reader of this run."""
         self.notes.append(text)
 
     def count_requests(self, number: int) -> None:
-        """Whose answers were all looked at."""
+        """Add to the number of checked requests."""
         self.requests += number
 
 
 def amount(value: float) -> str:
-    """Three digits that count, and whole numbers whole."""
+    """Format a number with three significant digits; integers stay complete."""
     if value == int(value) or abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """For a terminal: scenario, seconds, requests, figures."""
+    """Return the table for a terminal: scenario, seconds, requests, figures."""
     rows = [("scenario", "seconds", "requests", "figures")]
     rows += [
         (
@@ -83,23 +83,23 @@ def _line(row: tuple[str, str, str, str], widths: Sequence[int]) -> str:
 
 
 def markdown(reports: Iterable[Report]) -> str:
-    """The promises, one a row."""
+    """Return the figures as a Markdown table."""
     rows = [f"| {f.name} | {f.measured} | {r.scenario} |" for r in reports for f in r.figures]
     return "\n".join(["| promise | measured | scenario |", "|---|---|---|", *rows]) + "\n"
 
 
 def document(reports: Sequence[Report], *, cluster: str, started: str) -> dict[str, Any]:
-    """results.json."""
+    """Return the content of results.json."""
     return {"started": started, "cluster": cluster, "scenarios": [_scenario(report) for report in reports]}
 
 
 def fails_the_run(reports: Iterable[Report], *, on_ours: bool) -> bool:
-    """Whether something was left out where nothing may be: our own cluster has all that scenarios need."""
+    """Return True if a scenario was skipped on our own cluster, which has all capabilities."""
     return on_ours and any(True for _ in not_run(reports))
 
 
 def not_run(reports: Iterable[Report]) -> Iterator[str]:
-    """Names and reasons of those that could not be."""
+    """Return names and reasons of the scenarios that could not run."""
     for report in reports:
         if report.outcome not in ("passed", "failed"):
             yield f"{report.scenario}: {report.outcome}"
@@ -110,12 +110,12 @@ def _scenario(report: Report) -> dict[str, Any]:
 
 
 def scenario_name(test_id: str) -> str:
-    """tests/e2e/test_install.py::test_a_fresh_one[x] → install: a fresh one [x]"""
+    """Convert tests/e2e/test_install.py::test_a_fresh_one[x] to install: a fresh one [x]."""
     path, _, test = test_id.partition("::")
     subject = Path(path).stem.removeprefix("test_").replace("_", " ")
     return f"{subject}: {test.removeprefix('test_').replace('_', ' ').replace('[', ' [')}"
 
 
 def slug(text: str) -> str:
-    """For names of files and namespaces."""
+    """Convert a name for use in names of files and namespaces."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

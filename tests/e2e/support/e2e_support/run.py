@@ -1,6 +1,6 @@
-"""One run of the scenarios, as pytest's hooks in tests/e2e/conftest.py need it: the cluster, and a report of each.
+"""One run of the scenarios for pytest's hooks in tests/e2e/conftest.py: the cluster and the reports.
 
-Opens the target before the first scenario, keeps evidence of those that fail, writes out/e2e/ in the end.
+It opens the target before the first scenario, collects evidence of failures, and writes out/e2e/ at the end.
 """
 
 import json
@@ -28,7 +28,7 @@ from quire_cluster.progress import Progress
 
 OUT: Final = Path(__file__).parents[4] / "out" / "e2e"
 MakeSpace = Callable[[str], AbstractContextManager[Space]]
-"""A namespace by the name given, while it is entered."""
+"""A namespace of the given name, which exists while the context lasts."""
 _NAME: Final = 30
 
 
@@ -37,19 +37,19 @@ class Run:
     out: Path = OUT
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     reports: dict[str, Report] = field(default_factory=dict)
-    """By pytest's id of the test."""
+    """Reports by pytest's id of the test."""
     spaces: list[Space] = field(default_factory=list)
-    """Those that are there now."""
+    """The existing namespaces."""
     outages: list[Outage] = field(default_factory=list)
-    """Of the API server, brought about by scenarios."""
+    """Outages of the API server that scenarios caused."""
     settings: Settings | None = None
     target: Target | None = None
     evidence: dict[str, Path] = field(default_factory=dict)
-    """Where it is, by how the failure was told."""
+    """The folder of the evidence by failure."""
     _open: ExitStack = field(default_factory=ExitStack)
 
     def open(self, environ: Mapping[str, str], progress: Progress) -> None:
-        """Raises ``E2EError`` or ``ClusterError`` where there is no cluster to be had."""
+        """Open the target. Raise ``E2EError`` or ``ClusterError`` if there is no usable cluster."""
         self.settings = Settings.parse(environ)
         shutil.rmtree(self.out / "failures", ignore_errors=True)
         if self.settings.theirs is not None:
@@ -71,7 +71,7 @@ class Run:
 
     @contextmanager
     def space(self, name: str, kube: Kube, operator_log: Words) -> Iterator[Space]:
-        """A namespace, for as long as the context lasts."""
+        """Provide a namespace while the context lasts."""
         space = Space(kube, f"e2e-{slug(name)[:_NAME]}-{uuid.uuid4().hex[:4]}", operator_log=operator_log)
         space.create()
         self.spaces.append(space)
@@ -82,7 +82,7 @@ class Run:
             space.delete()
 
     def keep_evidence(self, test_id: str, failure: str) -> Path | None:
-        """Where it is; None where there never was a cluster. Scenarios that fail by one thing they share share it."""
+        """Return the folder of the evidence, or None without a cluster. Scenarios with the same cause share it."""
         if self.target is None:
             return None
         if failure in self.evidence:
@@ -93,7 +93,7 @@ class Run:
         return folder
 
     def write(self) -> None:
-        """results.json, and the table of promises in Markdown."""
+        """Write results.json and the figures in Markdown."""
         assert self.target is not None
         self.out.mkdir(parents=True, exist_ok=True)
         reports = list(self.reports.values())

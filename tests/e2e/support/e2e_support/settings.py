@@ -1,10 +1,10 @@
-"""What the environment says of where and how scenarios run: ``Settings.parse(environ)``, pure.
+"""Settings of the scenarios from the environment: ``Settings.parse(environ)``, pure.
 
-KUBECONFIG                 run on that cluster instead of one of our own
-QUIRE_E2E_REGISTRY         there: where its nodes find quire-operator, quire-gateway and quire-engine
-QUIRE_E2E_TAG              there: their tag
-QUIRE_E2E_PROMETHEUS_URL   there, if it has one that scrapes pods: its address as pods reach it
-KEEP=1                     leave release and cluster as they are in the end
+KUBECONFIG                 run on that cluster instead of our own
+QUIRE_E2E_REGISTRY         registry from which its nodes pull quire-operator, quire-gateway and quire-engine
+QUIRE_E2E_TAG              tag of these images
+QUIRE_E2E_PROMETHEUS_URL   address of its Prometheus as seen from pods, if one scrapes the pods
+KEEP=1                     keep release and cluster at the end
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from e2e_support.errors import TargetUnavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheirCluster:
-    """Somebody's own cluster, and what it was given."""
+    """A user's cluster and its settings."""
 
     kubeconfig: str
     registry: str
@@ -26,12 +26,12 @@ class TheirCluster:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     theirs: TheirCluster | None
-    """None: a cluster of ours, on this machine."""
+    """The user's cluster, or None for our own cluster on this machine."""
     keep: bool
 
     @classmethod
     def parse(cls, environ: Mapping[str, str]) -> "Settings":
-        """Raises ``TargetUnavailable`` with all that is missing."""
+        """Parse the environment. Raise ``TargetUnavailable`` with all missing settings."""
         keep = environ.get("KEEP", "") not in ("", "0")
         kubeconfig = environ.get("KUBECONFIG", "")
         if not kubeconfig:

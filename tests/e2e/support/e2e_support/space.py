@@ -1,6 +1,7 @@
-"""A namespace of one scenario's own, and the LLMDeployments in it: applied, looked at, waited for.
+"""A namespace of one scenario with its LLMDeployments.
 
-Whatever is not there in time is told with conditions, pods, events and the operator's last words.
+If an expected state does not occur in time, the error contains conditions, pods, events and the operator's last log
+lines.
 """
 
 import json
@@ -21,7 +22,7 @@ Words = Callable[[], Sequence[str]]
 
 
 class LLMDeployment:
-    """One that was applied. `model` is the name that clients ask the gateway for."""
+    """An applied LLMDeployment. `model` is the model name for requests to the gateway."""
 
     def __init__(self, kube: Kube, namespace: str, name: str, *, model: str, operator_log: Words) -> None:
         self.name, self.namespace, self.model = name, namespace, model
@@ -39,14 +40,14 @@ class LLMDeployment:
         return objects.conditions(self.body())
 
     def patch(self, **spec: Any) -> None:
-        """A merge patch of the spec; None removes a field."""
+        """Apply a merge patch to the spec; None removes a field."""
         self.kube.patch(self._path, {"spec": spec})
 
     def delete(self) -> None:
         self.kube.delete(self._path)
 
     def pods(self) -> list[Pod]:
-        """Oldest first, those that are ending too."""
+        """Return the pods, oldest first, including terminating ones."""
         path = namespaced(self.namespace, "pods")
         found = self.kube.items(path, selector=f"quire.dev/llmdeployment={self.name}")
         return [objects.pod(body) for body in sorted(found, key=lambda body: body["metadata"]["creationTimestamp"])]
@@ -55,14 +56,14 @@ class LLMDeployment:
         return [pod for pod in self.pods() if pod.is_serving]
 
     def events(self) -> list[Event]:
-        """Oldest first: about it, and about its pods and other children."""
+        """Return the events about the LLMDeployment, its pods and its other children, oldest first."""
         bodies = self.kube.items(namespaced(self.namespace, "events"))
         found = [objects.event(body) for body in bodies]
         mine = [event for event in found if event.name == self.name or event.name.startswith(f"{self.name}-")]
         return objects.in_order(mine)
 
     def wait_ready(self, *, replicas: int | None = None, seconds: float = READY_SECONDS) -> Condition:
-        """Until Ready is true of the spec as it is now, and so many replicas are."""
+        """Wait until the current spec is Ready with this number of replicas."""
         wanted = "Ready" if replicas is None else f"Ready with {replicas} replicas"
 
         def look() -> Condition | None:
@@ -77,7 +78,7 @@ class LLMDeployment:
     def wait_condition(
         self, type: str, status: str, *, reason: str | None = None, seconds: float = CONDITION_SECONDS
     ) -> Condition:
-        """Until the condition is so, of the spec as it is now."""
+        """Wait until the condition of the current spec has this status."""
 
         def look() -> Condition | None:
             body = self.body()
@@ -90,7 +91,7 @@ class LLMDeployment:
         return self.until(look, what=what, seconds=seconds)
 
     def until(self, look: Callable[[], T | None], *, what: str, seconds: float) -> T:
-        """As ``waiting.until``, with all that is known of this one where it does not come."""
+        """Wait like ``waiting.until``, with all known facts in the error."""
         about = f"LLMDeployment {self.namespace}/{self.name}: {what}"
         return until(look, what=about, seconds=seconds, explain=self.explain)
 
@@ -115,11 +116,11 @@ class Space:
         self.kube.create("/api/v1/namespaces", {"metadata": {"name": self.name, "labels": labels}})
 
     def delete(self) -> None:
-        """In the background."""
+        """Delete the namespace in the background."""
         self.kube.delete(f"/api/v1/namespaces/{self.name}")
 
     def apply(self, manifest: Mapping[str, Any]) -> LLMDeployment:
-        """Creates an LLMDeployment, or changes the one that is there; a servedName is seen to."""
+        """Create or change an LLMDeployment, with a unique servedName."""
         name, spec = manifest["metadata"]["name"], manifest["spec"]
         model = spec["model"].get("servedName", self.unique(name))
         body = merged(manifest, {"metadata": {"namespace": self.name}, "spec": {"model": {"servedName": model}}})
@@ -127,18 +128,18 @@ class Space:
         return self.llmdeployment(name, model=model)
 
     def llmdeployment(self, name: str, *, model: str | None = None) -> LLMDeployment:
-        """One that somebody else applied, such as `kubectl apply -f`; its model is called as it is unless told."""
+        """Return an LLMDeployment that was applied otherwise, for example by `kubectl apply -f`."""
         return LLMDeployment(self.kube, self.name, name, model=model or name, operator_log=self._operator_log)
 
     def unique(self, name: str) -> str:
-        """A served name that no other namespace uses: one gateway serves them all."""
+        """Return a served name that no other namespace uses, because one gateway serves all."""
         return f"{self.name}.{name}"
 
     def secret(self, name: str, content: Mapping[str, str]) -> None:
         self.kube.create(namespaced(self.name, "secrets"), {"metadata": {"name": name}, "stringData": dict(content)})
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """In this namespace."""
+        """Run kubectl in this namespace."""
         return self.kube.kubectl("--namespace", self.name, *arguments, stdin=stdin)
 
     def pods(self) -> list[Pod]:

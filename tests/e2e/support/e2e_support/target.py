@@ -1,7 +1,7 @@
-"""The cluster that scenarios run on: what it is, what it has, and the ways into it.
+"""The target cluster of the scenarios: its description, its capabilities and its addresses.
 
-Made by ``own`` (this machine's, whose Services are reached directly) or by ``theirs`` (that of KUBECONFIG, through
-`kubectl proxy`).
+``own`` creates it for this machine, whose Services are reachable directly. ``theirs`` creates it for KUBECONFIG,
+through `kubectl proxy`.
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,21 @@ class Target:
     kube: Kube
     helm_program: Path
     name: str
-    """For people."""
+    """The description for people."""
     machine: RealCluster | None
-    """Our own cluster, which may be hurt; None where it is somebody else's."""
+    """Our own cluster, in which faults may be injected, or None for a user's cluster."""
     capabilities: frozenset[Capability]
     engine_image: str
     chart_values: Mapping[str, Any]
-    """Where images and Prometheus are."""
+    """The locations of images and Prometheus."""
     proxy: str = ""
-    """Where `kubectl proxy` listens; empty where Services are reached directly."""
+    """The address of `kubectl proxy`, or an empty string if Services are reachable directly."""
 
     def nodes(self) -> list[Node]:
         return [objects.node(body) for body in self.kube.items("/api/v1/nodes")]
 
     def service_url(self, namespace: str, name: str, *, port: str = "http") -> str:
-        """Where the Service answers, from here."""
+        """Return the address of the Service as reached from here."""
         if self.proxy:
             return f"{self.proxy}{namespaced(namespace, 'services', name)}:{port}/proxy"
         spec = self.kube.get(namespaced(namespace, "services", name))["spec"]
@@ -45,7 +45,7 @@ class Target:
         return f"http://{spec['clusterIP']}:{number}"
 
     def pod_url(self, pod: Pod, port: int) -> str:
-        """Where one pod answers, from here; while the API server is away only on our own cluster."""
+        """Return the address of a pod as reached from here. Without the API server it works only on our own cluster."""
         if self.proxy:
             return f"{self.proxy}{namespaced(pod.namespace, 'pods', pod.name)}:{port}/proxy"
         return f"http://{pod.ip}:{port}"

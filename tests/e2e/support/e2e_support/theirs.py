@@ -1,4 +1,4 @@
-"""Somebody's own cluster, that of KUBECONFIG, as a target: with kubectl and helm from the PATH where they are there."""
+"""A user's cluster from KUBECONFIG as a target, with kubectl and helm from the PATH if available."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ def their_cluster(given: TheirCluster, progress: Progress) -> Iterator[Target]:
 
 @contextmanager
 def _proxy(kube: Kube, kubectl: Path) -> Iterator[str]:
-    """`kubectl proxy` on a free port; where it listens."""
+    """Start `kubectl proxy` on a free port and return its address."""
     command = [str(kubectl), "proxy", "--port=0"]
     with subprocess.Popen(command, env=kube.environment(), stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,6 +1,6 @@
-"""Waiting for what a cluster brings about in its own time, with a message that spares the reader a look at the cluster.
+"""Waiting for a state of the cluster, with a message that makes further diagnosis unnecessary.
 
-An API server that gives no answer for a while is part of what scenarios do: it is waited for like anything else.
+An API server that temporarily does not answer is a part of some scenarios and is waited for too.
 """
 
 import time
@@ -23,7 +23,7 @@ def until(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What `look` gives as soon as it is true. Raises ``NotInTime`` with what was seen last and what `explain` says."""
+    """Return the first true result of `look`. Raise ``NotInTime`` with the last result and the text of `explain`."""
     started = clock()
     while True:
         seen: object
@@ -39,7 +39,7 @@ def until(
 
 
 def _explained(explain: Callable[[], str]) -> str:
-    """Explaining asks the cluster as well, which may be away."""
+    """Return the explanation, even if the cluster does not answer."""
     try:
         return explain()
     except ApiError as error:
@@ -47,7 +47,7 @@ def _explained(explain: Callable[[], str]) -> str:
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """A stopwatch that counts seconds since its creation."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._started = clock, clock()

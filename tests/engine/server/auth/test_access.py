@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
+from quire_common.errors import KeyFileError
+from quire_common.key_file import parse_keys
 from quire_engine.config import AccessOptions
-from quire_engine.errors import Forbidden, KeyFileError, Unauthorized
+from quire_engine.errors import Forbidden, Unauthorized
 from quire_engine.server.auth.access import ANYBODY, Access
-from quire_engine.server.auth.keys import parse_keys
 
 SECRET = hashlib.sha256(b"secret-key-1")
 
@@ -94,8 +95,8 @@ def test_keys_have_names_and_may_be_hashes() -> None:
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ("", "holds no key"),
-        ("# nothing\n", "holds no key"),
+        ("", "contains no key"),
+        ("# nothing\n", "contains no key"),
         ("short", "line 1"),
         ("good-key-1\nbad key with spaces\n", "line 2"),
     ],

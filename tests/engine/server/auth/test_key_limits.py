@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from quire_common.errors import KeyFileError
+from quire_common.key_file import UNLIMITED, KeyLimits, parse_keys
 from quire_engine.config import AccessOptions
-from quire_engine.errors import InvalidRequest, KeyFileError, Overloaded, Unavailable
+from quire_engine.errors import InvalidRequest, Overloaded, Unavailable
 from quire_engine.server.auth.access import Access
 from quire_engine.server.auth.allowance import Allowance
-from quire_engine.server.auth.keys import parse_keys
-from quire_engine.server.auth.rate_limits import UNLIMITED, Bucket, Limits, missing, refilled, taken, written_duration
+from quire_engine.server.auth.rate_limits import Bucket, missing, refilled, taken, written_duration
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
@@ -41,16 +42,16 @@ DIGEST = hashlib.sha256(b"plain-key-1").hexdigest()
         ("team-a:plain-key-1", "team-a", UNLIMITED),
         (f"team-a:sha256:{DIGEST}", "team-a", UNLIMITED),
         ("name=team-a plain-key-1", "team-a", UNLIMITED),
-        (f"max_concurrent=3 sha256:{DIGEST}", None, Limits(max_concurrent=3)),
-        ("requests_per_minute=6 team-a:plain-key-1", "team-a", Limits(requests_per_minute=6)),
+        (f"max_concurrent=3 sha256:{DIGEST}", None, KeyLimits(max_concurrent=3)),
+        ("requests_per_minute=6 team-a:plain-key-1", "team-a", KeyLimits(requests_per_minute=6)),
         (
             f"name=team-a requests_per_minute=600   tokens_per_minute=200000\tmax_concurrent=32 sha256:{DIGEST}",
             "team-a",
-            Limits(requests_per_minute=600, tokens_per_minute=200000, max_concurrent=32),
+            KeyLimits(requests_per_minute=600, tokens_per_minute=200000, max_concurrent=32),
         ),
     ],
 )
-def test_a_line_names_a_key_and_its_limits(line: str, name: str | None, limits: Limits) -> None:
+def test_a_line_names_a_key_and_its_limits(line: str, name: str | None, limits: KeyLimits) -> None:
     (key,) = parse_keys(line, "keys")
     assert (key.name, key.digest.hex(), key.limits) == (name, DIGEST, limits)
 
@@ -58,16 +59,19 @@ def test_a_line_names_a_key_and_its_limits(line: str, name: str | None, limits: 
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ("name=team-a requests_per_minute=600", "line 1: the key itself is missing"),
-        ("name=team-a", "the key itself is missing"),
+        ("name=team-a requests_per_minute=600", "line 1: the key is missing"),
+        ("name=team-a", "the key is missing"),
         ("requests_per_minute=0 plain-key-1", "requests_per_minute must be a whole number of at least 1"),
         ("requests_per_minute=many plain-key-1", "requests_per_minute must be a whole number"),
-        ("requests_per_hour=5 plain-key-1", "line 1: needed is KEY or sha256:HEX"),
-        ("tenant=plain-key-1", "line 1: what may stand before a key is name=, "),
-        ("name=a name=b plain-key-1", "name is said twice"),
-        ("name=a b:plain-key-1", "the name is said twice"),
-        ("name=ä plain-key-1", "a name is 1 to 64 letters"),
-        ("a:plain-key-1\n\nmax_concurrent=2 a:other-key-1", "lines 1 and 3: keys of one name share their limits"),
+        ("requests_per_hour=5 plain-key-1", "line 1: expected KEY"),
+        ("tenant=plain-key-1", "line 1: expected KEY"),
+        ("name=a name=b plain-key-1", "name is set twice"),
+        ("name=a b:plain-key-1", "the name is set twice"),
+        ("name=ä plain-key-1", "a name of 1 to 64 letters"),
+        (
+            "a:plain-key-1\n\nmax_concurrent=2 a:other-key-1",
+            "lines 1 and 3: keys of one name",
+        ),
     ],
 )
 def test_a_wrong_line_is_explained_without_showing_the_key(content: str, part: str) -> None:
@@ -78,7 +82,7 @@ def test_a_wrong_line_is_explained_without_showing_the_key(content: str, part: s
 
 def test_only_keys_of_clients_have_limits(tmp_path: Path) -> None:
     (tmp_path / "admin").write_text("max_concurrent=2 admin-key-1")
-    with pytest.raises(KeyFileError, match="limits are for the keys of --api-key-file"):
+    with pytest.raises(KeyFileError, match="only the keys of --api-key-file can have limits"):
         Access(AccessOptions(admin_key_file=tmp_path / "admin"), Clock())
 
 
@@ -140,7 +144,7 @@ def refused(take: Callable[[], None]) -> int:
 
 def test_requests_are_limited_and_told_when_to_come_back() -> None:
     clock = Clock()
-    allowance = Allowance("a", Limits(requests_per_minute=6), clock)
+    allowance = Allowance("a", KeyLimits(requests_per_minute=6), clock)
     for _ in range(6):
         allowance.take_request()
     assert refused(allowance.take_request) == 10
@@ -152,7 +156,7 @@ def test_requests_are_limited_and_told_when_to_come_back() -> None:
 
 def test_drawn_tokens_leave_a_debt_that_later_requests_wait_for() -> None:
     clock = Clock()
-    allowance = Allowance("a", Limits(tokens_per_minute=60), clock)
+    allowance = Allowance("a", KeyLimits(tokens_per_minute=60), clock)
     allowance.take_work(1, 50)
     allowance.use_tokens(40)
     assert refused(lambda: allowance.take_work(1, 10)) == 40  # 30 of debt and 10 to take, at one a second
@@ -161,7 +165,7 @@ def test_drawn_tokens_leave_a_debt_that_later_requests_wait_for() -> None:
 
 
 def test_places_are_taken_and_given_back() -> None:
-    allowance = Allowance("a", Limits(max_concurrent=3), Clock())
+    allowance = Allowance("a", KeyLimits(max_concurrent=3), Clock())
     allowance.take_work(2, 5)
     refused(lambda: allowance.take_work(2, 5))
     allowance.leave(1)
@@ -171,7 +175,7 @@ def test_places_are_taken_and_given_back() -> None:
 
 
 def test_a_refused_request_costs_nothing() -> None:
-    allowance = Allowance("a", Limits(tokens_per_minute=60, max_concurrent=1), Clock())
+    allowance = Allowance("a", KeyLimits(tokens_per_minute=60, max_concurrent=1), Clock())
     allowance.take_work(1, 30)
     refused(lambda: allowance.take_work(1, 30))
     allowance.leave(1)

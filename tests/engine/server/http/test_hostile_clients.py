@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from quire_engine import logs
+from quire_common.logs import log_handler
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden
 from quire_engine.server.auth.access import ANYBODY, Access
@@ -35,7 +35,7 @@ async def test_nothing_a_client_sends_begins_a_line_of_the_log(
     records = [record for record in caplog.records if forged in record.getMessage()]
     assert len(records) == 2
     for record in records:
-        line = logs.formatter(format).format(record)
+        line = log_handler(format).format(record)
         assert len(line.splitlines()) == 1 and forged in line
         assert not {"\r", "\x1b", "\x85", "\u2028"} & set(line)
 

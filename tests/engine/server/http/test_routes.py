@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire_engine import logs
+from quire_common.logs import log_handler, request_id
 from quire_engine.config import AccessOptions
 from quire_engine.cpu.limits import CpuLimits, LeftOut
 
@@ -217,13 +217,13 @@ async def test_a_line_is_logged_per_request_without_what_was_said(
 
 def test_log_lines_carry_the_requests_id() -> None:
     record = logging.LogRecord("quire_engine.x", logging.WARNING, "file", 1, "queue of %d is full", (3,), None)
-    token = logs.request_id.set("q7")
+    token = request_id.set("q7")
     try:
-        entry = json.loads(logs.formatter("json").format(record))
+        entry = json.loads(log_handler("json").format(record))
         assert (entry["message"], entry["level"], entry["request_id"]) == ("queue of 3 is full", "warning", "q7")
-        assert logs.formatter("text").format(record).endswith("warning queue of 3 is full [q7]")
+        assert log_handler("text").format(record).endswith("warning queue of 3 is full [q7]")
     finally:
-        logs.request_id.reset(token)
+        request_id.reset(token)
 
 
 async def raw(address: str, *parts: bytes) -> bytes:

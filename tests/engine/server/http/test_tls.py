@@ -18,10 +18,9 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_engine.config import TlsOptions
-from quire_engine.errors import TlsError
-from quire_engine.server.http.certificate import not_after
-from quire_engine.server.http.tls import Tls
+from quire_common.certificate import not_after
+from quire_common.errors import TlsError
+from quire_common.tls import ReloadingTls, TlsFiles
 
 Serving = Callable[..., Any]
 END = datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)
@@ -41,13 +40,13 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def issue(authority: trustme.CA, folder: Path, end: datetime = END) -> TlsOptions:
+def issue(authority: trustme.CA, folder: Path, end: datetime = END) -> TlsFiles:
     """A certificate for this machine, as cert-manager leaves it in a Secret."""
     leaf = authority.issue_cert("127.0.0.1", "localhost", not_after=end)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
     (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
-    return TlsOptions(certfile=folder / "tls.crt", keyfile=folder / "tls.key")
+    return TlsFiles(certfile=folder / "tls.crt", keyfile=folder / "tls.key")
 
 
 def encrypted(key: Path, password: bytes) -> bytes:
@@ -73,7 +72,7 @@ def trusting(authority: trustme.CA, identity: Path | None = None) -> ssl.SSLCont
 @pytest.mark.parametrize("end", [END, LATER])
 def test_the_end_of_a_certificate_is_read(authority: trustme.CA, tmp_path: Path, end: datetime) -> None:
     options = issue(authority, tmp_path, end)
-    assert Tls(options, Clock()).certificate_expiry() == end.timestamp()
+    assert ReloadingTls(options, Clock()).certificate_expiry() == end.timestamp()
     certificate = x509.load_pem_x509_certificate(options.certfile.read_bytes())
     assert not_after(certificate.public_bytes(serialization.Encoding.DER)) == certificate.not_valid_after_utc
 
@@ -96,10 +95,10 @@ def test_a_pair_in_one_file_and_an_encrypted_key_are_read(authority: trustme.CA,
     assert options.keyfile is not None
     both = tmp_path / "both.pem"
     both.write_bytes(options.certfile.read_bytes() + options.keyfile.read_bytes())
-    Tls(TlsOptions(certfile=both), Clock())
+    ReloadingTls(TlsFiles(certfile=both), Clock())
     options.keyfile.write_bytes(encrypted(options.keyfile, b"open sesame"))
     (tmp_path / "password").write_text("open sesame\n")
-    Tls(TlsOptions(certfile=both, keyfile=options.keyfile, keyfile_password_file=tmp_path / "password"), Clock())
+    ReloadingTls(TlsFiles(certfile=both, keyfile=options.keyfile, keyfile_password_file=tmp_path / "password"), Clock())
 
 
 @pytest.mark.parametrize(
@@ -107,12 +106,12 @@ def test_a_pair_in_one_file_and_an_encrypted_key_are_read(authority: trustme.CA,
     [
         (lambda folder: (folder / "tls.crt").unlink(), "--ssl-certfile .* cannot be read: No such file"),
         (lambda folder: (folder / "tls.key").unlink(), "--ssl-keyfile .* cannot be read: No such file"),
-        (lambda folder: (folder / "tls.crt").write_text("no"), "do not hold a certificate and its private key"),
-        (lambda folder: (folder / "tls.key").write_text("no"), "do not hold a certificate and its private key"),
+        (lambda folder: (folder / "tls.crt").write_text("no"), "do not contain a certificate and its private key"),
+        (lambda folder: (folder / "tls.key").write_text("no"), "do not contain a certificate and its private key"),
         (lambda folder: (folder / "tls.key").write_bytes(b"\xff"), "cannot be read: it is not text"),
         (
             lambda folder: (folder / "tls.key").write_bytes(encrypted(folder / "tls.key", b"open sesame")),
-            "is encrypted; its password goes into --ssl-keyfile-password-file",
+            "is encrypted: decrypt it, or set --ssl-keyfile-password-file",
         ),
         (
             lambda folder: (folder / "tls.key").write_bytes(trustme.CA().issue_cert("a").private_key_pem.bytes()),
@@ -126,7 +125,7 @@ def test_files_that_cannot_be_used_stop_the_start(
     options = issue(authority, tmp_path)
     spoil(tmp_path)
     with pytest.raises(TlsError, match=part) as caught:
-        Tls(options, Clock())
+        ReloadingTls(options, Clock())
     assert caught.value.exit_code == 2
 
 
@@ -134,12 +133,12 @@ def test_a_wrong_password_and_wrong_authorities_stop_the_start(authority: trustm
     options = issue(authority, tmp_path)
     assert options.keyfile is not None
     (tmp_path / "wrong").write_text("wrong")
-    with pytest.raises(TlsError, match="holds no certificates in PEM"):
-        Tls(TlsOptions(certfile=options.certfile, keyfile=options.keyfile, ca_certs=tmp_path / "wrong"), Clock())
+    with pytest.raises(TlsError, match="contains no certificates in PEM"):
+        ReloadingTls(TlsFiles(certfile=options.certfile, keyfile=options.keyfile, ca_certs=tmp_path / "wrong"), Clock())
     options.keyfile.write_bytes(encrypted(options.keyfile, b"open sesame"))
     with pytest.raises(TlsError, match="the password in .* does not open the private key"):
-        Tls(
-            TlsOptions(certfile=options.certfile, keyfile=options.keyfile, keyfile_password_file=tmp_path / "wrong"),
+        ReloadingTls(
+            TlsFiles(certfile=options.certfile, keyfile=options.keyfile, keyfile_password_file=tmp_path / "wrong"),
             Clock(),
         )
 
@@ -161,7 +160,7 @@ async def test_a_rotation_reaches_new_connections_and_drops_none(
     issue(first, tmp_path / "1"), issue(second, tmp_path / "2", LATER)
     mounted = tmp_path / "..data"
     mounted.symlink_to(tmp_path / "1")
-    tls = Tls(TlsOptions(certfile=mounted / "tls.crt", keyfile=mounted / "tls.key"), clock)
+    tls = ReloadingTls(TlsFiles(certfile=mounted / "tls.crt", keyfile=mounted / "tls.key"), clock)
     async with (
         serving("ok", tls=tls) as server,
         httpx.AsyncClient(base_url=server.address, verify=trusting(first)) as old,
@@ -183,7 +182,7 @@ async def test_a_rotation_reaches_new_connections_and_drops_none(
         clock.now = 4.0
         async with httpx.AsyncClient(base_url=server.address, verify=trusting(second)) as later:
             assert (await later.get("/readyz")).status_code == 200
-        assert "the certificate stays as it was" in caplog.text
+        assert "keeping the previous certificate" in caplog.text
 
 
 async def test_clients_without_a_certificate_reach_the_probes_only(
@@ -193,8 +192,8 @@ async def test_clients_without_a_certificate_reach_the_probes_only(
     clients, strangers = trustme.CA(), trustme.CA()
     clients.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
     issue(clients, tmp_path / "client"), issue(strangers, tmp_path / "stranger")
-    tls = Tls(
-        TlsOptions(certfile=options.certfile, keyfile=options.keyfile, ca_certs=tmp_path / "clients.pem"), Clock()
+    tls = ReloadingTls(
+        TlsFiles(certfile=options.certfile, keyfile=options.keyfile, ca_certs=tmp_path / "clients.pem"), Clock()
     )
     async with serving("ok", tls=tls) as server:
 
@@ -212,7 +211,7 @@ async def test_clients_without_a_certificate_reach_the_probes_only(
 async def test_what_is_no_tls_ends_that_connection_only(
     serving: Serving, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    tls = Tls(issue(authority, tmp_path), Clock())
+    tls = ReloadingTls(issue(authority, tmp_path), Clock())
     async with serving("ok", tls=tls) as server:
         host, _, port = server.address.removeprefix("https://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -232,7 +231,7 @@ async def test_a_client_of_a_removed_authority_cannot_resume_its_session(
     issue(before, tmp_path / "client")
     trusted = tmp_path / "clients.pem"
     before.cert_pem.write_to_path(str(trusted))
-    tls = Tls(TlsOptions(certfile=options.certfile, keyfile=options.keyfile, ca_certs=trusted), clock)
+    tls = ReloadingTls(TlsFiles(certfile=options.certfile, keyfile=options.keyfile, ca_certs=trusted), clock)
     context = trusting(authority, tmp_path / "client")
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     async with serving("ok", tls=tls) as server:
@@ -261,7 +260,7 @@ def test_files_that_vanish_while_they_are_read_again_end_nothing(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     options, clock = issue(authority, tmp_path), Clock()
-    tls = Tls(options, clock)
+    tls = ReloadingTls(options, clock)
     before = tls.certificate_expiry()
     issue(authority, tmp_path, LATER)
     clock.now = 2.0
@@ -270,4 +269,4 @@ def test_files_that_vanish_while_they_are_read_again_end_nothing(
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", vanished)
-    assert tls.certificate_expiry() == before and "the certificate stays as it was" in caplog.text
+    assert tls.certificate_expiry() == before and "keeping the previous certificate" in caplog.text

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from quire_engine import logs
+from quire_common.logs import log_handler
 from quire_engine.errors import Unavailable
 from quire_engine.server.observability.otlp import OtlpTracing, with_path
 from quire_engine.server.observability.tracing import TraceContext, read_context
@@ -79,7 +79,7 @@ async def test_without_a_collector_the_trace_is_passed_on_and_logged(
 ) -> None:
     lines: list[str] = []
     json_lines = logging.Handler()
-    json_lines.emit = lambda record: lines.append(logs.formatter("json").format(record))  # type: ignore[method-assign]
+    json_lines.emit = lambda record: lines.append(log_handler("json").format(record))  # type: ignore[method-assign]
     logger = logging.getLogger("quire_engine.server.http.edge")
     logger.addHandler(json_lines)
     try:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
+from quire_common.key_file import UNLIMITED, Key, KeyFile, bearer_token
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, Unauthorized
 from quire_engine.server.auth.allowance import Allowance
-from quire_engine.server.auth.keys import Key, KeyFile
-from quire_engine.server.auth.rate_limits import UNLIMITED
 from quire_engine.server.observability.tracing import Span
 
 PROBES = frozenset({"/livez", "/readyz"})
@@ -98,12 +97,12 @@ def _caller(keys: KeyFile | None, headers: Headers) -> Caller:
 
 
 def _matching(keys: KeyFile, headers: Headers) -> Key:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthorized("send your API key in the header: Authorization: Bearer KEY", code="missing_api_key")
-    key = keys.find(token.strip())
+    token = bearer_token(headers.get("authorization", ""))
+    if token is None:
+        raise Unauthorized("send an API key in the header Authorization: Bearer KEY", code="missing_api_key")
+    key = keys.find(token)
     if key is None:
-        raise Unauthorized("this API key is not known here")
+        raise Unauthorized("this API key is unknown")
     return key
 
 

@@ -6,10 +6,10 @@ A tenant is the name of a key; keys of one name share one allowance. Limits may 
 import math
 from collections.abc import Callable
 
+from quire_common.key_file import KeyLimits
 from quire_engine.errors import InvalidRequest, Overloaded
 from quire_engine.server.auth.rate_limits import (
     Bucket,
-    Limits,
     missing,
     refilled,
     seconds_to_gain,
@@ -24,7 +24,7 @@ _PLACE_RETRY_SECONDS = 2
 class Allowance:
     """One tenant's. Used from the event loop only."""
 
-    def __init__(self, tenant: str, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(self, tenant: str, limits: KeyLimits, now: Callable[[], float]) -> None:
         self._tenant = tenant
         self._now = now
         self.limits = limits

@@ -8,20 +8,6 @@ import math
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """None where there is none."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    """Prompt tokens and drawn ones together."""
-    max_concurrent: int | None = None
-    """Sequences (prompts times n) under way at once."""
-
-
-UNLIMITED = Limits()
-
-
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """What was left at that time. Below zero it is in debt: what is drawn is known only afterwards."""

@@ -14,7 +14,8 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire_engine import logs
+from quire_common.logs import request_id as current_request_id
+from quire_common.logs import trace_id as current_trace_id
 from quire_engine.errors import RequestError
 from quire_engine.server.auth.access import ANYBODY, Access, Caller
 from quire_engine.server.http.problems import error_response, shortened
@@ -58,7 +59,7 @@ class Edge:
         parent = read_context(_joined(headers, "traceparent"), _joined(headers, "tracestate"))
         span = self._begin_span(scope, request_id, parent)
         trace = parent if span is None else span.context
-        tokens = logs.request_id.set(request_id), logs.trace_id.set(trace.trace_id if trace else None)
+        tokens = current_request_id.set(request_id), current_trace_id.set(trace.trace_id if trace else None)
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
         answer = _Answer(self, send, headers, _told(request_id, trace))
@@ -80,8 +81,8 @@ class Edge:
                 seconds = time.monotonic() - began
                 path = shortened(scope["path"], _LOGGED_CHARACTERS)
                 _log.info("%s %s %s %.3f s", scope["method"], path, answer.status or "closed", seconds)
-            logs.request_id.reset(tokens[0])
-            logs.trace_id.reset(tokens[1])
+            current_request_id.reset(tokens[0])
+            current_trace_id.reset(tokens[1])
 
     def _begin_span(self, scope: Scope, request_id: str, parent: TraceContext | None) -> Span | None:
         method, path = scope["method"], scope["path"]

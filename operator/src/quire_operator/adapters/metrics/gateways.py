@@ -8,8 +8,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from quire_common.contract.gateway import REQUESTS_PATH
 from quire_operator.adapters.metrics.pages import NoPage, Pages
-from quire_operator.domain.autoscaling.gateway_contract import REQUESTS_PATH, GatewayRequests, read_requests, summed
+from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests, read_requests, summed
 
 Read = Callable[[str], Awaitable[bytes]]
 

@@ -6,6 +6,7 @@ Last station of ``autoscaler.decide``. Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire_common.quantities import format_duration
 from quire_operator.domain.autoscaling.demand import Term
 from quire_operator.domain.autoscaling.history import Move, Need
 from quire_operator.domain.autoscaling.limits import (
@@ -19,7 +20,6 @@ from quire_operator.domain.autoscaling.limits import (
 )
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS, Supply
-from quire_operator.domain.resource.quantities import format_duration
 from quire_operator.domain.resource.scaling import Autoscaling
 
 

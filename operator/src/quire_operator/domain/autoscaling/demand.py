@@ -7,6 +7,7 @@ Pure, and monotone: more waiting, running, queued, held or arriving never lowers
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from quire_common.quantities import format_duration
 from quire_operator.domain.autoscaling.history import Flow
 from quire_operator.domain.autoscaling.observation import ReplicaSample
 from quire_operator.domain.autoscaling.ramp import RampEstimator
@@ -15,7 +16,6 @@ from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.ttft_correction import TtftCorrection
 from quire_operator.domain.autoscaling.tuning import Tuning
 from quire_operator.domain.autoscaling.variance import Variance
-from quire_operator.domain.resource.quantities import format_duration
 from quire_operator.domain.resource.scaling import LatencyTarget, ScalingTargets
 
 _FULL = 0.8

@@ -1,30 +1,29 @@
-"""The engine's metrics as the autoscaler reads them: which names, and how they become a ``ReplicaSample``.
+"""The engine's metrics as the autoscaler reads them: the series it needs, and how they become a ``ReplicaSample``.
 
-Between the adapters, which fetch series (from the replica itself or from Prometheus), and ``observation``. The names
-are vLLM's where vLLM has one, else ``quire_``; tests/contract holds them to what the engine serves. Pure.
+Between the adapters, which fetch series (from the replica itself or from Prometheus), and ``observation``. Pure.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from quire_common.contract.engine import (
+    ARRIVED_REQUESTS,
+    CACHE_CONFIG,
+    CACHE_HITS,
+    FINISHED,
+    FIRST_TOKEN_WAIT_BUCKET,
+    GENERATION_TOKENS,
+    KV_USAGE,
+    PROMPT_TOKENS,
+    QUEUED_TOKENS,
+    RUNNING,
+    STEP_SECONDS,
+    STEPS,
+    UNCACHED_PROMPT_TOKENS,
+    WAITING,
+)
 from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
-
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
-KV_USAGE = "vllm:kv_cache_usage_perc"
-CACHE_CONFIG = "vllm:cache_config_info"
-PROMPT_TOKENS = "vllm:prompt_tokens_total"
-GENERATION_TOKENS = "vllm:generation_tokens_total"
-CACHE_HITS = "vllm:prefix_cache_hits_total"
-FINISHED = "vllm:request_success_total"
-STEPS = "quire_steps_total"
-QUEUED_TOKENS = "quire_queued_tokens"
-ARRIVED_REQUESTS = "quire_arrived_requests_total"
-ARRIVED_PROMPT_TOKENS = "quire_uncached_prompt_tokens_total"
-STEP_SECONDS = "quire_step_seconds_total"
-FIRST_TOKEN_WAIT = "quire_first_token_wait_seconds"
-FIRST_TOKEN_WAIT_BUCKET = f"{FIRST_TOKEN_WAIT}_bucket"
 
 NAMES = frozenset(
     {
@@ -39,7 +38,7 @@ NAMES = frozenset(
         STEPS,
         QUEUED_TOKENS,
         ARRIVED_REQUESTS,
-        ARRIVED_PROMPT_TOKENS,
+        UNCACHED_PROMPT_TOKENS,
         STEP_SECONDS,
         FIRST_TOKEN_WAIT_BUCKET,
     }
@@ -82,7 +81,7 @@ def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
         kv_tokens_used=sums[KV_USAGE] * kv_tokens,
         kv_tokens_capacity=kv_tokens,
         arrived_requests=sums.get(ARRIVED_REQUESTS),
-        arrived_prompt_tokens=sums.get(ARRIVED_PROMPT_TOKENS),
+        arrived_prompt_tokens=sums.get(UNCACHED_PROMPT_TOKENS),
         prompt_tokens=sums.get(PROMPT_TOKENS, 0.0),
         cached_prompt_tokens=sums.get(CACHE_HITS, 0.0),
         generation_tokens=sums.get(GENERATION_TOKENS, 0.0),

@@ -1,15 +1,9 @@
-"""What the operator's distribution and the gateway have agreed on. Held to the real gateway by tests/contract."""
+"""The gateway's request counts and its command line in local mode; tests/contract compares them with the gateway."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-
-GATEWAY_COMMAND = "quire-gateway"
-LIVE_PATH = "/livez"
-"""200 while it runs, whether it knows a replica or not."""
-REQUESTS_PATH = "/requests"
-"""How many requests it has of each model; needs no key."""
 
 
 class _Counts(msgspec.Struct, frozen=True, rename="camel"):

@@ -8,9 +8,9 @@ cache with the rest. How that is divided among layers with and without a sliding
 from dataclasses import dataclass
 from typing import Literal
 
+from quire_common.kv_size import CacheLimits, kv_bytes_per_token
 from quire_operator.domain.capacity.kv_groups import (
     KVGroup,
-    Limits,
     group_layers,
     most_bytes,
     sequence_bytes,
@@ -93,14 +93,6 @@ class TooSmall:
     """What fits as it is; 0 where nothing does."""
 
 
-def kv_bytes_per_token(*, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
-    """Bytes one token takes in the KV cache: a key and a value per layer and KV head.
-
-    The engine has the same formula in ``core/kv_layout``; tests/contract holds the two equal.
-    """
-    return 2 * layers * kv_heads * head_dim * dtype_bytes
-
-
 def compute_dtype(
     asked: DType, stored: DTypeName | None, *, device: Device, cpu_multiplies_bfloat16: bool
 ) -> DTypeName:
@@ -154,9 +146,9 @@ def _int8_bytes(config: ModelConfig, parameters: int, width: int) -> int:
     return table * width + multiplied * _INT8_BYTES
 
 
-def limits(spec: Spec, config: ModelConfig) -> Limits:
+def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
     """What the spec asks, with the model's own length where it names none."""
-    return Limits(
+    return CacheLimits(
         sequence_tokens=spec.engine.max_model_length or config.max_positions or 2048,
         max_sequences=spec.engine.max_sequences,
         max_batched_tokens=spec.engine.max_batched_tokens,
@@ -166,7 +158,7 @@ def limits(spec: Spec, config: ModelConfig) -> Limits:
 
 def measure(
     spec: Spec, facts: ModelFacts, *, device: Device, cpu_multiplies_bfloat16: bool
-) -> tuple[Footprint, Limits]:
+) -> tuple[Footprint, CacheLimits]:
     """What one replica needs, and what the spec asks."""
     dtype = compute_dtype(
         spec.engine.dtype, facts.config.dtype, device=device, cpu_multiplies_bfloat16=cpu_multiplies_bfloat16
@@ -175,7 +167,7 @@ def measure(
     return needs, limits(spec, facts.config)
 
 
-def fit(spec: Spec, needs: Footprint, asked: Limits, *, memory_bytes: int) -> Fits | TooSmall:
+def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) -> Fits | TooSmall:
     """What one replica can hold in ``memory_bytes``."""
     base = needs.base_bytes
     one_sequence = sequence_bytes(needs.kv_groups, asked)
@@ -198,6 +190,6 @@ def fit(spec: Spec, needs: Footprint, asked: Limits, *, memory_bytes: int) -> Fi
     return Fits(kv_cache_bytes=available, kv_tokens=held.tokens, sequences=held.sequences)
 
 
-def useful_kv_cache_bytes(fits: Fits, needs: Footprint, asked: Limits) -> int:
+def useful_kv_cache_bytes(fits: Fits, needs: Footprint, asked: CacheLimits) -> int:
     """The cache to really allocate: never more than all sequences together could fill."""
     return min(fits.kv_cache_bytes, most_bytes(needs.kv_groups, asked))

@@ -1,12 +1,13 @@
 """What a person can change so that a model fits: for ``quire plan``, ``quire up`` and the operator's check. Pure."""
 
+from quire_common.kv_size import CacheLimits
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity.fit import Footprint, TooSmall
-from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.resource import KVCacheSize, Spec
-from quire_operator.domain.resource.quantities import format_bytes
 
 
-def remedies(spec: Spec, needs: Footprint, limits: Limits, small: TooSmall, *, shared: bool) -> list[str]:
+def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall, *, shared: bool) -> list[str]:
     """Each by itself. ``shared``: all replicas live in the same memory."""
     advice: list[str] = []
     one_sequence = sequence_bytes(needs.kv_groups, limits)

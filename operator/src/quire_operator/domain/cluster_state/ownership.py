@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from quire_operator.domain.resource.names import ENGINE_ENVIRONMENT_PREFIX, FIELD_MANAGER
+from quire_common.contract.engine import ENVIRONMENT_PREFIX
+from quire_operator.domain.resource.names import FIELD_MANAGER
 
 Path = tuple[str, ...]
 Tree = Mapping[str, "Tree"]
@@ -37,7 +38,7 @@ _CONTRACT: tuple[Path, ...] = (
     ("f:containers", _ENGINE, "f:startupProbe"),
 )
 _ENGINE_SETTINGS = ("f:containers", _ENGINE, "f:env")
-_ENGINE_SETTING = f'k:{{"name":"{ENGINE_ENVIRONMENT_PREFIX}'
+_ENGINE_SETTING = f'k:{{"name":"{ENVIRONMENT_PREFIX}'
 _CONTAINER_LISTS = ("f:containers", "f:initContainers", "f:ephemeralContainers")
 # Many write here side by side, so their entries are told apart even where none is ours.
 _MAPS_OF_STRANGERS = ("f:metadata", "f:annotations", "f:labels")

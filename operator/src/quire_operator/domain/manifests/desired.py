@@ -10,8 +10,8 @@ from hashlib import blake2b
 from json import dumps
 from math import ceil
 
+from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.domain.manifests import engine_contract as engine
 from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy

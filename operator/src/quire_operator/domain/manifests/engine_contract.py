@@ -1,23 +1,10 @@
-"""What the operator and the engine have agreed on: addresses, probe paths, command line, exit code.
+"""The engine's command line and termination, as ``desired`` (pods) and ``quire up`` (local processes) use them.
 
-The two distributions don't import each other; tests/contract holds this file to what the engine really serves. Metrics
-are in ``engine_metrics``. Used by ``desired`` (pods) and by ``local.up`` (replicas on this machine).
+Constants are ``quire_common.contract.engine``; tests/contract compares the arguments with the engine's own parser.
 """
 
+from quire_common.contract.engine import HTTP_PORT
 from quire_operator.domain.resource import KVCacheShare, KVCacheSize, PrefixCaching, Spec
-
-ENGINE_COMMAND = "quire-engine"
-FETCH_COMMAND = "quire-fetch"
-"""Downloads models; part of the engine's distribution and image."""
-HTTP_PORT = 8000
-HTTP_PORT_NAME = "http"
-READY_PATH = "/readyz"
-"""200 once a token was produced and while requests are taken; 503 while loading and draining."""
-LIVE_PATH = "/livez"
-METRICS_PATH = "/metrics"
-
-CONFIG_ERROR_EXIT_CODE = 2
-"""The engine's exit code for what no restart mends: a wrong flag, a model that can't be served."""
 
 _SIGKILL_MARGIN_SECONDS = 10.0
 

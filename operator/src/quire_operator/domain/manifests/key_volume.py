@@ -6,7 +6,7 @@ environment: for that the kubelet says CreateContainerConfigError in the pod's s
 ends at once; what it was given is in no container that stays. The engine reads the file, and again when it changes.
 """
 
-from quire_operator.domain.manifests.engine_contract import ENGINE_COMMAND
+from quire_common.contract.engine import ENGINE_COMMAND
 
 JSON = dict[str, object]
 

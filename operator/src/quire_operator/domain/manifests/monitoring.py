@@ -6,12 +6,11 @@ are asked for here are the engine's own (``engine_metrics``); tests/contract tri
 
 from collections.abc import Mapping
 
-from quire_operator.domain.autoscaling import engine_metrics as metrics
-from quire_operator.domain.manifests import engine_contract as engine
+from quire_common.contract import engine
+from quire_common.quantities import format_duration
 from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.resource import Autoscaling, LatencyTarget, Spec
 from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
-from quire_operator.domain.resource.quantities import format_duration
 
 JSON = dict[str, object]
 
@@ -55,7 +54,7 @@ def _rule(spec: Spec, options: Monitoring, rule: JSON) -> JSON:
 
 
 def _first_token_high(spec: Spec, target: LatencyTarget) -> JSON:
-    buckets = f"{metrics.FIRST_TOKEN_WAIT_BUCKET}{_series(spec)}"
+    buckets = f"{engine.FIRST_TOKEN_WAIT_BUCKET}{_series(spec)}"
     quantile = f"histogram_quantile({target.percentile / 100:g}, sum by (le) (rate({buckets}[{_RATE}])))"
     threshold = format_duration(target.threshold_seconds)
     return {
@@ -76,8 +75,8 @@ def _first_token_high(spec: Spec, target: LatencyTarget) -> JSON:
 def _at_max_replicas(spec: Spec, autoscaling: Autoscaling) -> JSON:
     series, most = _series(spec), autoscaling.max_replicas
     # By pod first: a replica that is scraped twice is still one.
-    replicas = f"count(count by (pod) ({metrics.RUNNING}{series}))"
-    waiting = f"sum(max by (pod) (min_over_time({metrics.WAITING}{series}[{_UNBROKEN}])))"
+    replicas = f"count(count by (pod) ({engine.RUNNING}{series}))"
+    waiting = f"sum(max by (pod) (min_over_time({engine.WAITING}{series}[{_UNBROKEN}])))"
     return {
         "alert": "QuireAtMaxReplicas",
         "expr": f"{waiting} > 0 and {replicas} >= {most}",

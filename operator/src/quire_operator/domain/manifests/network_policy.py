@@ -7,7 +7,7 @@ namespace can let others in, by the label quire.dev/llmdeployment.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from quire_operator.domain.manifests import engine_contract as engine
+from quire_common.contract import engine
 from quire_operator.domain.resource.fields import Problem, shown
 
 JSON = Mapping[str, object]

@@ -6,10 +6,10 @@ Called by ``pod_template`` with the pod before and after the merge; what keeps p
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from quire_operator.domain.manifests import engine_contract
+from quire_common.contract import engine
+from quire_common.contract.engine import ENVIRONMENT_PREFIX
 from quire_operator.domain.manifests.pod_security import loosened_container, loosened_own_container, loosened_pod
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.names import ENGINE_ENVIRONMENT_PREFIX
 
 JSON = Mapping[str, object]
 
@@ -95,10 +95,10 @@ def _container_problems(before: Mapping[str, JSON], after: Mapping[str, JSON], f
 def _port_problems(container: JSON, where: str) -> Iterator[Problem]:
     """All containers of a pod share its ports, and a Service finds its by name, wherever it stands first."""
     for port in _items(container, "ports"):
-        if port.get("containerPort") == engine_contract.HTTP_PORT:
-            yield _problem(f"{where}.ports", f"may not have {engine_contract.HTTP_PORT}: the engine listens there")
-        if port.get("name") == engine_contract.HTTP_PORT_NAME:
-            yield _problem(f"{where}.ports", f"may not be called {engine_contract.HTTP_PORT_NAME}: the engine's is")
+        if port.get("containerPort") == engine.HTTP_PORT:
+            yield _problem(f"{where}.ports", f"may not have {engine.HTTP_PORT}: the engine listens there")
+        if port.get("name") == engine.HTTP_PORT_NAME:
+            yield _problem(f"{where}.ports", f"may not be called {engine.HTTP_PORT_NAME}: the engine's is")
 
 
 def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
@@ -113,7 +113,7 @@ def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
                 f"{where}.resources.{amounts}", f"set spec.resources.{amounts} instead: capacity is told by it"
             )
     for variable in _items(after, "env"):
-        if str(variable.get("name")).startswith(ENGINE_ENVIRONMENT_PREFIX):
+        if str(variable.get("name")).startswith(ENVIRONMENT_PREFIX):
             yield _problem(f"{where}.env[name={variable['name']}]", _FIXED["args"])
     mounts = {mount.get("mountPath"): mount for mount in _items(after, "volumeMounts")}
     for mount in _items(before, "volumeMounts"):

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from quire_operator.domain.manifests import engine_contract as engine
+from quire_common.contract import engine
+from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests import key_volume as keys
 from quire_operator.domain.manifests.model_volume import MODELS_PATH, VOLUME, ModelVolume, model_volume, source_problem
 from quire_operator.domain.manifests.pod_contract import ENGINE, contract_problems
@@ -81,7 +82,7 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSO
         "serviceAccountName": child_names(spec.name).service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(engine.kill_grace_seconds(spec)),
+        "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(engine_contract.kill_grace_seconds(spec)),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER_ID,
@@ -128,7 +129,7 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
         "name": ENGINE,
         "image": spec.engine.image or images.engine,
         "command": [engine.ENGINE_COMMAND],
-        "args": engine.engine_args(
+        "args": engine_contract.engine_args(
             spec, model_path=volume.model_path, api_key_file=None if spec.auth_secret is None else keys.KEY_FILE
         ),
         "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],

@@ -6,9 +6,9 @@ from enum import StrEnum
 from itertools import pairwise
 
 from quire_common.names import object_name_problem
+from quire_common.quantities import parse_bytes, parse_quantity
 from quire_operator.domain.resource.engine_flags import extra_args_problems
 from quire_operator.domain.resource.fields import Fields, shown
-from quire_operator.domain.resource.quantities import parse_bytes, parse_quantity
 
 GPU_RESOURCE = "nvidia.com/gpu"
 BLOCK_SIZES = (16, 32, 64, 128)

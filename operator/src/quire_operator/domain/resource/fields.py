@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TypeVar
 
-from quire_operator.domain.resource.quantities import format_duration, parse_bytes, parse_duration_seconds
+from quire_common.quantities import format_duration, parse_bytes, parse_duration_seconds
 
 E = TypeVar("E", bound=StrEnum)
 T = TypeVar("T")

@@ -6,10 +6,14 @@ Pure text; the CRD, the manifests, the watches and the gateway's discovery all t
 import re
 from dataclasses import dataclass
 
-GROUP = "quire.dev"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
-KIND = "LLMDeployment"
+from quire_common.contract.kubernetes import ANNOTATION_SENIORITY as ANNOTATION_SENIORITY
+from quire_common.contract.kubernetes import ANNOTATION_SERVED_NAME as ANNOTATION_SERVED_NAME
+from quire_common.contract.kubernetes import API_VERSION as API_VERSION
+from quire_common.contract.kubernetes import GROUP as GROUP
+from quire_common.contract.kubernetes import KIND as KIND
+from quire_common.contract.kubernetes import LABEL_DEPLOYMENT as LABEL_DEPLOYMENT
+from quire_common.contract.kubernetes import VERSION as VERSION
+
 PLURAL = "llmdeployments"
 FIELD_MANAGER = "quire"
 
@@ -17,14 +21,6 @@ LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
-LABEL_DEPLOYMENT = f"{GROUP}/llmdeployment"
-"""On every child: the LLMDeployment it belongs to. Watches and the gateway select by it."""
-ANNOTATION_SERVED_NAME = f"{GROUP}/served-name"
-"""On the Service: the model name that clients ask for."""
-ANNOTATION_SENIORITY = f"{GROUP}/seniority"
-"""On the Service: of two that claim one served name, the one with the lesser text has it."""
-ENGINE_ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
-"""Environment variables with this prefix are flags of the engine."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 _HEADLESS_SUFFIX = "-headless"

@@ -7,15 +7,16 @@ there are. What is not known is never a refusal: the engine looks again before i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire_common.kv_size import CacheLimits
+from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import MIB
-from quire_operator.domain.capacity.kv_groups import Limits, sequence_bytes
+from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import HubSource, KVCacheShare, Spec
-from quire_operator.domain.resource.quantities import format_bytes
 from quire_operator.domain.status.conditions import READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
@@ -80,7 +81,7 @@ def is_let_in(resource: Resource) -> bool:
     return False
 
 
-def _sentence(spec: Spec, needs: Footprint, asked: Limits, small: TooSmall, memory: ReplicaMemory) -> str:
+def _sentence(spec: Spec, needs: Footprint, asked: CacheLimits, small: TooSmall, memory: ReplicaMemory) -> str:
     share = spec.engine.kv_cache
     filled = f", of which it may fill {share.memory_percent} %" if isinstance(share, KVCacheShare) else ""
     parts = [

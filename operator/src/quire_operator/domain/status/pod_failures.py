@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from quire_common.contract import engine as engine_names
 from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Pod
-from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests.pod_template import FETCH
 from quire_operator.domain.resource import GPU_RESOURCE
 
@@ -99,7 +99,7 @@ def _ended_reason(container: ContainerState) -> FailureReason:
         return FailureReason.OUT_OF_MEMORY
     if container.init and container.name == FETCH:
         return FailureReason.MODEL_DOWNLOAD_FAILED
-    if container.ended_code == engine_contract.CONFIG_ERROR_EXIT_CODE:
+    if container.ended_code == engine_names.CONFIG_ERROR_EXIT_CODE:
         return FailureReason.ENGINE_REFUSED
     return FailureReason.CRASH_LOOPING
 

@@ -6,9 +6,9 @@ counts, and from which pods are of its newest template.
 
 from collections.abc import Sequence
 
+from quire_common.quantities import format_duration
 from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
 from quire_operator.domain.resource import Rollout, RolloutStrategy
-from quire_operator.domain.resource.quantities import format_duration
 from quire_operator.domain.status.pod_failures import Failure, FailureReason
 
 

@@ -7,8 +7,8 @@ only when it differs from the one that is there.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Resource
-from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests.desired import selector
 from quire_operator.domain.resource import names
 from quire_operator.domain.status import conditions as c
@@ -34,7 +34,7 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
     key, deployment = resource.key, view.deployment
     pairs = (f"{name}={value}" for name, value in sorted(selector(key.name).items()))
     service = names.child_names(key.name).service
-    port = engine_contract.HTTP_PORT
+    port = engine.HTTP_PORT
     result: dict[str, object] = {
         "observedGeneration": resource.generation,
         "replicas": 0 if deployment is None else deployment.replicas,

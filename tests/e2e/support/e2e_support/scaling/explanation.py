@@ -1,4 +1,4 @@
-"""`quire explain` as a person runs it against the cluster, and what it said."""
+"""`quire explain` as a user runs it against the cluster, and its output."""
 
 import json
 import sys
@@ -15,12 +15,12 @@ _QUIRE = Path(sys.executable).with_name("quire")
 
 
 def explain(kube: Kube, deployment: LLMDeployment, *, last: int = 10) -> str:
-    """The screen, with so many decisions."""
+    """Return the screen with this number of decisions."""
     return _run(kube, deployment, "--last", str(last))
 
 
 def explain_json(kube: Kube, deployment: LLMDeployment) -> JSON:
-    """The same for programs."""
+    """Return the output in JSON."""
     said: JSON = json.loads(_run(kube, deployment, "--json"))
     return said
 

@@ -1,6 +1,6 @@
-"""An LLMDeployment's replicas as they were at one time after another, and what such a series tells. Pure.
+"""A series of observations of an LLMDeployment's replicas, and queries on it. Pure.
 
-``watch`` takes the looks; scenarios ask of them what must have been so all along, not only in the end.
+``watch`` records the observations; scenarios check conditions that must hold all the time, not only at the end.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,24 +10,24 @@ from typing import Any
 
 from e2e_support import objects
 from e2e_support.objects import Condition, Pod
-from e2e_support.timeline.model import Steps, Told
+from e2e_support.timeline.model import ClusterMessage, Steps
 
 JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look. Times are seconds of the clock that the watch was given."""
+    """One observation. Times are seconds of the given clock."""
 
     time: float
     desired: int | None
-    """Replicas asked for; None before anybody asked."""
+    """The number of requested replicas, or None before the first request."""
     conditions: Mapping[str, Condition]
-    """By type."""
+    """Conditions by type."""
     pods: tuple[Pod, ...]
 
     def reason(self, type: str) -> str:
-        """Of a condition; empty while there is none."""
+        """Return the reason of a condition, or an empty string."""
         found = self.conditions.get(type)
         return "" if found is None else found.reason
 
@@ -37,13 +37,13 @@ class Look:
 
     @property
     def ready(self) -> int:
-        """Those that new requests may go to."""
+        """Return the replicas that may receive new requests."""
         return len(self.serving)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """From this time on it was this number."""
+    """A value and the time from which it applies."""
 
     time: float
     value: int
@@ -51,18 +51,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """A pod that was asked to end."""
+    """A pod that is terminating."""
 
     pod: str
     uid: str
     seen: float
-    """When that was first seen."""
+    """The time of the first observation of the termination."""
     gone: float | None
-    """When there was no such pod any more; None if that was not seen."""
+    """The time at which the pod was gone, or None if that was not observed."""
 
 
 def look_of(body: JSON, pods: Iterable[Pod], *, time: float) -> Look:
-    """From an LLMDeployment and its pods."""
+    """Return an observation of an LLMDeployment and its pods."""
     return Look(
         time=time,
         desired=body.get("status", {}).get("desiredReplicas"),
@@ -72,7 +72,7 @@ def look_of(body: JSON, pods: Iterable[Pod], *, time: float) -> Look:
 
 
 def steps(looks: Sequence[Look], of: Callable[[Look], int | None]) -> list[Step]:
-    """The changes of a number, its first value among them; looks that do not know it are passed over."""
+    """Return the changes of a number, starting with its first value; unknown values are skipped."""
     known = [Step(time=look.time, value=value) for look in looks if (value := of(look)) is not None]
     return known[:1] + [after for before, after in pairwise(known) if after.value != before.value]
 
@@ -86,15 +86,15 @@ def ready_steps(looks: Sequence[Look]) -> list[Step]:
 
 
 def lines(looks: Sequence[Look]) -> list[Steps]:
-    """Desired and ready, for a timeline."""
+    """Return desired and ready replicas for a timeline."""
     named = {"desired": desired_steps(looks), "ready": ready_steps(looks)}
     return [Steps(name=name, points=tuple((step.time, step.value) for step in found)) for name, found in named.items()]
 
 
-def told(looks: Sequence[Look], *types: str) -> list[Told]:
-    """When conditions of these types came to another reason, for a timeline."""
+def reason_changes(looks: Sequence[Look], *types: str) -> list[ClusterMessage]:
+    """Return the changes of reasons of these condition types for a timeline."""
     return [
-        Told(seconds=after.time, text=f"{type} {after.reason(type)}")
+        ClusterMessage(seconds=after.time, text=f"{type} {after.reason(type)}")
         for type in types
         for before, after in pairwise(looks)
         if before.reason(type) != after.reason(type)
@@ -102,7 +102,7 @@ def told(looks: Sequence[Look], *types: str) -> list[Told]:
 
 
 def during(looks: Sequence[Look], start: float, end: float) -> list[Look]:
-    """Those between two times, and the last one before, which says how things stood at the start."""
+    """Return the observations between two times, and the last one before as the initial state."""
     before = [look for look in looks if look.time < start]
     return before[-1:] + [look for look in looks if start <= look.time <= end]
 
@@ -112,12 +112,12 @@ def lowest(found: Sequence[Step]) -> int:
 
 
 def first_at(looks: Sequence[Look], is_so: Callable[[Look], bool], *, since: float) -> float | None:
-    """When it was first seen to be so."""
+    """Return the time of the first observation for which this is true."""
     return next((look.time for look in looks if look.time >= since and is_so(look)), None)
 
 
 def endings(looks: Sequence[Look]) -> list[Ending]:
-    """Of the pods that were asked to end while somebody looked, in that order."""
+    """Return the terminations that were observed, in order."""
     seen: dict[str, tuple[str, float]] = {}
     last: dict[str, float] = {}
     for look in looks:

@@ -1,8 +1,7 @@
-"""One ramp of load that an LLMDeployment follows from one replica to three and back, and what happens on its way:
-Prometheus goes away, the leading operator is killed, replicas go while they stream.
+"""One load ramp from one replica to three and back, with an outage of Prometheus and a kill of the leading operator.
 
-`Play` does it and writes down what was seen; it waits for what must come, and asserts nothing else. The scenarios of
-test_autoscaling.py then ask of the record what must have been so.
+`Play` runs the ramp and records it. It waits for expected events but asserts nothing else. The scenarios of
+test_autoscaling.py check the recording.
 """
 
 import time
@@ -18,7 +17,7 @@ from e2e_support.metrics import Page
 from e2e_support.objects import Event, Pod
 from e2e_support.release import Release
 from e2e_support.scaling.explanation import explain, explain_json
-from e2e_support.scaling.looks import Look, lines, told
+from e2e_support.scaling.looks import Look, lines, reason_changes
 from e2e_support.scaling.watch import ReplicaWatch
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
@@ -34,24 +33,24 @@ from quire_cluster.real_cluster import RealCluster
 JSON = Mapping[str, Any]
 SEQUENCES: Final = 8
 CALM: Final = 2
-"""Requests at once that one replica carries by far."""
+"""The number of concurrent requests that one replica easily serves."""
 BUSY: Final = 20
-"""So many that two replicas are too few: each is planned for 0.8 × SEQUENCES."""
+"""A number for which two replicas are too few: each is planned for 0.8 × SEQUENCES."""
 STREAMS, STREAM_SECONDS = 5, 15.0
-"""Long ones while replicas go: with one more request still work for one replica, and every replica has one."""
+"""The number of long streams during scale-down. With one more request, one replica still suffices."""
 AUTOSCALING: Final = "quire_operator_autoscaling_"
 PATIENCE: Final = Patience(silence_seconds=240.0)
-"""Who waits for a whole answer behind a queue hears nothing for long, on a machine that is busy."""
+"""The patience of a client that waits in a queue for a non-streamed answer, on a busy machine."""
 TICK_SECONDS: Final = 15.0
-"""How often the operator looks."""
+"""The interval of the operator's ticks."""
 PULL_SECONDS: Final = 240.0
-"""For the first replica, whose node may not have the image yet."""
+"""The limit for the first replica, whose node may not have the image yet."""
 DECIDE_SECONDS, START_SECONDS, SHRINK_SECONDS, END_SECONDS = 90.0, 240.0, 180.0, 120.0
-"""When to give up; what is promised is less."""
+"""The limit for giving up. The promised times are shorter."""
 
 
 class At(StrEnum):
-    """What was done, or came about, and when."""
+    """Times of actions and events."""
 
     LOAD_UP = "load rises"
     PROMETHEUS_DOWN = "Prometheus killed"
@@ -63,27 +62,27 @@ class At(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Ramp:
-    """What was seen. Times are seconds since the traffic began."""
+    """The recording of a ramp. Times are seconds since the start of the traffic."""
 
     deployment: LLMDeployment
     times: dict[At, float] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
     leaders: list[Pod] = field(default_factory=list)
-    """Before and after one was killed."""
+    """The leaders before and after the kill."""
     blind: JSON = field(default_factory=dict)
-    """What `quire explain --json` said while there was no Prometheus."""
+    """The output of `quire explain --json` without Prometheus."""
     blind_words: str = ""
     blind_metrics: Page | None = None
-    """Of the operator that led then."""
+    """The metrics of the leading operator at that time."""
     words: str = ""
-    """What `quire explain` said in the end."""
+    """The output of `quire explain` at the end."""
     final: JSON = field(default_factory=dict)
-    """The LLMDeployment as it was then."""
+    """The LLMDeployment at the end."""
     final_metrics: Page | None = None
     events: list[Event] = field(default_factory=list)
     traffic: TrafficResult | None = None
     streams: TrafficResult | None = None
-    """The long ones, while replicas go."""
+    """The long streams during scale-down."""
 
     @property
     def result(self) -> TrafficResult:
@@ -91,20 +90,20 @@ class Ramp:
         return self.traffic
 
     def keep_timeline(self) -> None:
-        """Under out/e2e, of however much was seen."""
+        """Store the recording below out/e2e, even if it is incomplete."""
         keep(
             timeline(
                 "autoscaling",
                 self.result,
                 self.streams,
                 replicas=lines(self.looks),
-                told=told(self.looks, "Autoscaling"),
+                messages=reason_changes(self.looks, "Autoscaling"),
             )
         )
 
     @property
     def labels(self) -> dict[str, str]:
-        """By which the operator's metrics know the LLMDeployment."""
+        """Return the labels of the LLMDeployment in the operator's metrics."""
         return {"namespace": self.deployment.namespace, "name": self.deployment.name}
 
 
@@ -129,7 +128,7 @@ def manifest() -> JSON:
 
 
 class Play:
-    """The ramp while it is under way."""
+    """A running ramp."""
 
     def __init__(self, target: Target, release: Release, space: Space, url: str) -> None:
         self._target, self._release, self._url = target, release, url

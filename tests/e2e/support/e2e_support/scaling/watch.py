@@ -1,4 +1,4 @@
-"""Looks at an LLMDeployment's replicas all through a scenario, in a thread; ``looks`` says what they tell."""
+"""A thread that observes an LLMDeployment's replicas during a scenario; ``looks`` evaluates the observations."""
 
 import threading
 from collections.abc import Callable
@@ -13,13 +13,13 @@ EVERY_SECONDS: Final = 0.5
 
 
 class ReplicaWatch:
-    """A context manager; what it saw stays when it is over.
+    """A context manager whose observations remain available afterwards.
 
-    An API server that does not answer leaves a gap. Any other error ends the watch, and leaving the context raises it.
+    An API server that does not answer leaves a gap. Any other error ends the watch and is raised on exit.
     """
 
     def __init__(self, deployment: LLMDeployment, *, clock: Callable[[], float], every: float = EVERY_SECONDS) -> None:
-        """``clock`` is that of the traffic beside it, so that both tell the same times."""
+        """Store ``clock``, the clock of the traffic, so that both use the same times."""
         self._deployment, self._clock, self._every = deployment, clock, every
         self._looks: list[Look] = []
         self._stop = threading.Event()
@@ -41,11 +41,11 @@ class ReplicaWatch:
 
     @property
     def looks(self) -> list[Look]:
-        """Oldest first."""
+        """Return the observations, oldest first."""
         return list(self._looks)
 
     def until(self, is_so: Callable[[Look], bool], *, what: str, seconds: float) -> float:
-        """When it is first seen to be so, now or later."""
+        """Return the first observation for which this is true, waiting if necessary."""
 
         def newest() -> Look | None:
             if self._error is not None:

@@ -1,4 +1,4 @@
-"""Keeps a timeline under out/e2e: as JSON, and drawn."""
+"""Store a timeline below out/e2e as JSON and as a plot."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ FOLDER = Path(__file__).resolve().parents[5] / "out" / "e2e" / "timelines"
 
 
 def keep(timeline: Timeline, folder: Path = FOLDER) -> Path:
-    """The picture's path."""
+    """Store the timeline and return the path of the plot."""
     from e2e_support.timeline.plot import draw  # matplotlib is slow to import
 
     folder.mkdir(parents=True, exist_ok=True)

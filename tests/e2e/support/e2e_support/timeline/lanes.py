@@ -1,11 +1,11 @@
-"""Where things go so that they do not cover one another. Pure."""
+"""Layout without overlaps. Pure."""
 
 import heapq
 from collections.abc import Sequence
 
 
 def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """For each span, in order of their beginnings, the lowest lane that is free."""
+    """Return the lowest free lane for each span, in order of their starts."""
     free: list[int] = []
     taken: list[tuple[float, int]] = []
     placed, count = [], 0
@@ -22,7 +22,7 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def rows_of(spans: Sequence[tuple[float, float]], *, apart: float) -> list[int]:
-    """For each span the lowest row where no other of that row comes nearer than `apart`."""
+    """Return the lowest row for each span in which no other span is closer than `apart`."""
     rows: list[list[tuple[float, float]]] = []
     placed = []
     for start, end in spans:

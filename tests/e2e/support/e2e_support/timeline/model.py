@@ -1,4 +1,4 @@
-"""A scenario's timeline: plain data on one clock, seconds since its traffic began. Pure."""
+"""A scenario's timeline: plain data on one clock, in seconds since the start of its traffic. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from e2e_support.traffic.result import TrafficResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """A number that holds until its next point, such as replicas."""
+    """A number that is constant until its next point, such as replicas."""
 
     name: str
     points: tuple[tuple[float, float], ...]
-    """Seconds and value, in order."""
+    """Pairs of seconds and value, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What the cluster said: a condition that changed, an event."""
+class ClusterMessage:
+    """A message of the cluster: a changed condition or an event."""
 
     seconds: float
     text: str
@@ -28,7 +28,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blind:
-    """A time within which the cluster could not be looked at."""
+    """A period in which the cluster could not be observed."""
 
     start: float
     end: float
@@ -41,12 +41,12 @@ class Timeline:
     marks: tuple[Mark, ...]
     records: tuple[Record, ...]
     replicas: tuple[Steps, ...] = ()
-    """Desired and ready, for each LLMDeployment."""
-    told: tuple[Told, ...] = ()
+    """Desired and ready replicas of each LLMDeployment."""
+    messages: tuple[ClusterMessage, ...] = ()
     blind: tuple[Blind, ...] = ()
 
     def as_json(self) -> str:
-        """All of it; times to the millisecond."""
+        """Return the timeline as JSON, with times in milliseconds."""
         return json.dumps(_rounded(asdict(self)), ensure_ascii=False)
 
 
@@ -54,10 +54,10 @@ def timeline(
     title: str,
     *results: TrafficResult | None,
     replicas: Sequence[Steps] = (),
-    told: Sequence[Told] = (),
+    messages: Sequence[ClusterMessage] = (),
     blind: Sequence[Blind] = (),
 ) -> Timeline:
-    """Of traffic that was begun at the same time; None is what a scenario that failed did not come to."""
+    """Return the timeline of simultaneous traffic; None marks parts that a failed scenario did not reach."""
     seen = [result for result in results if result is not None]
     records = [record for result in seen for record in result.records]
     marks = {mark for result in seen for mark in result.marks}
@@ -67,7 +67,7 @@ def timeline(
         marks=tuple(sorted(marks, key=lambda mark: mark.seconds)),
         records=tuple(sorted(records, key=lambda record: record.started)),
         replicas=tuple(replicas),
-        told=tuple(told),
+        messages=tuple(messages),
         blind=tuple(blind),
     )
 

@@ -1,7 +1,7 @@
-"""Draws a timeline: requests as bars by the replica that served them, time to first token, replicas, other figures.
+"""Draw a timeline: requests as bars by replica, time to first token, replicas, other figures.
 
-Failures are red in every panel; what was done stands above, at its vertical line. Nothing is smoothed or left out: all
-panels share one axis of seconds, and values begin at zero.
+Failures are red in every panel. Actions are written at the top at vertical lines. No value is smoothed or omitted. All
+panels share one time axis, and values start at zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ WIDTH_INCHES: Final = 11.0
 DPI: Final = 110
 FAILED: Final = "#d62728"
 COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f", "#e377c2")
-"""Of replicas, none of them red."""
+"""Colours of replicas, without red."""
 NOBODY: Final = "#bbbbbb"
 UNSEEN: Final = "#eeeeee"
 _ROW_POINTS: Final = 13.0
 
 
 def draw(timeline: Timeline, path: Path) -> None:
-    """As PNG or SVG, by the path's suffix."""
+    """Draw as PNG or SVG, depending on the path's suffix."""
     figure_of(timeline).savefig(path)
 
 
@@ -57,13 +57,13 @@ def figure_of(timeline: Timeline) -> Figure:
 
 
 def _colours(records: Sequence[Record]) -> dict[str, str]:
-    """A colour for each replica, in the order in which they first answered."""
+    """Return a colour for each replica in the order of their first answers."""
     names = dict.fromkeys(record.replica for record in sorted(records, key=lambda one: one.ended) if record.replica)
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
 def _draw_requests(axis: Axes, timeline: Timeline, colours: Mapping[str, str]) -> None:
-    """Each a thin bar from its beginning to its end, pale until its first token."""
+    """Draw each request as a thin bar from start to end, pale until its first token."""
     records = timeline.records
     # Lane 1 at the bottom: the highest that is taken is how many are under way.
     numbers = [1 + lane for lane in lanes([(record.started, record.ended) for record in records])]
@@ -135,7 +135,7 @@ def _draw_replicas(axis: Axes, timeline: Timeline, colours: Mapping[str, str]) -
 
 
 def _stairs(steps: Steps, end: float) -> tuple[list[float], list[float]]:
-    """With the last value held to the end."""
+    """Return step points, with the last value extended to the end."""
     times = [at for at, _ in steps.points]
     values = [value for _, value in steps.points]
     return ([*times, max(end, times[-1])], [*values, values[-1]]) if times else ([], [])
@@ -153,7 +153,7 @@ def _draw_common(axis: Axes, timeline: Timeline) -> None:
 
 
 def _name_marks(figure: Figure, axis: Axes, timeline: Timeline) -> None:
-    """Above the first panel, in as many rows as keep names apart; the title above them."""
+    """Write the names of actions above the first panel, in as many rows as necessary, and the title above them."""
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     renderer: Any = canvas.get_renderer()  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ def _name_marks(figure: Figure, axis: Axes, timeline: Timeline) -> None:
 
 
 def _bottom(figure: Figure) -> float:
-    """Points that the axis' label and the legend below take."""
+    """Return the height in points of the axis label and the legend."""
     legend = figure.legends[0]
     lines = -(-len(legend.get_texts()) // 4)
     return 40.0 + 14.0 * lines
@@ -205,5 +205,5 @@ def _text(axis: Axes, mark: Mark, *, side: Literal["left", "right"]) -> Any:
 
 
 def _short(replica: str) -> str:
-    """A pod without its namespace."""
+    """Return the name of a pod without its namespace."""
     return replica.rpartition("/")[2]

@@ -1,6 +1,6 @@
-"""Looks at the cluster again and again while traffic flows, in a thread of its own, and keeps what changed.
+"""A thread that polls the cluster while traffic flows and records changes.
 
-A look that fails (no API server) is a time of blindness, which the plot shows; it never ends a scenario.
+A failed poll (no API server) is a gap, which the plot shows; it never ends a scenario.
 """
 
 import threading
@@ -12,24 +12,24 @@ from typing import Any, Final, Self
 from e2e_support import objects
 from e2e_support.errors import E2EError
 from e2e_support.space import LLMDeployment
-from e2e_support.timeline.model import Blind, Steps, Told
+from e2e_support.timeline.model import Blind, ClusterMessage, Steps
 
 EVERY_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What one look saw."""
+    """The result of one poll."""
 
     replicas: Mapping[str, float] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
-    """Told when they change, such as a condition."""
+    """Values that are recorded when they change, such as a condition."""
     events: Mapping[str, str] = field(default_factory=dict)
-    """Told once, by what makes them one."""
+    """Messages that are recorded once, by their identity."""
 
 
 class ClusterWatch:
-    """A context manager. `clock` is the traffic's, so that both are on one: `ClusterWatch(look, traffic.now)`."""
+    """A context manager that uses the clock of the traffic: `ClusterWatch(look, traffic.now)`."""
 
     def __init__(self, look: Callable[[], Sight], clock: Callable[[], float], *, every: float = EVERY_SECONDS) -> None:
         self._look, self._clock, self._every = look, clock, every
@@ -55,8 +55,8 @@ class ClusterWatch:
         return [Steps(name=name, points=tuple(points)) for name, points in self._seen.replicas.items()]
 
     @property
-    def told(self) -> list[Told]:
-        return list(self._seen.told)
+    def messages(self) -> list[ClusterMessage]:
+        return list(self._seen.messages)
 
     @property
     def blind(self) -> list[Blind]:
@@ -76,15 +76,15 @@ class ClusterWatch:
 
 
 class _Seen:
-    """What changed from look to look. No clock and no thread of its own."""
+    """The changes from poll to poll, without clock and thread."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, list[tuple[float, float]]] = {}
-        self.told: list[Told] = []
+        self.messages: list[ClusterMessage] = []
         self.blind: list[Blind] = []
         self._states: dict[str, str] = {}
         self._events: set[str] | None = None
-        """None before the first look: what is old by then is not told."""
+        """The known messages, or None before the first poll, whose messages are old."""
         self._is_blind = False
 
     def take(self, sight: Sight, now: float) -> None:
@@ -94,16 +94,16 @@ class _Seen:
                 points.append((now, value))
         for name, state in sight.states.items():
             if self._states.get(name, state) != state:
-                self.told.append(Told(seconds=now, text=f"{name} {state}"))
+                self.messages.append(ClusterMessage(seconds=now, text=f"{name} {state}"))
             self._states[name] = state
         if self._events is not None:
             new = [text for key, text in sight.events.items() if key not in self._events]
-            self.told += [Told(seconds=now, text=text) for text in new]
+            self.messages += [ClusterMessage(seconds=now, text=text) for text in new]
         self._events = (self._events or set()) | sight.events.keys()
         self._is_blind = False
 
     def nothing(self, began: float, now: float) -> None:
-        """A look that failed; those that follow one another are one blindness."""
+        """Record a failed poll. Consecutive failures form one gap."""
         if self._is_blind:
             began = self.blind.pop().start
         self.blind.append(Blind(start=began, end=now))
@@ -111,7 +111,7 @@ class _Seen:
 
 
 def sight_of(*deployments: LLMDeployment) -> Callable[[], Sight]:
-    """A look at LLMDeployments: desired and ready replicas, conditions, and the events about them and their pods."""
+    """Poll LLMDeployments: desired and ready replicas, conditions, and events about them and their pods."""
 
     def look() -> Sight:
         replicas: dict[str, float] = {}

@@ -1,6 +1,6 @@
-"""Continuous traffic with answers known beforehand: what flows beside a scenario and is asserted upon whole.
+"""Continuous traffic with known answers, which are all checked.
 
-`driver.Traffic` is what scenarios use; `prompts` has what is asked and the right answers.
+Scenarios use `driver.Traffic`; `prompts` contains the requests and the correct answers.
 """
 
 from e2e_support.traffic.answer import Form

@@ -1,8 +1,8 @@
-"""What one answer must be, read event by event. Pure: bytes and times are the client's.
+"""Check of one answer, event by event. Pure: the client handles bytes and times.
 
-An `Answer` is fed every event of a stream (or the one body of an answer in one piece) and raises `Wrong` at the first
-thing that is not exactly right: a wrong, repeated or missing token or piece of text, an end that was invented or comes
-twice, counts that are off. `Wrong` says where it departed from what was expected. No scenario may permit it.
+An `Answer` receives every event of a stream (or one complete body) and raises `Wrong` at the first deviation: a wrong,
+repeated or missing token or text, an invented or repeated end, or wrong counts. `Wrong` names the position. No scenario
+may permit it.
 """
 
 from collections.abc import Mapping
@@ -12,48 +12,49 @@ from typing import Any
 from e2e_support.traffic.prompts import Prompt
 
 _SHOWN = 24
-"""Characters around a place where texts differ."""
+"""The number of characters shown around a difference."""
 
 
 class Form(StrEnum):
-    """How an answer is asked for."""
+    """The form of the request."""
 
     STREAM = "stream"
-    """As any client streams: text alone."""
+    """A stream with text only, as any client requests."""
     STREAM_TOKENS = "stream-tokens"
-    """With the token ids of each chunk (vLLM's `return_token_ids`), so that none can be missing or doubled unseen."""
+    """A stream with the token ids of each chunk (vLLM's `return_token_ids`), which shows missing or repeated tokens.
+    """
     WHOLE = "whole"
-    """In one piece."""
+    """A complete body without streaming."""
 
 
 class Wrong(Exception):
-    """An answer that is not what it must be."""
+    """An answer that deviates from the expected one."""
 
 
 class BrokenOff(Exception):
-    """The server said in the stream that it cannot go on: an error event, which is honest."""
+    """An error event: the server reported in the stream that it cannot continue."""
 
 
 class Answer:
-    """One answer as it grows."""
+    """One answer while it arrives."""
 
     def __init__(self, prompt: Prompt, form: Form, beyond: int = 0) -> None:
-        """`beyond` so many tokens more than are known come behind the known ones: they are counted, not compared."""
+        """Store the expectation. `beyond` additional tokens follow the known ones; they are counted, not compared."""
         assert not beyond or prompt.finish_reason == "length", "what the model ended itself does not go on"
         self._prompt, self._form, self._beyond = prompt, form, beyond
         self._num_tokens = len(prompt.token_ids) + beyond
         self._place = 0
-        """In the expected text."""
+        """The position in the expected text."""
         self._finish_reason: str | None = None
         self._usage: Mapping[str, Any] | None = None
         self._id: str | None = None
         self.chunks = 0
-        """Events that held text or tokens."""
+        """The number of events with text or tokens."""
         self.tokens = 0
-        """Of the answer, where they are told."""
+        """The token ids of the answer, if reported."""
 
     def take(self, event: Mapping[str, Any]) -> bool:
-        """One event of a stream; whether it brought anything of the answer. Raises Wrong, BrokenOff."""
+        """Process one event of a stream. Return True if it contained a part of the answer. Raise Wrong or BrokenOff."""
         if "error" in event:
             error = event["error"]
             raise BrokenOff(f"{error.get('code')}: {error.get('message')}" if isinstance(error, dict) else str(error))
@@ -69,7 +70,7 @@ class Answer:
         return self._take_choice(choices[0], "delta")
 
     def take_whole(self, body: Mapping[str, Any]) -> None:
-        """The body of an answer in one piece, from its first word to its last. Raises Wrong."""
+        """Check a complete body. Raise Wrong on a deviation."""
         choices = body.get("choices")
         if not isinstance(choices, list) or len(choices) != 1:
             raise Wrong(f"expected one choice, got {str(choices)[:200]}")
@@ -78,14 +79,14 @@ class Answer:
         self.end()
 
     def end(self) -> None:
-        """Nothing more comes: after `[DONE]`, or of a whole body. Raises Wrong where anything is lacking."""
+        """Check the end, after `[DONE]` or of a complete body. Raise Wrong if a part is missing."""
         if self._finish_reason is None:
             raise Wrong(f"it ended without a finish_reason, {self._progress()}")
         if self._usage is None:
             raise Wrong("it ended without usage")
 
     def cut(self) -> Wrong:
-        """What is wrong with a stream whose body ended properly, but without `[DONE]`."""
+        """Return what is wrong with a stream whose body ended properly but without `[DONE]`."""
         return Wrong(f"the stream ended without [DONE], {self._progress()}: a client may take it for a whole answer")
 
     @property
@@ -108,7 +109,7 @@ class Answer:
         return brought
 
     def _is_opening(self, inner: Mapping[str, Any]) -> bool:
-        """A chat's stream opens with the role alone."""
+        """Return True for the first event of a chat, which contains only the role."""
         return self._prompt.is_chat and "role" in inner
 
     def _take_text(self, text: str) -> None:
@@ -142,7 +143,7 @@ class Answer:
 
     def _take_usage(self, usage: Any) -> None:
         if self._usage is not None:
-            raise Wrong("usage was told twice")
+            raise Wrong("usage was reported twice")
         if self._finish_reason is None:
             raise Wrong(f"usage before finish_reason, {self._progress()}")
         if not isinstance(usage, dict):
@@ -161,11 +162,11 @@ class Answer:
         self._id = given
 
     def _progress(self) -> str:
-        return f"{self._place} of {len(self._prompt.answer)} characters told"
+        return f"{self._place} of {len(self._prompt.answer)} characters received"
 
 
 def _departure(expected: str, place: int, text: str) -> str:
-    """Where a text leaves the expected one, in words."""
+    """Describe where a text deviates from the expected one."""
     rest = expected[place : place + len(text)]
     same = next((i for i, (a, b) in enumerate(zip(rest, text, strict=False)) if a != b), min(len(rest), len(text)))
     at = place + same
@@ -181,7 +182,7 @@ def _departure(expected: str, place: int, text: str) -> str:
 
 
 def body_of(prompt: Prompt, form: Form, beyond: int, *, model: str, salt: str | None) -> dict[str, Any]:
-    """The request's body. A `salt` of its own keeps a request from others' cached blocks."""
+    """Return the body of a request. A `salt` separates it from cached blocks of others."""
     body: dict[str, Any] = {"model": model, "max_tokens": prompt.max_tokens + beyond, "temperature": 0}
     body |= prompt.request
     if beyond:

@@ -1,9 +1,9 @@
-"""Chooses the prompts and writes prompts.json.
+"""Choose the prompts and write prompts.json.
 
-Run as `PYTHONPATH=tests/e2e/support .venv/bin/python -m e2e_support.traffic.choose_prompts` from the repository's root.
-The model knows Python's help texts by heart, so their beginnings are the candidates: a continuation is kept as far as
-every step's lead is wide, in float32 and in bfloat16. Takes minutes, and the Python whose help texts the model was
-trained on (3.11).
+Run `PYTHONPATH=tests/e2e/support .venv/bin/python -m e2e_support.traffic.choose_prompts` in the repository root. The
+model knows Python's help texts by heart, so the candidates are the beginnings of these texts. A continuation is used as
+long as the lead of every step is large, in float32 and in bfloat16. This takes minutes and needs the Python version
+whose help texts the model was trained on (3.11).
 """
 
 import importlib
@@ -23,12 +23,12 @@ SHORT_ANSWER = 16
 LONG_ANSWER = range(120, 401)
 SHARED_BLOCKS = 4
 LONG_CUTS = (14, 40)
-"""Tokens of a text that are given as the prompt of a long stream."""
+"""The prompt length of a long stream, in tokens."""
 CUTS = (8, 14, 160, 256, 400)
-"""And of the others."""
+"""The prompt length of the other requests, in tokens."""
 COUNTS = {Kind.SHORT: 6, Kind.DEEP: 6, Kind.LONG: 6, Kind.SHARED: 5, Kind.CHAT: 7}
 ENOUGH = 3
-"""Times as many are found, and the best of them taken."""
+"""The ratio of candidates to selected prompts."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 class _Chooser:
-    """Collects what is good enough; `chosen` takes the best of each kind, each from another text."""
+    """A collection of sufficient candidates; `chosen` selects the best of each kind from different texts."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
@@ -67,7 +67,7 @@ class _Chooser:
                     self._add(f"text-{number}-{cut}", kind, text, (), ids[:cut], answer)
 
     def _begun(self, ids: Sequence[int], cut: int) -> str | None:
-        """The text of so many tokens; None where it is shorter, or reads differently when cut there."""
+        """Return the first tokens of the text as text, or None if it is shorter or its cut changes the tokens."""
         text = self._reference.decode(ids[:cut])
         return text if cut < len(ids) and self._reference.encode(text) == ids[:cut] else None
 
@@ -75,7 +75,7 @@ class _Chooser:
         return len(self._found[kind]) >= ENOUGH * COUNTS[kind]
 
     def from_chats(self, questions: Sequence[str]) -> None:
-        """Answers that end by themselves; the longest of them then opens the chats that share a prefix."""
+        """Add answers that end by themselves; the longest of them is the start of the chats with a common prefix."""
         for number, question in enumerate(questions):
             self._take_chat(f"chat-{number}", Kind.CHAT, (Message(role="user", content=question),))
         if not self._found[Kind.CHAT]:
@@ -134,7 +134,7 @@ class _Chooser:
 
 
 def _best(found: Sequence[Prompt], count: int) -> list[Prompt]:
-    """The longest streams; of the others those with the widest margin; one of each answer."""
+    """Return the longest streams, and of the others those with the largest margin, without repeated answers."""
 
     def merit(prompt: Prompt) -> float:
         return len(prompt.token_ids) if prompt.kind is Kind.LONG else prompt.margin
@@ -150,7 +150,7 @@ def _best(found: Sequence[Prompt], count: int) -> list[Prompt]:
 
 @contextmanager
 def _training_modules() -> Iterator[tuple[ModuleType, ModuleType]]:
-    """The modules beside the training script, which are no package."""
+    """Import the modules next to the training script, which is not a package."""
     sys.path.insert(0, str(MODEL.parent))
     try:
         yield importlib.import_module("corpus"), importlib.import_module("dialogues")

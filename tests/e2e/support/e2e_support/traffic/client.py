@@ -1,8 +1,7 @@
-"""One request over HTTP, judged as it comes in. The shell around `answer`: knows sockets and the clock.
+"""One request over HTTP, checked while it arrives. This is the shell around `answer` with sockets and the clock.
 
-Nothing is tried again: what fails is recorded as the client saw it. Every request has a connection of its own unless
-asked otherwise, so that a connection that was idle when its server ended is nobody's failure, and a Service spreads
-them.
+Nothing is retried: a failure is recorded as the client saw it. By default, every request uses its own connection. An
+idle connection of a stopped server therefore causes no failure, and a Service spreads the requests.
 """
 
 import time
@@ -23,26 +22,27 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where requests go. `url` has no path."""
+    """The address for requests. `url` has no path."""
 
     url: str
     model: str
     api_key: str | None = None
     run_id: str = "traffic"
-    """Opens the id of each request, under which the servers' logs tell of it."""
+    """The prefix of request ids, which also appear in the servers' logs."""
 
     def headers(self, number: int) -> dict[str, str]:
-        told = {"Content-Type": "application/json", "X-Request-Id": f"{self.run_id}-{number:05d}"}
-        return told if self.api_key is None else told | {"Authorization": f"Bearer {self.api_key}"}
+        headers = {"Content-Type": "application/json", "X-Request-Id": f"{self.run_id}-{number:05d}"}
+        return headers if self.api_key is None else headers | {"Authorization": f"Bearer {self.api_key}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a client waits before it calls a server stalled."""
+    """The time after which a client considers a server stalled."""
 
     connect_seconds: float = 10.0
     silence_seconds: float = 60.0
-    """Without a byte. A gateway may hold a request while no replica is there: scenarios at zero replicas want more."""
+    """The limit without a byte. A gateway may hold a request without replicas, so scenarios at zero replicas need more.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,13 @@ class Ask:
     prompt: Prompt
     form: Form
     salted: bool
-    """Whether it must find no block of others in the prefix cache."""
+    """True if the request must not find blocks of others in the prefix cache."""
     beyond: int = 0
-    """Tokens to ask for behind those that are known."""
+    """The number of tokens to request after the known ones."""
 
 
 class Exchange:
-    """One request while it is under way."""
+    """A running request."""
 
     def __init__(self, ask: Ask, began: float) -> None:
         self.ask, self._began = ask, began
@@ -92,7 +92,7 @@ class _BadStatus(Exception):
 
 
 async def send(session: aiohttp.ClientSession, address: Address, exchange: Exchange, patience: Patience) -> Record:
-    """Ask, read to the end, and say what came of it. Raises nothing but CancelledError."""
+    """Send the request, read to the end and return the record. Raise nothing except CancelledError."""
     try:
         await _exchange(session, address, exchange, patience)
     except Wrong as wrong:
@@ -133,7 +133,7 @@ async def _exchange(session: aiohttp.ClientSession, address: Address, exchange: 
 
 
 async def _read_stream(response: aiohttp.ClientResponse, exchange: Exchange) -> None:
-    """To the end of the body: what follows `[DONE]` or an error event is as wrong as what is lacking before it."""
+    """Read to the end of the body, because data after `[DONE]` or an error event is also wrong."""
     if response.content_type != "text/event-stream":
         raise Wrong(f"asked for a stream, got {response.content_type}")
     reader, end = EventReader(), _End()
@@ -157,14 +157,14 @@ async def _read_stream(response: aiohttp.ClientResponse, exchange: Exchange) -> 
 
 @dataclass(slots=True)
 class _End:
-    """How a stream ended, once it has."""
+    """The end of a stream, once reached."""
 
     done: bool = False
     error: BrokenOff | None = None
 
 
 def _take(answer: Answer, data: bytes, end: _End) -> bool:
-    """One event; whether it brought anything of the answer."""
+    """Process one event. Return True if it contained a part of the answer."""
     if end.done or end.error is not None:
         raise Wrong(f"an event after {'[DONE]' if end.done else 'the error event'}: {data[:200]!r}")
     if data == b"[DONE]":

@@ -1,4 +1,4 @@
-"""Continuous traffic beside a scenario: an event loop in a thread of its own, so that scenarios stay synchronous.
+"""Continuous traffic during a scenario, in an event loop in its own thread, so that scenarios stay synchronous.
 
     with Traffic(url, model="chat", concurrency=4) as traffic:
         traffic.wait_for(lambda live: live.completed >= 10, 30, "ten answers")
@@ -6,9 +6,9 @@
         traffic.permit(Permit(why="it ran there", kinds=CUT, replica=victim, after="kill -9 engine", within_seconds=5))
         …
 
-Leaving the block stops it, waits for what is under way, and asserts that every answer was right; `traffic.result` has
-the figures. Where the block raised, that error stays the one that is told; where it stopped the traffic itself, it has
-the result and asserts on it itself.
+Leaving the block stops the traffic, waits for running requests, and asserts that every answer was correct;
+`traffic.result` contains the figures. If the block raised an error, that error is reported. If the block stopped the
+traffic itself, it has the result and checks it itself.
 """
 
 import asyncio
@@ -36,23 +36,23 @@ from e2e_support.traffic.result import TrafficResult
 MAX_IN_FLIGHT = 256
 _LOOK_SECONDS = 0.02
 _AFTER_FAILURE_SECONDS = 0.2
-"""Before another takes a failed request's place, as clients with manners do: a server that refuses is not flooded."""
+"""The delay before another request replaces a failed one, so that a rejecting server is not flooded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """How things stand while traffic flows."""
+    """The current state while traffic flows."""
 
     seconds: float
     in_flight: int
     streams: Mapping[str, int]
-    """Streams under way that have begun to answer, by replica."""
+    """Running streams that have started to answer, by replica."""
     completed: int
     failed: int
 
 
 class Traffic:
-    """Either `concurrency` (so many always under way) or `rate` (so many begun a second) to start with."""
+    """Traffic with an initial `concurrency` (number of running requests) or `rate` (requests started per second)."""
 
     def __init__(
         self,
@@ -72,11 +72,12 @@ class Traffic:
         beside: "Traffic | None" = None,
         seed: int = 0,
     ) -> None:
-        """`salted_share` of the requests find nothing in the prefix cache; `at_least` so many must be completed.
+        """Configure the traffic.
 
-        `beyond` asks for so many tokens more than are known (of prompts whose answer has no end of its own): streams
-        that last, whose beginning is compared token by token and whose length is exact. Times are seconds since this
-        traffic began, or since that which it flows `beside`.
+        A share of `salted_share` of the requests finds nothing in the prefix cache. `at_least` requests must complete.
+        `beyond` requests additional tokens after the known ones (for prompts without an end of their own): long streams
+        whose beginning is compared token by token and whose length is exact. Times are seconds since the start of this
+        traffic, or of the traffic it flows `beside`.
         """
         if (concurrency is None) == (rate is None):
             raise ValueError("give either concurrency or rate")
@@ -123,7 +124,7 @@ class Traffic:
             error.add_note(f"traffic: {len(result.failures)} of {len(result.records)} requests had failed")
 
     def mark(self, name: str) -> float:
-        """Name this moment; when it is."""
+        """Name this moment and return its time."""
         mark = Mark(seconds=self.now(), name=name)
         with self._lock:
             self._marks.append(mark)
@@ -136,17 +137,17 @@ class Traffic:
         self._set_pace(Concurrency(requests=requests))
 
     def set_rate(self, per_second: float, *, over_seconds: float = 0.0) -> None:
-        """Begin so many a second; with `over_seconds` climb (or fall) to it evenly from the rate of now."""
+        """Start this number of requests per second; with `over_seconds`, change linearly from the current rate."""
         pace = self._pace
         before = pace.at(self.now()) if isinstance(pace, Rate) else 0.0
         self._set_pace(Rate(start=before, end=per_second, since=self.now(), seconds=over_seconds))
 
     def pause(self) -> None:
-        """Begin no more; what is under way goes on."""
+        """Start no more requests; running ones continue."""
         self._set_pace(Concurrency(requests=0))
 
     def now(self) -> float:
-        """Seconds since the traffic began."""
+        """Return the seconds since the start of the traffic."""
         return time.monotonic() - self._began
 
     def live(self) -> Live:
@@ -163,7 +164,7 @@ class Traffic:
             )
 
     def wait_for(self, condition: Callable[[Live], bool], seconds: float, what: str) -> Live:
-        """Raises TimeoutError, with `what` and how things stood."""
+        """Wait for a state. Raise TimeoutError with `what` and the current state."""
         until = time.monotonic() + seconds
         while not condition(live := self.live()):
             if self._broken is not None:
@@ -174,7 +175,7 @@ class Traffic:
         return live
 
     def stop(self) -> TrafficResult:
-        """Begin no more, wait for what is under way, and say what came of all. May be called twice."""
+        """Start no more requests, wait for running ones and return the result. It may be called twice."""
         if self._result is None:
             self._call(lambda conductor: conductor.stop())
             self._thread.join()
@@ -189,7 +190,7 @@ class Traffic:
         return self._result
 
     def so_far(self) -> TrafficResult:
-        """What is over by now."""
+        """Return the result of the requests that are finished."""
         with self._lock:
             return TrafficResult(
                 records=tuple(sorted(self._records, key=lambda record: record.number)),
@@ -249,7 +250,7 @@ class Traffic:
 
 
 class _Conductor:
-    """Begins requests when they are due. Lives in the driver's event loop."""
+    """A scheduler that starts requests when they are due, in the driver's event loop."""
 
     def __init__(
         self, pace: Pace, request: Callable[[], Coroutine[object, object, None]], now: Callable[[], float]
@@ -272,7 +273,7 @@ class _Conductor:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until told to stop and nothing is under way."""
+        """Run until stopped and no request is running."""
         while not self._stopping:
             self._changed.clear()
             wait = self._begin_what_is_due()
@@ -284,7 +285,7 @@ class _Conductor:
         await asyncio.gather(*self._running)
 
     def _begin_what_is_due(self) -> float | None:
-        """How long until the next is due; None: when something changes."""
+        """Start due requests. Return the seconds until the next one, or None until a change."""
         pace = self.pace
         if isinstance(pace, Concurrency):
             while len(self._running) < pace.requests:
@@ -313,7 +314,7 @@ class _Conductor:
 def _asks(
     prompts: Sequence[Prompt], forms: Sequence[Form], *, salted_share: float, beyond: int, seed: int
 ) -> Iterator[Ask]:
-    """Endless; each round has every prompt in every form once, in an order that the seed decides."""
+    """Yield requests endlessly; each round contains every prompt in every form once, in an order from the seed."""
     rng = random.Random(seed)
     number = itertools.count()
     while True:

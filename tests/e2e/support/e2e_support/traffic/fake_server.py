@@ -1,4 +1,4 @@
-"""A server on loopback that answers as quire does, until it is told how to misbehave: for the driver's own tests."""
+"""A loopback server that answers like quire, or with configured errors, for the driver's own tests."""
 
 import asyncio
 import json
@@ -42,11 +42,11 @@ CHAT = Prompt(
 )
 Event = dict[str, Any]
 Twist = Callable[[list[Event | str]], list[Event | str]]
-"""What is done to the events of a right answer; a string is sent as it is."""
+"""A change to the events of a correct answer; a string is sent unchanged."""
 
 
 def right_events(body: Event, *, words: tuple[str, ...] = WORDS) -> list[Event | str]:
-    """The stream of an engine that works."""
+    """Return the stream of a working engine."""
     prompt = CHAT if "messages" in body else PROMPT
     head = {"id": "cmpl-1", "model": "demo"}
     events: list[Event | str] = []
@@ -64,19 +64,23 @@ def right_events(body: Event, *, words: tuple[str, ...] = WORDS) -> list[Event |
 
 
 def right_usage(prompt: Prompt) -> Event:
-    told, drawn = prompt.prompt_tokens, len(prompt.token_ids)
-    return {"prompt_tokens": told, "completion_tokens": drawn, "total_tokens": told + drawn}
+    prompt_tokens, completion_tokens = prompt.prompt_tokens, len(prompt.token_ids)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 @dataclass(slots=True)
 class Server:
-    """`twist` changes a stream's events, `handler` replaces the whole answer."""
+    """A server. `twist` changes the events of a stream, `handler` replaces the whole answer."""
 
     url: str = ""
     twist: Twist | None = None
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     pause_seconds: float = 0.0
-    """Between two events."""
+    """The delay between two events."""
     served: int = 0
     most_at_once: int = 0
     bodies: list[Event] = field(default_factory=list)
@@ -128,7 +132,7 @@ async def begin(request: web.Request) -> web.StreamResponse:
 
 @contextmanager
 def running() -> Iterator[Server]:
-    """In a thread of its own, for scenarios are synchronous."""
+    """Run the server in its own thread, because scenarios are synchronous."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

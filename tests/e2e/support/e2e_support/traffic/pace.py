@@ -1,7 +1,7 @@
-"""How fast requests are sent, as a function of time. Pure.
+"""The rate of requests as a function of time. Pure.
 
-`Concurrency`: so many are always under way (a closed loop: a slow server gets fewer). `Rate`: so many start a second
-whatever comes of them (an open loop, as users are); it may climb evenly from one rate to another.
+`Concurrency`: a constant number of running requests (a closed loop: a slow server gets fewer). `Rate`: a number of
+requests started per second, whatever their results (an open loop, like users); it may change linearly.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """`start` per second at the moment `since`, `end` per second after `seconds`, and from then on."""
+    """A rate of `start` per second at the time `since`, and `end` per second after `seconds` and from then on."""
 
     start: float
     end: float
@@ -22,12 +22,12 @@ class Rate:
     seconds: float
 
     def at(self, now: float) -> float:
-        """Requests per second."""
+        """Return the requests per second."""
         share = 1.0 if self.seconds <= 0 else min(1.0, max(0.0, (now - self.since) / self.seconds))
         return self.start + (self.end - self.start) * share
 
     def next_after(self, sent: float, now: float) -> float | None:
-        """When the one after that of `sent` is due; None while the rate is zero and stays so."""
+        """Return when the request after `sent` ones is due, or None while the rate stays zero."""
         rate = self.at(max(sent, now))
         if rate > 0:
             return sent + 1 / rate

@@ -1,8 +1,8 @@
-"""Which failures a scenario allows. Pure.
+"""Failures that a scenario permits. Pure.
 
-Serving promises that whoever is not touched notices nothing. Whoever is, such as a stream on the very replica that is
-killed, may be told so: by an error event, a broken connection or, before its first byte, a status that says to try
-again. Nothing permits a wrong answer, or one that is short without saying so.
+Serving guarantees that unaffected clients notice nothing. An affected request, such as a stream on a killed replica,
+may end with an error event, a broken connection or, before its first byte, a status that asks for a retry. A wrong or
+silently shortened answer is never permitted.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from e2e_support.traffic.records import FailureKind, Mark, Record
 
 CUT: frozenset[FailureKind] = frozenset({FailureKind.ERROR_EVENT, FailureKind.BROKEN})
-"""How a stream ends whose server has gone."""
+"""The kinds of failure of a stream whose server is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +19,13 @@ class Permit:
     why: str
     kinds: frozenset[FailureKind]
     after: str
-    """The mark it begins with (the last of that name)."""
+    """The mark at which the permit starts (the last one of that name)."""
     within_seconds: float
-    """From then."""
+    """The duration from then."""
     replica: str | None = None
-    """Only on this one."""
+    """The only replica to which it applies."""
     statuses: frozenset[int] = frozenset({503})
-    """Of FailureKind.STATUS."""
+    """The statuses of FailureKind.STATUS to which it applies."""
     at_most: int | None = None
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class Permit:
 
 
 def not_permitted(records: Sequence[Record], marks: Sequence[Mark], permits: Sequence[Permit]) -> list[Record]:
-    """The failures that no permit covers, in the order in which they ended."""
+    """Return the failures that no permit covers, in the order of their ends."""
     left = {permit: permit.at_most for permit in permits}
     refused = []
     for record in sorted((record for record in records if not record.ok), key=lambda record: record.ended):

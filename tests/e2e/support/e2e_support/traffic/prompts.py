@@ -1,10 +1,9 @@
-"""What the driver asks, and the only right answer to each: greedy continuations of the demo model.
+"""The driver's requests and the only correct answer to each: greedy continuations of the demo model.
 
-They were computed by transformers in float32 (`choose_prompts`), never by quire. At every step the best logit leads the
-second by at least `MARGIN` standard deviations of the logits. Rounding moves such a lead by far less: engine.md's bound
-for what a batch may change is 0.001, and bfloat16 instead of float32 was seen to move it by at most `bfloat16_shift` of
-the prompt, which is held under half of MARGIN. So whatever the batch, the replica and the dtype: another token is a
-fault.
+transformers computed them in float32 (`choose_prompts`), never quire. At every step, the best logit leads the second
+one by at least `MARGIN` standard deviations of the logits. Rounding changes such a lead by far less: the bound for the
+effect of a batch is 0.001, and bfloat16 instead of float32 changed it by at most the `bfloat16_shift` of the prompt,
+which is less than half of MARGIN. Therefore, for every batch, replica and dtype, another token is an error.
 """
 
 import json
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 MARGIN = 0.25
-"""In standard deviations of a step's logits."""
+"""The margin in standard deviations of a step's logits."""
 BLOCK_TOKENS = 16
-"""Tokens of a KV block by default."""
+"""The default size of a KV block in tokens."""
 MODEL = Path(__file__).resolve().parents[5] / "examples" / "models" / "quire-demo"
 DATA = Path(__file__).with_name("prompts.json")
 
@@ -27,15 +26,15 @@ FinishReason = Literal["length", "stop"]
 
 class Kind(StrEnum):
     SHORT = "short"
-    """A prompt of one block; few tokens to answer."""
+    """A prompt of one block with a short answer."""
     DEEP = "deep"
-    """A prompt of many blocks; few tokens to answer."""
+    """A prompt of many blocks with a short answer."""
     LONG = "long"
-    """A stream that lasts."""
+    """A long stream."""
     SHARED = "shared"
-    """Chats that have several blocks in common with others of their kind, then differ."""
+    """Chats that share several blocks with others of this kind and then differ."""
     CHAT = "chat"
-    """Chats whose answer the model itself ends."""
+    """Chats whose answer the model ends itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +48,19 @@ class Prompt:
     name: str
     kind: Kind
     text: str | None
-    """For /v1/completions."""
+    """The prompt for /v1/completions."""
     messages: tuple[Message, ...]
-    """For /v1/chat/completions, where there is no text."""
+    """The messages for /v1/chat/completions, if there is no text."""
     prompt_tokens: int
     max_tokens: int
     token_ids: tuple[int, ...]
-    """What greedy decoding gives, with the token that ends it."""
+    """The greedy tokens, including the token that ends the answer."""
     answer: str
     finish_reason: FinishReason
     margin: float
     """The smallest lead of the best logit, in standard deviations."""
     bfloat16_shift: float
-    """The most by which transformers in bfloat16 sees a lead differently."""
+    """The largest change of a lead by bfloat16 in transformers."""
 
     @property
     def is_chat(self) -> bool:
@@ -69,7 +68,7 @@ class Prompt:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The part of a body that asks for it."""
+        """Return the part of a body that contains the prompt."""
         if self.text is not None:
             return {"prompt": self.text}
         return {"messages": [asdict(message) for message in self.messages]}
@@ -77,7 +76,7 @@ class Prompt:
 
 @cache
 def load(path: Path = DATA) -> tuple[Prompt, ...]:
-    """The committed prompts."""
+    """Return the committed prompts."""
     return tuple(_prompt(document) for document in json.loads(path.read_text()))
 
 
@@ -86,7 +85,7 @@ def of_kind(*kinds: Kind) -> tuple[Prompt, ...]:
 
 
 def save(prompts: Sequence[Prompt], path: Path = DATA) -> None:
-    """A line of the file for each, so that a change shows what changed."""
+    """Write one line per prompt, so that a diff shows the changes."""
     lines = [json.dumps(asdict(prompt), ensure_ascii=False) for prompt in prompts]
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 

@@ -1,4 +1,4 @@
-"""What is known of one request when it is over. Times are seconds since the traffic began."""
+"""The record of a finished request. Times are seconds since the start of the traffic."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,17 +9,17 @@ from e2e_support.traffic.prompts import Kind
 
 class FailureKind(StrEnum):
     UNREACHABLE = "unreachable"
-    """No connection came about."""
+    """No connection was established."""
     STATUS = "status"
-    """An answer, but not 200."""
+    """The status of the answer was not 200."""
     ERROR_EVENT = "error event"
-    """A stream that said that it breaks off."""
+    """The stream reported an error."""
     BROKEN = "broken connection"
-    """The connection ended before the body did."""
+    """The connection ended before the body."""
     STALLED = "stalled"
-    """Nothing came for too long."""
+    """Nothing arrived for too long."""
     WRONG = "wrong answer"
-    """Not what it must be, or short without saying so. Nothing permits this."""
+    """The answer was wrong or silently shortened. This is never permitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,16 @@ class Record:
     expected_tokens: int
     started: float
     chunk_times: tuple[float, ...]
-    """Of each chunk that brought something."""
+    """The times of each chunk with a part of the answer."""
     ended: float
     replica: str | None
-    """As the gateway says; None where it gave no answer."""
+    """The replica as reported by the gateway, or None without an answer."""
     failure: Failure | None
-    """None: everything about it was right."""
+    """The failure, or None if everything was correct."""
 
     @property
     def id(self) -> str:
-        """What its server's log calls it, under a prefix that the driver chooses."""
+        """Return the id in the server's log, below a prefix that the driver chooses."""
         return f"{self.number:05d}"
 
     @property
@@ -64,7 +64,7 @@ class Record:
 
     @property
     def ttft_seconds(self) -> float | None:
-        """Time to first token; only a stream has one."""
+        """Return the time to first token of a stream."""
         return self.chunk_times[0] - self.started if self.is_stream and self.chunk_times else None
 
     @property
@@ -74,7 +74,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What was done, and when."""
+    """An action and its time."""
 
     seconds: float
     name: str

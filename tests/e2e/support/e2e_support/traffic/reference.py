@@ -1,6 +1,6 @@
 """The independent reference: transformers runs the demo model, one prompt at a time, in float32 and in bfloat16.
 
-Used when prompts are chosen and by the test that recomputes some of them; the driver itself needs no torch.
+It is used to choose prompts and by the test that recomputes some of them. The driver itself needs no torch.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Reference:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def continue_greedily(self, prompt: Sequence[int], max_tokens: int, margin: float) -> Continuation:
-        """The greedy tokens, up to `max_tokens`, a stop token, or the first step whose lead is below `margin`."""
+        """Return the greedy tokens up to `max_tokens`, a stop token, or the first step whose lead is below `margin`."""
         step, cache = torch.tensor([list(prompt)]), None
         taken: list[int] = []
         lowest = float("inf")
@@ -62,7 +62,7 @@ class Reference:
         return Continuation(token_ids=tuple(taken), finish_reason="length", margin=lowest)
 
     def leads(self, prompt: Sequence[int], answer: Sequence[int], *, rounded: bool) -> list[float]:
-        """By how many standard deviations each token of the answer leads every other; negative where it does not."""
+        """Return by how many standard deviations each token of the answer leads all others; negative if it does not."""
         model = self._rounded if rounded else self._exact
         ids = torch.tensor([[*prompt, *answer]])
         logits = model(ids).logits[0, len(prompt) - 1 : -1].float()  # [answer, vocabulary]
@@ -71,7 +71,7 @@ class Reference:
         return list(((logits.gather(1, chosen).squeeze(1) - others) / logits.std(dim=1)).tolist())
 
     def bfloat16_shift(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
-        """The most by which bfloat16 sees a lead differently."""
+        """Return the largest change of a lead by bfloat16."""
         pairs = zip(self.leads(prompt, answer, rounded=False), self.leads(prompt, answer, rounded=True), strict=True)
         return max(abs(exact - rounded) for exact, rounded in pairs)
 

@@ -1,4 +1,4 @@
-"""What came of a stretch of traffic: whether all was right, how fast it was, who served it. Pure."""
+"""The result of traffic: correctness, speed, and the serving replicas. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,16 +8,16 @@ from e2e_support.traffic.permits import Permit, not_permitted
 from e2e_support.traffic.records import Mark, Record
 
 _TOLD = 12
-"""Failures that a message lists."""
+"""The maximum number of failures in a message."""
 
 
 class TrafficFailed(AssertionError):
-    """Requests failed that nothing permits."""
+    """Requests failed without a permit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """Seconds. Nearest rank, so that each is a value that occurred."""
+    """Quantiles in seconds, by nearest rank, so each is an observed value."""
 
     count: int
     p50: float
@@ -39,27 +39,27 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
-    """Of right answers."""
+    """Latencies of correct answers."""
 
     ttft: Quantiles | None
-    """Time to first token, of streams."""
+    """The time to first token of streams."""
     itl: Quantiles | None
-    """Inter-token latency: between two chunks of a stream."""
+    """Inter-token latency: the time between two chunks of a stream."""
     e2e: Quantiles | None
-    """The whole answer."""
+    """The time of the complete answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficResult:
     records: tuple[Record, ...]
-    """In the order of their numbers."""
+    """The records, ordered by number."""
     marks: tuple[Mark, ...]
     seconds: float
-    """From the first request until nothing was under way any more."""
+    """The time from the first request until no request was running."""
     cpu_seconds: float
-    """Of the driver's thread."""
+    """The CPU time of the driver's thread."""
     held_back: int
-    """Requests that were due and not sent, because too many were under way."""
+    """Requests that were due but not sent, because too many were running."""
 
     @property
     def failures(self) -> tuple[Record, ...]:
@@ -74,7 +74,7 @@ class TrafficResult:
         return self.cpu_seconds / max(1, len(self.records))
 
     def assert_all_right(self, *permits: Permit, at_least: int = 1) -> None:
-        """Every answer complete and right, but for what is permitted. Raises TrafficFailed."""
+        """Assert that every answer is complete and correct, except for permitted failures. Raise TrafficFailed."""
         refused = not_permitted(self.records, self.marks, permits)
         if refused:
             lines = [f"  {describe(record, self.marks)}" for record in refused[:_TOLD]]
@@ -91,15 +91,15 @@ class TrafficResult:
             )
 
     def seconds_of(self, mark: str) -> float:
-        """When the last mark of that name was set."""
+        """Return the time of the last mark of that name."""
         return [one.seconds for one in self.marks if one.name == mark][-1]
 
     def between(self, start: float, end: float) -> tuple[Record, ...]:
-        """Those that began within this time."""
+        """Return the requests that started within this period."""
         return tuple(record for record in self.records if start <= record.started < end)
 
     def latencies(self, start: float = 0.0, end: float = float("inf")) -> Latencies:
-        """Of the requests that began within this time."""
+        """Return the latencies of the requests that started within this period."""
         right = [record for record in self.between(start, end) if record.ok]
         return Latencies(
             ttft=Quantiles.of(record.ttft_seconds for record in right if record.ttft_seconds is not None),
@@ -108,25 +108,25 @@ class TrafficResult:
         )
 
     def longest_gap(self, start: float = 0.0, end: float | None = None) -> float:
-        """The longest time within which no answer was completed."""
+        """Return the longest period without a completed answer."""
         until = self.seconds if end is None else end
         ends = sorted(record.ended for record in self.records if record.ok and start <= record.ended <= until)
         edges = [start, *ends, until]
         return max(later - earlier for earlier, later in zip(edges, edges[1:], strict=False))
 
     def served_again_after(self, mark: str) -> float | None:
-        """Seconds from a mark until a request that began after it was answered; None: none was."""
+        """Return the seconds from a mark until a request that started after it was answered, or None."""
         since = self.seconds_of(mark)
         ends = [record.ended for record in self.records if record.ok and record.started >= since]
         return min(ends) - since if ends else None
 
     def by_replica(self) -> Mapping[str, tuple[Record, ...]]:
-        """Who answered what; without those that got no answer."""
+        """Return the answers by replica, without unanswered requests."""
         names = sorted({record.replica for record in self.records if record.replica is not None})
         return {name: tuple(record for record in self.records if record.replica == name) for name in names}
 
     def streams_during(self, seconds: float) -> Mapping[str, tuple[Record, ...]]:
-        """The streams that were under way at this moment, by the replica that served them."""
+        """Return the streams that were running at this time, by replica."""
         return {
             name: running
             for name, records in self.by_replica().items()
@@ -138,7 +138,7 @@ class TrafficResult:
 
 
 def describe(record: Record, marks: Sequence[Mark]) -> str:
-    """One request in a line: which, where, when, what."""
+    """Describe a request in one line."""
     failure = "right" if record.failure is None else f"{record.failure.kind}: {record.failure.message}"
     where = record.replica or "no replica"
     last = max((mark for mark in marks if mark.seconds <= record.ended), key=lambda mark: mark.seconds, default=None)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
-from quire_operator.domain.manifests import engine_contract
+from quire_common.contract import engine
 
 IDLE: Final = """\
 vllm:num_requests_running 0
@@ -35,7 +35,7 @@ def engines_at(address: str, page: str) -> Iterator[None]:
         def log_message(self, format: str, *args: object) -> None:
             """The test's own output is enough."""
 
-    with ThreadingHTTPServer((address, engine_contract.HTTP_PORT), Replica) as server:
+    with ThreadingHTTPServer((address, engine.HTTP_PORT), Replica) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

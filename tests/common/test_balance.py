@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quire_gateway.balance import (
+from quire_common.routing.balance import (
     Candidate,
     Hold,
     Load,
@@ -91,7 +91,7 @@ CASES = {
 @pytest.mark.parametrize(("candidates", "expected"), CASES.values(), ids=CASES.keys())
 def test_picks_the_least_expected_wait(candidates, expected):
     assert pick(candidates) == Picked(expected)
-    assert pick(list(reversed(candidates)), draw=0.99) == Picked(expected)
+    assert pick(list(reversed(candidates)), tie_breaker=0.99) == Picked(expected)
 
 
 TOKEN_CASES = {
@@ -169,23 +169,23 @@ TOKEN_CASES = {
 @pytest.mark.parametrize(("candidates", "expected"), TOKEN_CASES.values(), ids=TOKEN_CASES.keys())
 def test_picks_the_least_time_to_the_first_token(candidates, expected):
     assert pick(candidates, prompt_tokens=1000) == Picked(expected)
-    assert pick(list(reversed(candidates)), prompt_tokens=1000, draw=0.99) == Picked(expected)
+    assert pick(list(reversed(candidates)), prompt_tokens=1000, tie_breaker=0.99) == Picked(expected)
 
 
-def test_engines_that_tell_no_tokens_are_balanced_as_if_the_prompt_had_no_length():
+def test_without_reported_tokens_the_prompt_length_is_ignored():
     fleet = [replica("a", load(running=9), sent=0), replica("b", load(running=4), sent=50_000)]
     assert pick(fleet, prompt_tokens=10) == pick(fleet, prompt_tokens=100_000) == Picked("b")
 
 
-def test_nobody_ready_means_hold():
+def test_holds_when_no_replica_is_ready():
     assert pick([]) == Hold()
     assert pick([replica("a", ready=False)]) == Hold()
     assert pick([replica("a")], exclude={"a"}) == Hold()
 
 
-def test_equals_are_told_apart_by_the_draw():
+def test_tie_breaker_chooses_among_equal_replicas():
     equals = [replica(name, load(running=3)) for name in "abcd"]
-    assert [pick(equals, draw=draw).id for draw in (0.0, 0.3, 0.6, 0.99)] == ["a", "b", "c", "d"]
+    assert [pick(equals, tie_breaker=tie_breaker).id for tie_breaker in (0.0, 0.3, 0.6, 0.99)] == ["a", "b", "c", "d"]
 
 
 loads = st.none() | st.builds(
@@ -217,15 +217,15 @@ fleets = st.lists(
 
 
 @given(fleets, tokens, st.floats(0, 1, exclude_max=True), st.data())
-def test_picked_replica_is_ready_and_not_excluded_and_there_is_one_whenever_there_can_be(fleet, prompt, draw, data):
+def test_picks_a_ready_replica_whenever_there_is_one(fleet, prompt, tie_breaker, data):
     exclude = set(data.draw(st.lists(st.sampled_from([c.id for c in fleet])))) if fleet else set()
     able = {c.id for c in fleet if c.ready and c.id not in exclude}
-    choice = pick(fleet, prompt_tokens=prompt, exclude=exclude, draw=draw)
+    choice = pick(fleet, prompt_tokens=prompt, exclude=exclude, tie_breaker=tie_breaker)
     assert (choice == Hold()) if not able else (isinstance(choice, Picked) and choice.id in able)
 
 
 @given(loads.filter(bool), st.integers(1, 50))
-def test_more_waiting_never_means_less_wait(told, more):
+def test_more_waiting_requests_never_shorten_the_wait(told, more):
     longer = load(
         running=told.running,
         waiting=told.waiting + more,
@@ -263,22 +263,22 @@ telling_fleets = st.lists(
 
 
 @given(telling_fleets, tokens, st.integers(0, 5), st.floats(1, 1e6), st.sampled_from(["pending", "sent", "running"]))
-def test_a_replica_with_more_to_do_draws_no_request_from_the_others(fleet, prompt, place, more, of):
-    """Whoever was passed over before is so still when it has more prompt tokens, or more requests."""
+def test_more_load_never_attracts_a_request(fleet, prompt, place, more, of):
+    """A replica that was not picked is still not picked with more prompt tokens or more requests."""
     busier = fleet[place % len(fleet)]
     chosen = pick(fleet, prompt_tokens=prompt)
     assume(chosen != Picked(busier.id))
     if of == "sent":
-        changed = replace(busier, sent_tokens=busier.sent_tokens + more)
+        changed = busier._replace(sent_tokens=busier.sent_tokens + more)
     else:
         assume(busier.load is not None)
         name = "pending_tokens" if of == "pending" else "running"
-        changed = replace(busier, load=replace(busier.load, **{name: getattr(busier.load, name) + more}))
+        changed = busier._replace(load=replace(busier.load, **{name: getattr(busier.load, name) + more}))
     assert pick([changed if c is busier else c for c in fleet], prompt_tokens=prompt) != Picked(busier.id)
 
 
 @given(telling, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1, 1e5))
-def test_more_of_its_prompt_to_compute_never_means_a_sooner_first_token(told, fewer, more, typical):
+def test_more_uncached_tokens_never_hasten_the_first_token(told, fewer, more, typical):
     here = replica("a", told)
     sooner, later = (first_token_seconds(here, own_tokens=own, typical_rate=typical) for own in (fewer, fewer + more))
     assert 0 <= sooner <= later

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.resource.quantities import (
+from quire_common.quantities import (
     format_bytes,
     format_duration,
     parse_bytes,

@@ -1,0 +1,51 @@
+"""The interface of the gateway, and the file from which it reads endpoints in local mode.
+
+{"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": "http://127.0.0.1:40001",
+                                            "ready": true, "serving": true, "terminating": false}]}]}
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+GATEWAY_COMMAND = "quire-gateway"
+LIVE_PATH = "/livez"
+"""200 while the gateway runs, whether it knows replicas or not."""
+REQUESTS_PATH = "/requests"
+"""The number of requests of each model that wait and that run; needs no key."""
+SCRAPE_SECONDS = 1.0
+"""The period in which the gateway scrapes the load of every replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The address and the state of one replica, in terms of EndpointSlice conditions."""
+
+    id: str
+    url: str
+    """Scheme, host and port, without a path."""
+    ready: bool = True
+    serving: bool = True
+    """True if it answers requests; it may be terminating."""
+    terminating: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEndpoints:
+    """The replicas of one model."""
+
+    name: str
+    endpoints: Sequence[Endpoint]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointsFile:
+    """The content of an endpoints file."""
+
+    models: Sequence[ModelEndpoints]
+
+
+def render_endpoints(endpoints: Mapping[str, Sequence[Endpoint]]) -> str:
+    """Return the text of an endpoints file with these models."""
+    models = [ModelEndpoints(name=name, endpoints=found) for name, found in endpoints.items()]
+    return json.dumps(asdict(EndpointsFile(models=models)), indent=1)

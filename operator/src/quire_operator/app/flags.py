@@ -1,0 +1,207 @@
+"""The flags of ``quire-operator``: one table gives the parser, the environment variables and ``--help``."""
+
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire_common.flags.kinds import (
+    Choice,
+    Duration,
+    Flag,
+    Integer,
+    Kind,
+    PathName,
+    Pattern,
+    Text,
+    Url,
+)
+from quire_common.flags.table import FlagTable
+from quire_common.names import object_name_problem
+from quire_operator.domain.manifests.network_policy import peer_problems
+
+_LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_SELECTOR_TERM = r"[A-Za-z0-9][\w./-]*(=[\w.-]*)?"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectName:
+    """The name of a Kubernetes object."""
+
+    expected: str = "the name of a Kubernetes object: lower-case letters, digits, '-' and '.'"
+    metavar: str = "NAME"
+
+    def parse(self, text: str) -> str:
+        if object_name_problem(text) is not None:
+            raise ValueError
+        return text
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """A file with certificates in PEM."""
+
+    expected: str = "a file with certificates in PEM"
+    metavar: str = "PATH"
+
+    def parse(self, text: str) -> Path:
+        try:
+            ssl.create_default_context(cafile=text)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(error.strerror or str(error)) from error
+        return Path(text)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels of Kubernetes objects."""
+
+    expected: str = "labels such as release=prometheus,team=ml"
+    metavar: str = "LABELS"
+
+    def parse(self, text: str) -> Mapping[str, str]:
+        labels: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            name, equals, value = part.partition("=")
+            if not equals or not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
+                raise ValueError(f"{part!r} is not label=value")
+            labels[name] = value
+        return labels
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPeers:
+    """A list of NetworkPolicyPeers in JSON."""
+
+    expected: str = "NetworkPolicyPeers in JSON"
+    metavar: str = "JSON"
+
+    def parse(self, text: str) -> tuple[Mapping[str, object], ...]:
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"not JSON: {error}") from None
+        problems = list(peer_problems(value))
+        if problems:
+            raise ValueError("; ".join(map(str, problems)))
+        return tuple(value)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+_IMAGE = Pattern(r"[A-Za-z0-9][\w./:@-]{0,511}", "an image reference", "IMAGE")
+_METRIC_LABEL = Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a label", "LABEL")
+
+
+def _flag(name: str, kind: Kind, help: str, default: str | None = None, *, unset: str | None = None) -> Flag:
+    """Return a row; ``unset`` describes what a flag without a default means when it is not set."""
+    return Flag(name=name, kind=kind, help=help, default=default, shown_default=unset)
+
+
+# fmt: off
+FLAGS = FlagTable(
+    program="quire-operator",
+    env_prefix="QUIRE_OPERATOR_",
+    separator=",",
+    intro="""\
+quire-operator turns every LLMDeployment of a Kubernetes cluster into running replicas of the engine. Several operators
+may run: one of them acts, the others are on standby.
+
+usage: quire-operator [flags]
+""",
+    groups={
+        "Cluster": (
+            _flag("kubeconfig", Text("PATH"), "the file with the connection to the cluster",
+                  unset="the pod's service account"),
+            _flag("namespace", ObjectName(), "the namespace of the Lease", unset="the pod's own, else default"),
+            Flag(name="watch-namespace", kind=ObjectName(), many=True, help="the namespaces to act in",
+                 shown_default="all"),
+            _flag("cluster-domain", ObjectName(metavar="DOMAIN"), "the DNS domain of Services", "cluster.local"),
+        ),
+        "Pods": (
+            _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
+                  unset="quire-engine:VERSION"),
+            _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
+            _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
+                  "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "
+                  "(image if the API server supports it)", "auto"),
+            _flag("capacity-check", Choice(values={"auto": True, "off": False}), "auto creates no pods that are known "
+                  "not to fit. It reads the model's size from the hub, the memory limit, and the nodes' GPUs if all "
+                  "namespaces are watched. off reads neither hub nor nodes", "auto"),
+        ),
+        "Other children": (
+            _flag("network-policy-from", NetworkPeers(), "the only NetworkPolicyPeers that may reach replicas",
+                  unset="no policies: all may"),
+            _flag("served-names", Choice(values={"unique": True, "shared": False}), "unique: two LLMDeployments with "
+                  "one served name conflict", "unique"),
+            _flag("monitors", Choice(values={"auto": True, "off": False}), "PodMonitors and PrometheusRules; auto "
+                  "creates them if the cluster has these kinds", "auto"),
+            _flag("monitor-interval", Pattern(r"(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", 'a duration such as "15s"',
+                  "DURATION"), "the time between scrapes by PodMonitors", "15s"),
+            _flag("monitor-labels", Labels(), "labels of PodMonitors, such as release=prometheus"),
+            _flag("alert-labels", Labels(), "labels of PrometheusRules, such as release=prometheus"),
+            _flag("runbook-url", Pattern(r"[\w./:~%@-]{1,1000}", "a URL or a path", "URL"), "the address of the "
+                  "runbooks, in front of /NAME.md", "docs/runbooks"),
+            _flag("discovery", Duration(1.0), "how often the cluster is searched for such kinds and their objects",
+                  "60s"),
+        ),
+        "Several operators": (
+            _flag("lease-name", ObjectName(), "the Lease that they share", "quire-operator"),
+            _flag("identity", Pattern(r"[A-Za-z0-9_.-]{1,128}", "1 to 128 letters, digits, '-', '_', '.'", "TEXT"),
+                  "a name that is unique among them", unset="host name and a random id"),
+        ),
+        "Work": (
+            _flag("workers", Integer(1, 1024), "the number of LLMDeployments that are reconciled at once", "32"),
+            _flag("resync", Duration(10.0), "how often every LLMDeployment is reconciled without a change", "10m"),
+            _flag("autoscaling-period", Duration(1.0), "the time between two evaluations of the autoscaler", "15s"),
+        ),
+        "Prometheus for the autoscaler (without it, or with metricsSource: Pods, replicas are scraped directly)": (
+            _flag("prometheus-url", Url("http://prometheus:9090"), "the address of Prometheus", unset="none"),
+            _flag("prometheus-token-file", PathName(readable=True), "a file with a bearer token; read at each query"),
+            _flag("prometheus-ca-file", Certificates(), "certificates of authorities to trust", unset="the system's"),
+            _flag("prometheus-namespace-label", _METRIC_LABEL, "the label with a series' namespace", "namespace"),
+            _flag("prometheus-pod-label", _METRIC_LABEL, "the label with a series' pod", "pod"),
+        ),
+        "Validating webhook (off without a certificate)": (
+            _flag("webhook-certificate", Certificates(), "the TLS certificate; reloaded when it changes"),
+            _flag("webhook-key", PathName(readable=True), "the certificate's private key"),
+            _flag("webhook-port", Integer(1, 65535), "the port of the webhook", "9443"),
+        ),
+        "Gateways, for minReplicas: 0 (they hold the first requests; without them nothing scales to zero)": (
+            _flag("gateway-selector", Pattern(rf"{_SELECTOR_TERM}(,{_SELECTOR_TERM})*",
+                  "a label selector such as app=gateway", "LABELS"), "the labels of their pods, in --namespace",
+                  unset="none"),
+            Flag(name="gateway-url", kind=Url("http://gateway:8000"), many=True,
+                 help="the addresses of gateways outside the cluster", shown_default="none"),
+        ),
+        "Serving /healthz, /readyz and /metrics, and logs": (
+            _flag("host", Text(), "the address to listen on", "0.0.0.0"),
+            _flag("port", Integer(0, 65535), "the port to listen on; 0 chooses a free port", "8080"),
+            _flag("log-level", Choice("debug", "info", "warning", "error"), "the least severe level to log", "info"),
+        ),
+    },
+    outro="""\
+Also: --help, --version.
+
+Each flag can be set by a variable: --engine-image IMAGE is QUIRE_OPERATOR_ENGINE_IMAGE=IMAGE, with commas between
+several values. A flag takes precedence.
+
+  quire-operator                                        in a cluster, with its pod's service account
+  quire-operator --kubeconfig ~/.kube/config --watch-namespace chat --namespace chat
+""",
+)
+# fmt: on

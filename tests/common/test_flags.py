@@ -1,0 +1,190 @@
+"""The declarative flag reader: precedence, kinds, problems, variables, help and schema."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_common.errors import FlagsError
+from quire_common.flags.kinds import (
+    Choice,
+    Duration,
+    Flag,
+    Integer,
+    Kind,
+    Number,
+    PathName,
+    Pattern,
+    Size,
+    Switch,
+    Text,
+    Url,
+)
+from quire_common.flags.table import FlagTable, FlagValues
+
+
+def table(*flags: Flag, separator: str | None = None, reject_unknown_variables: bool = False) -> FlagTable:
+    return FlagTable(
+        program="prog",
+        env_prefix="PROG_",
+        groups={"Group": flags},
+        intro="intro",
+        outro="outro",
+        separator=separator,
+        reject_unknown_variables=reject_unknown_variables,
+        hints={"old": "use --new"},
+    )
+
+
+def flag(name: str, kind: Kind, default: str | None = None, *, many: bool = False, required: bool = False) -> Flag:
+    return Flag(name=name, kind=kind, help=f"the {name}", default=default, many=many, required=required)
+
+
+TABLE = table(
+    flag("port", Integer(0, 65535), "80"), flag("verbose", Switch(negatable=True)), flag("url", Url("http://x"))
+)
+
+
+def read(argv: list[str], environ: dict[str, str] | None = None, of: FlagTable = TABLE) -> FlagValues:
+    values = of.read(argv, environ or {})
+    values.check()
+    return values
+
+
+def test_flags_precede_variables_and_variables_defaults() -> None:
+    assert read([])["port"] == 80
+    assert read([], {"PROG_PORT": "81"})["port"] == 81
+    assert read(["--port", "82"], {"PROG_PORT": "81"})["port"] == 82
+    assert (read([]).is_set("port"), read([], {"PROG_PORT": "81"}).is_set("port")) == (False, True)
+
+
+def test_switches_turn_on_and_off() -> None:
+    assert read([])["verbose"] is None
+    assert read(["--verbose"])["verbose"] is True
+    assert read(["--no-verbose"], {"PROG_VERBOSE": "yes"})["verbose"] is False
+
+
+@pytest.mark.parametrize("link", ["tcp://10.0.0.1:80", "udp://10.0.0.1:80"])
+def test_service_links_of_kubernetes_are_no_flags(link: str) -> None:
+    links = {"PROG_PORT": link, "PROG_SERVICE_HOST": "10.0.0.1", "PROG_PORT_80_TCP_ADDR": "10.0.0.1"}
+    strict = table(flag("port", Integer(0, 65535), "80"), reject_unknown_variables=True)
+    assert read([], links, strict)["port"] == 80
+
+
+def test_variables_may_be_urls() -> None:
+    assert read([], {"PROG_URL": "http://collector:4318"})["url"] == "http://collector:4318"
+
+
+def test_unknown_variables_are_a_problem_where_the_table_says_so() -> None:
+    assert read([], {"PROG_PROT": "1"})["port"] == 80
+    strict = table(flag("port", Integer(0, 65535)), reject_unknown_variables=True)
+    assert strict.read([], {"PROG_PROT": "1"}).problems == [
+        "the variable PROG_PROT is unknown; did you mean PROG_PORT?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("separator", "argv", "environ", "expected"),
+    [
+        (None, ["--name", "a", "b,c", "--name", "d"], {}, ("a", "b,c", "d")),
+        (None, [], {"PROG_NAME": "a b,c"}, ("a", "b,c")),
+        (",", ["--name", "a", "b,c"], {}, ("a", "b", "c")),
+        (",", [], {"PROG_NAME": "a, b ,,c"}, ("a", "b", "c")),
+    ],
+)
+def test_flags_take_several_values(separator: str | None, argv: list[str], environ: dict[str, str], expected) -> None:
+    assert read(argv, environ, table(flag("name", Text(), many=True), separator=separator))["name"] == expected
+
+
+def test_every_problem_is_listed_at_once() -> None:
+    many = table(flag("port", Integer(0, 9)), flag("name", Text(), many=True), flag("model", Text(), required=True))
+    values = many.read(["--port", "x", "--name", "--prot=1", "--old"], {"PROG_PORT": "y"})
+    with pytest.raises(FlagsError) as caught:
+        values.check()
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == [
+        "PROG_PORT:",
+        "--prot",
+        "--old",
+        "--port:",
+        "--name:",
+        "--model",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Integer(1), "7", 7),
+        (Number(0, 1), "0.5", 0.5),
+        (Choice("16", "32", integer=True), "32", 32),
+        (Choice(values={"auto": None, "off": False}), "off", False),
+        (Size(), "1.5GiB", 3 * 2**29),
+        (Size(), "1 kb", 1000),
+        (Size(0), "0", 0),
+        (Duration(), "250ms", 0.25),
+        (Duration(), "1h30m", 5400.0),
+        (Duration(), " 90 s", 90.0),
+        (Duration(), "120", 120.0),
+        (Pattern("[a-z]+", "letters", "X"), "abc", "abc"),
+        (PathName(), "a/b", Path("a/b")),
+        (Url("http://x"), " https://a.example/b ", "https://a.example/b"),
+    ],
+)
+def test_kinds_read_their_text(kind: Kind, text: str, value: object) -> None:
+    assert kind.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Integer(1), "0"),
+        (Integer(1, 5), "6"),
+        (Integer(1), "1.5"),
+        (Number(0, 1, above_minimum=True), "0"),
+        (Number(0, 1), "nan"),
+        (Choice("a", "b"), "c"),
+        (Switch(), "maybe"),
+        (Size(), "0"),
+        (Size(), "4 apples"),
+        (Size(1024, 2048), "1KB"),
+        (Size(1, 2048), "4KiB"),
+        (Duration(above_minimum=True), "0"),
+        (Duration(10.0), "9s"),
+        (Duration(maximum=60.0), "61"),
+        (Duration(), "soon"),
+        (Duration(), "-1"),
+        (Pattern("[a-z]+", "letters", "X"), "ab1"),
+        (PathName(), " "),
+        (PathName(readable=True), "/no/such/file"),
+        (Text(), " "),
+        (Url("http://x"), "collector:4317"),
+    ],
+)
+def test_kinds_reject_other_text(kind: Kind, text: str) -> None:
+    with pytest.raises(ValueError):
+        kind.parse(text)
+    assert kind.expected
+
+
+@given(st.lists(st.text(max_size=12), max_size=4), st.dictionaries(st.just("PROG_PORT"), st.text(max_size=5)))
+def test_any_command_line_gives_values_or_problems(argv: list[str], environ: dict[str, str]) -> None:
+    values = TABLE.read(argv, environ)
+    assert values.problems or isinstance(values["port"], int)
+
+
+def test_help_and_schema_describe_every_flag() -> None:
+    text = TABLE.help_text(100)
+    assert text.startswith("intro") and text.endswith("outro")
+    assert all(f"--{name}" in text for name in TABLE.flags)
+    schema = TABLE.schema()
+    json.dumps(schema)
+    assert schema["properties"]["port"] == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 65535,
+        "default": 80,
+        "description": "the port",
+        "x-env": "PROG_PORT",
+    }

@@ -1,0 +1,105 @@
+"""API keys from a file: parsing, reloading, comparison."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from quire_common.errors import KeyFileError
+from quire_common.key_file import KeyFile, KeyLimits, bearer_token, parse_keys
+
+KEY, OTHER = "sk-0123456789", "sk-9876543210"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As the kubelet changes a mounted Secret: by another link, all at once."""
+    folders = [tmp_path / "..1", tmp_path / "..2", tmp_path / "..3"]
+    for folder, text in zip(folders, (KEY, "", f"{KEY}\n{OTHER}\n"), strict=True):
+        folder.mkdir()
+        (folder / "keys").write_text(text)
+    data = tmp_path / "..data"
+    (tmp_path / "keys").symlink_to(data / "keys")
+
+    def point_to(folder: Path) -> None:
+        (tmp_path / "new").symlink_to(folder)
+        (tmp_path / "new").rename(data)
+
+    point_to(folders[0])
+    clock = Clock()
+    keys = KeyFile(tmp_path / "keys", clock)
+    assert keys.find(KEY)
+    point_to(folders[1])
+    clock.now += 1.0
+    assert keys.find(KEY)
+    assert [record.levelname for record in caplog.records] == ["ERROR"] and "contains no key" in caplog.text
+    assert keys.find(OTHER) is None
+    point_to(folders[2])
+    assert keys.find(OTHER) is None
+    clock.now += 1.0
+    assert keys.find(OTHER)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["contains no key"]),
+        ("# nothing yet\n\n", ["contains no key"]),
+        (f"{KEY}\nshort\nname=a requests_per_minute=0 {KEY}\nname=a\n", ["line 2", "line 3", "line 4"]),
+        ("sha256:12\n", ["line 1"]),
+        (f"{KEY}\ntenant={KEY}\n", ["line 2"]),
+        ("two words12345\n", ["line 1"]),
+    ],
+)
+def test_problems_name_lines_and_quote_nothing(text: str, parts: list[str]) -> None:
+    with pytest.raises(KeyFileError) as caught:
+        parse_keys(text, "keys")
+    assert len(caught.value.problems) == len(parts)
+    assert all(part in problem for part, problem in zip(parts, caught.value.problems, strict=True))
+    assert KEY not in str(caught.value)
+
+
+HASHED = f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"
+
+
+@pytest.mark.parametrize(
+    ("line", "tenant", "limits"),
+    [
+        (KEY, f"key-{HASHED[7:15]}", {}),
+        (HASHED, f"key-{HASHED[7:15]}", {}),
+        (f"team-a:{KEY}", "team-a", {}),
+        (f"  name=team-a requests_per_minute=600 {HASHED}  ", "team-a", {"requests_per_minute": 600}),
+        (
+            f"max_concurrent=2 tokens_per_minute=5 team-b:{HASHED}",
+            "team-b",
+            {"max_concurrent": 2, "tokens_per_minute": 5},
+        ),
+    ],
+)
+def test_line_is_a_key_with_its_settings(line: str, tenant: str, limits: dict[str, int]) -> None:
+    (key,) = parse_keys(f"# comment\n\n{line}\n", "keys")
+    assert (key.tenant, key.limits) == (tenant, KeyLimits(**limits))
+    assert key.digest == hashlib.sha256(KEY.encode()).digest()
+
+
+@pytest.mark.parametrize("line", [f"requests_per_minute=3 {KEY}", f"name=a max_concurrent=1 {KEY}"])
+def test_limits_can_be_forbidden(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(line)
+    KeyFile(file, Clock())
+    with pytest.raises(KeyFileError):
+        KeyFile(file, Clock(), limits=False)
+
+
+@pytest.mark.parametrize(
+    ("header", "token"),
+    [("Bearer abc", "abc"), ("bearer  abc ", "abc"), ("Basic abc", None), ("Bearer ", None), ("", None), ("abc", None)],
+)
+def test_bearer_token_is_read_from_the_header(header: str, token: str | None) -> None:
+    assert bearer_token(header) == token
