@@ -25,6 +25,13 @@ EVERYTHING = ClusterFeatures(
 Made = Callable[..., Manifests]
 
 
+def child(manifests: Manifests, kind: str, name: str = "") -> Any:
+    """Return the only child of a kind and, if given, a name; None if there is none."""
+    found = [manifest for manifest in manifests if manifest.ref.kind == kind and name in ("", manifest.ref.name)]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
 def spec_of(**spec: Any) -> Spec:
     body = {
         "apiVersion": "quire.dev/v1alpha1",
@@ -45,7 +52,7 @@ def made(features: ClusterFeatures, **spec: Any) -> Manifests:
 
 def rules_of(**autoscaling: Any) -> dict[str, Any]:
     """By alert."""
-    rule = made(EVERYTHING, autoscaling={"maxReplicas": 4} | autoscaling).prometheus_rule
+    rule = child(made(EVERYTHING, autoscaling={"maxReplicas": 4} | autoscaling), "PrometheusRule")
     assert rule is not None
     body: Any = rule.body
     (group,) = body["spec"]["groups"]
@@ -53,7 +60,7 @@ def rules_of(**autoscaling: Any) -> dict[str, Any]:
 
 
 def test_the_policy_lets_its_peers_reach_the_port_and_nobody_else() -> None:
-    manifest = made(EVERYTHING).network_policy
+    manifest = child(made(EVERYTHING), "NetworkPolicy")
     assert manifest is not None and manifest.ref.name == "chat"
     assert manifest.body["spec"] == {
         "podSelector": {"matchLabels": SELECTOR},
@@ -79,7 +86,7 @@ def test_names_are_known_beforehand(features: ClusterFeatures, spec: dict[str, A
 
 
 def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> None:
-    manifest = made(EVERYTHING).pod_monitor
+    manifest = child(made(EVERYTHING), "PodMonitor")
     assert manifest is not None
     body: Any = manifest.body
     assert body["spec"] == {
@@ -99,7 +106,7 @@ def test_each_kind_is_made_where_it_is_served(kind: str) -> None:
 
 
 def test_without_autoscaling_there_is_nothing_to_alert_by() -> None:
-    assert made(EVERYTHING).prometheus_rule is None
+    assert child(made(EVERYTHING), "PrometheusRule") is None
 
 
 def test_alerts_ask_for_what_the_spec_says() -> None:
@@ -117,7 +124,7 @@ def test_alerts_ask_for_what_the_spec_says() -> None:
 def test_the_service_says_how_old_its_llmdeployment_is() -> None:
     manifests = desired(spec_of(), 1, uid="u", images=IMAGES, created="2026-01-02T03:04:05Z")
     assert isinstance(manifests, Manifests)
-    body: Any = manifests.service.body
+    body: Any = child(manifests, "Service", "chat").body
     assert body["metadata"]["annotations"] == {
         "quire.dev/served-name": "chat",
         "quire.dev/seniority": "2026-01-02T03:04:05Z/u",

@@ -23,7 +23,7 @@ from quire_operator.domain.manifests.desired import all_problems, child_refs, de
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
-from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, problem_told
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
 from quire_operator.domain.status.scaling_status import scaling_record, scaling_sections
 from quire_operator.ports import (
     Clock,
@@ -260,7 +260,7 @@ class Reconciler:
     def _state_of(self, resource: Resource) -> ReconcileState:
         state = self._states.get(resource.key)
         if state is None or state.uid != resource.uid:
-            state = ReconcileState(uid=resource.uid, metrics_problem=problem_told(resource.status))
+            state = ReconcileState(uid=resource.uid, metrics_problem=last_metrics_problem(resource.status))
             self._states[resource.key] = state
         return state
 

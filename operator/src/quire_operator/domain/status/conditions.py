@@ -6,6 +6,7 @@ what it tells, so that a quiet cluster sees no writes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
 from quire_operator.domain.cluster_state.other_autoscalers import other_autoscaler_message
@@ -21,7 +22,6 @@ JSON = Mapping[str, object]
 READY, PROGRESSING, AVAILABLE = "Ready", "Progressing", "Available"
 MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
 _MAX_MESSAGE = 2000
-_HELD = "the number of replicas is held until "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,30 +37,30 @@ class BlockingCondition:
         return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
 
 
+class MetricsReason(StrEnum):
+    """Reasons of the condition Autoscaling while the autoscaler lacks metrics."""
+
+    STALE = "MetricsStale"
+    PROMETHEUS_UNAVAILABLE = "PrometheusUnavailable"
+    GATEWAY_UNAVAILABLE = "GatewayUnavailable"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsProblem:
-    """Why the autoscaler has no figures to decide by."""
+    """The metrics that the autoscaler lacks, as the condition Autoscaling reports them."""
 
-    reason: str
+    reason: MetricsReason
     message: str
-    until: str = "metrics are back"
-    """What would mend it."""
-
-    @property
-    def told(self) -> str:
-        """As the condition says it."""
-        return f"{_HELD}{self.until}: {self.message}"
 
 
-def problem_told(status: JSON) -> MetricsProblem | None:
-    """What the condition last said the autoscaler lacks: so it is for a new leader too, until its own first look."""
+def last_metrics_problem(status: JSON) -> MetricsProblem | None:
+    """Return the problem in the condition Autoscaling, which a new leader keeps until its own first tick."""
     listed = status.get("conditions")
     for condition in listed if isinstance(listed, Sequence) else ():
         if isinstance(condition, Mapping) and condition.get("type") == AUTOSCALING:
-            held, _, rest = str(condition.get("message", "")).partition(_HELD)
-            until, _, message = rest.partition(": ")
-            if not held and until:
-                return MetricsProblem(reason=str(condition.get("reason")), message=message, until=until)
+            reason = condition.get("reason")
+            if reason in frozenset(MetricsReason):
+                return MetricsProblem(reason=MetricsReason(reason), message=str(condition.get("message", "")))
     return None
 
 
@@ -244,7 +244,7 @@ def _autoscaling(view: View) -> ConditionState:
         reason = "ReplicasContested"
         message = other_autoscaler_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
     elif autoscaling is not None and view.metrics_problem is not None:
-        reason, message = view.metrics_problem.reason, view.metrics_problem.told
+        reason, message = view.metrics_problem.reason, view.metrics_problem.message
     elif autoscaling is not None:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"
