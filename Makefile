@@ -114,7 +114,7 @@ bench-autoscaling: $(VENV)/.runtime ## Compare the autoscaler with others on TRA
 	$(BIN)/python -m benchmarks.autoscaling.run $(if $(TRACE),--trace '$(TRACE)') --json '$(JSON)'
 
 guard-update: $(VENV)/.dev ## Update tests/engine/guard/bounds.json to the current cost of a step and of a streamed token
-	PYTHONPATH=tests/engine/guard/support $(BIN)/python -m quire_guard --update
+	PYTHONPATH=tests/support $(BIN)/python -m quire_guard --update
 
 peers: $(VENV)/.runtime ## Install the other servers for benchmarks/serving/compare.py (takes many minutes; compiles one of them)
 	$(BIN)/python -m benchmarks.peers.install_vllm
@@ -142,7 +142,7 @@ chart-docs: $(VENV)/.dev ## Generate the chart's value table and schema descript
 	@$(BIN)/python charts/document.py
 
 chart-snapshots: $(VENV)/.dev ## Update the rendered chart snapshots of the tests
-	@$(BIN)/python tests/charts/support/chart_support/snapshots.py
+	@PYTHONPATH=tests/cluster:tests/support $(BIN)/python -m chart_support.snapshots
 
 cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, CoreDNS, helm and kwok for the tests (about 13 minutes the first time)
 	@$(BIN)/python tests/cluster/cluster.py binaries

@@ -14,7 +14,7 @@ PART_SECONDS=${PART_SECONDS:-540}
 BUDGET=$((PART_SECONDS - 100)) # of the measuring itself: a case that has begun is finished
 here=$PWD
 # What gpu_bundle.sh carries for machines without pytest comes last.
-export PYTHONPATH="$here/kernels/src:$here/engine/src:$here/tests/engine/parity/support${PYTHONPATH:+:$PYTHONPATH}:$here/site"
+export PYTHONPATH="$here/kernels/src:$here/engine/src:$here/tests/support${PYTHONPATH:+:$PYTHONPATH}:$here/site"
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 unset TRITON_INTERPRET
 mkdir -p "$OUT"

@@ -34,6 +34,7 @@ CLEAN = (
     "examples",
     "gateway",
     "requirements",
+    "tests/cluster",
     "tests/e2e",
     "tests/e2e_support",
     "tools",

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Build llama.cpp's server for this very processor, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
+"""Build llama.cpp's server and its CPU code for several levels of CPU, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
 
   python -m benchmarks.peers.install_llama_cpp
 
 The source is the one that llama-cpp-python's source distribution on PyPI carries (77 MB). Needs a C++ compiler (Debian:
 `apt-get install g++`); cmake and ninja come from PyPI. Its converter of models gets an environment beside it, with
-torch (linked from uv's cache where that lies on the same disk; TORCH_SPEC names another). It compiles 206
-files, at the lowest priority: some minutes of two idle cores, 46 of two busy ones.
+torch (linked from uv's cache where that lies on the same disk; TORCH_SPEC names another). It compiles about 260
+files, at the lowest priority: some minutes of two idle cores, an hour of two busy ones.
+
+The code that computes is a library per level of CPU (``LEVELS``), in a folder away from the server, which therefore
+loads the one that GGML_BACKEND_PATH names and no other.
 """
 
 import os
@@ -18,12 +21,22 @@ from benchmarks.peers.peer_catalogue import LLAMA_CPP, TORCH
 from benchmarks.peers.peer_environments import PeerError, Step, Workshop, command_line
 
 SOURCE = "source"
-SERVER = f"{SOURCE}/build/bin/llama-server"
+SERVER = f"{SOURCE}/build-avx2/bin/llama-server"
 _CONVERTER_REQUIREMENTS = ("transformers==4.57.6", "gguf", "sentencepiece", "protobuf>=4.21,<5", "safetensors", "numpy")
+LIBRARIES = "libraries"
+_AVX512 = ("AVX512", "AVX512_VNNI")
+LEVELS = {
+    "avx2": (),
+    "avx512": _AVX512,
+    "avx512-bf16": (*_AVX512, "AVX512_VBMI", "AVX512_BF16"),
+    "amx": (*_AVX512, "AVX512_VBMI", "AVX512_BF16", "AMX_TILE", "AMX_INT8", "AMX_BF16"),
+}
+"""What code may use at each level beyond AVX2, FMA, BMI2 and F16C, by the names of llama.cpp's build options."""
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
-    "BUILD_SHARED_LIBS": "OFF",
-    "GGML_NATIVE": "ON",
+    "BUILD_SHARED_LIBS": "ON",
+    "GGML_NATIVE": "OFF",
+    "GGML_BACKEND_DL": "ON",
     "LLAMA_BUILD_TESTS": "OFF",
     "LLAMA_BUILD_EXAMPLES": "OFF",
     "LLAMA_BUILD_APP": "OFF",
@@ -64,20 +77,45 @@ def _fetch_source(shop: Workshop) -> None:
 
 
 def _build(shop: Workshop) -> None:
+    (shop.folder / LIBRARIES).mkdir()
+    # The first level's build also makes the server. The others share nothing with it but ggml's interface.
+    for level, target in zip(LEVELS, ("llama-server", *["ggml-cpu"] * (len(LEVELS) - 1)), strict=True):
+        _build_level(shop, level, target)
+
+
+def _build_level(shop: Workshop, level: str, target: str) -> None:
     tools = {"PATH": f"{shop.peer.environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    build = _build_folder(level)
     options = [f"-D{name}={value}" for name, value in _OPTIONS.items()]
-    shop.run("cmake", "-S", SOURCE, "-B", f"{SOURCE}/build", "-G", "Ninja", *options, environment=tools)
-    shop.run("cmake", "--build", f"{SOURCE}/build", "--target", "llama-server", environment=tools)
+    options += [f"-DGGML_{feature}=ON" for feature in LEVELS[level]]
+    shop.run("cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", *options, environment=tools)
+    shop.run("cmake", "--build", build, "--target", target, environment=tools)
+    built = shop.folder / build / "bin" / "libggml-cpu.so"
+    shutil.copyfile(built.resolve(), shop.folder / level_library(level))
+    # The server would load it from its own folder, whatever GGML_BACKEND_PATH names.
+    for name in built.parent.glob("libggml-cpu.so*"):
+        name.unlink()
+
+
+def _build_folder(level: str) -> str:
+    return f"{SOURCE}/build-{level}"
+
+
+def level_library(level: str) -> str:
+    """Return the library that computes at a level of ``LEVELS``, within the peer's folder."""
+    return f"{LIBRARIES}/libggml-cpu-{level}.so"
 
 
 def _try_it(shop: Workshop) -> None:
-    shop.run(shop.folder / SERVER, "--version")
+    # A version is printed without a library; only loading one shows that it fits the server.
+    lowest = {"GGML_BACKEND_PATH": str(shop.folder / level_library("avx2"))}
+    shop.run(shop.folder / SERVER, "--list-devices", environment=lowest)
 
 
 STEPS = (
     Step(what="cmake, ninja and what its converter of models needs", do=_create_environment),
     Step(what="the source, out of llama-cpp-python's source distribution (77 MB)", do=_fetch_source),
-    Step(what="compiling llama-server for this processor (minutes)", do=_build),
+    Step(what="compiling llama-server and its code for each level of CPU (minutes)", do=_build),
     Step(what="a first start of the server", do=_try_it),
 )
 

@@ -1,6 +1,6 @@
 """The peers of a comparison, their versions, what they are made of. benchmarks/serving/comparison starts them."""
 
-from benchmarks.peers.peer_environments import Peer, cpu_features
+from benchmarks.peers.peer_environments import Peer
 
 TORCH = "2.13.0"
 
@@ -9,7 +9,7 @@ VLLM_ZEN = Peer(name="vllm-cpu-zen", version="0.32.0")
 """vLLM with zentorch, AMD's own linear layers, which it takes by itself on an AMD processor with AVX-512."""
 ZENTORCH = "2.13.0.1"
 
-LLAMA_CPP = Peer(name="llama.cpp", version="0.3.36", bound_to=cpu_features())
-"""The version is llama-cpp-python's, whose source distribution carries llama.cpp. Compiled for this very processor."""
+LLAMA_CPP = Peer(name="llama.cpp", version="0.3.36")
+"""The version is llama-cpp-python's, whose source distribution carries llama.cpp."""
 
 TRANSFORMERS = Peer(name="transformers", version="5.23.0")

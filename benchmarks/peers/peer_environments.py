@@ -7,7 +7,6 @@ import argparse
 import fcntl
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -29,11 +28,10 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One version of one peer. ``bound_to`` is what else it depends on: made anew when that differs."""
+    """One version of one peer."""
 
     name: str
     version: str
-    bound_to: str = ""
 
     @property
     def folder(self) -> Path:
@@ -51,7 +49,7 @@ class Peer:
     def installed(self) -> bool:
         mark = self.folder / MARK
         try:
-            return bool(json.loads(mark.read_text(encoding="utf-8"))["bound_to"] == self.bound_to)
+            return bool(json.loads(mark.read_text(encoding="utf-8"))["seconds"] >= 0)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -140,7 +138,7 @@ def make(peer: Peer, steps: Sequence[Step], *, again: bool) -> None:
             step.do(workshop)
             say(f"    done in {time.monotonic() - started:.0f} s")
         seconds = round(time.monotonic() - began)
-        record = {"name": peer.name, "version": peer.version, "bound_to": peer.bound_to, "seconds": seconds}
+        record = {"name": peer.name, "version": peer.version, "seconds": seconds}
         (peer.folder / MARK).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         say(f"{peer.name} {peer.version} is installed in {peer.folder} ({seconds} s)")
 
@@ -168,17 +166,6 @@ def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequen
             sys.exit(f"{peer.name} {peer.version} could not be installed: {problem}")
         except KeyboardInterrupt:
             sys.exit(f"stopped; run it again, and {peer.folder} is made anew")
-
-
-def cpu_features() -> str:
-    """What code compiled for this very processor may not outlive."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return " ".join(
-        sorted(next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "").split())
-    )
 
 
 @contextmanager

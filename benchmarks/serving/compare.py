@@ -3,20 +3,20 @@
 …).
 
   python -m benchmarks.serving.compare --list              list the servers and whether each is installed
-  python -m benchmarks.serving.compare                     quire, vLLM and llama.cpp: three runs, half an hour
+  python -m benchmarks.serving.compare                     quire, vLLM and llama.cpp: three runs, most of an hour
   python -m benchmarks.serving.compare --servers quire,vllm --workloads 256/64@16 --runs 1
   python -m benchmarks.serving.compare --quick             quire alone on the demo model, a few seconds
 
 benchmarks/peers has a script that installs each peer (`make peers`). One server runs at a time, with every CPU that
 this process may use: it is started, timed to its first token, warmed up, measured on each workload, and stopped with
-all its processes. The report also lists the goals, met or missed, and the floor: the time that linear layers and
-attention alone take, measured in the same run. Quote medians and ratios of several runs, because other work on the
+all its processes. The report also lists the goals, met or missed, and the floor: the time that arithmetic and reading
+alone take at the hardware's own rates, measured in the same run. ``--cpu-level`` limits every server to a level of CPU,
+so that a new machine can stand for older ones. Quote medians and ratios of several runs, because other work on the
 machine slows all of them.
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -31,6 +31,7 @@ from rich.console import Console
 from benchmarks.models.random_model import ensure_model
 from benchmarks.peers.peer_environments import peers_folder
 from benchmarks.report import DEMO_MODEL, ROOT, usable_cpus
+from benchmarks.serving.comparison.levels import NAMES, check_level, highest_level
 from benchmarks.serving.comparison.machine import Machine, this_machine
 from benchmarks.serving.comparison.plot import write_plot
 from benchmarks.serving.comparison.process_tree import ServerError
@@ -39,9 +40,9 @@ from benchmarks.serving.comparison.servers import ServerUnderTest, missing, serv
 from benchmarks.serving.comparison.table import show
 from benchmarks.serving.comparison.turns import Bench
 from benchmarks.serving.comparison.workloads import QUICK, STANDARD, Workload, parse_workload
-from quire_engine.ipc.process import compute_environment
+from quire_engine.cpu.limits import CpuLevel
 
-DEFAULT_SERVERS = ("quire", "vllm", "llama.cpp")
+DEFAULT_SERVERS = ("quire", "vllm", "vllm-f32", "llama.cpp")
 OUT = Path("out/bench/compare")
 
 
@@ -50,6 +51,8 @@ class Plan:
     """The parsed command line."""
 
     model: Path
+    cpu_level: CpuLevel
+    keep_running: bool
     servers: tuple[ServerUnderTest, ...]
     workloads: tuple[Workload, ...]
     runs: int
@@ -74,7 +77,13 @@ class Comparison:
         self._began = time.monotonic()
         plan.logs.mkdir(parents=True, exist_ok=True)
         self.bench = Bench(
-            model=plan.model, workloads=plan.workloads, seconds=plan.seconds, logs=plan.logs, say=self.say
+            model=plan.model,
+            cpu_level=plan.cpu_level,
+            workloads=plan.workloads,
+            seconds=plan.seconds,
+            logs=plan.logs,
+            say=self.say,
+            keep_running=plan.keep_running,
         )
 
     def say(self, words: str) -> None:
@@ -82,7 +91,13 @@ class Comparison:
         self.console.print(f"[{minutes:02d}:{seconds:02d}] {words}", markup=False, highlight=False, soft_wrap=True)
 
     def run(self) -> None:
-        self.say(str(self.machine))
+        try:
+            self._run()
+        finally:
+            self.bench.close()
+
+    def _run(self) -> None:
+        self.say(f"{self.machine}; level {self.plan.cpu_level}")
         for run in range(1, self.plan.runs + 1):
             if run > 1:
                 left = (time.monotonic() - self._began) / (run - 1) * (self.plan.runs - run + 1)
@@ -107,11 +122,8 @@ class Comparison:
             *map(str, self.plan.workloads),
         ]
         command += ["--threads", str(len(usable_cpus()))]
-        command += ["--dtype", "bfloat16" if self.machine.has_avx512_bf16 else "float32"]
-        environment = compute_environment(len(usable_cpus()), os.environ)
-        ended = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=os.environ | environment, check=False
-        )
+        command += ["--cpu-level", self.plan.cpu_level]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
         if ended.returncode:
             raise ServerError(f"the floor could not be measured:\n{ended.stderr[-2000:]}")
         self.limits.append(json.loads(ended.stdout.splitlines()[-1]))
@@ -129,7 +141,7 @@ class Comparison:
     def verdicts(self) -> list[Verdict]:
         if not self.plan.goals:
             return []
-        return verdicts(self.turns, self.floors, has_avx512_bf16=self.machine.has_avx512_bf16)
+        return verdicts(self.turns, level=self.plan.cpu_level)
 
     def write(self) -> None:
         document = {
@@ -137,6 +149,8 @@ class Comparison:
             "started_at": self.started_at.isoformat(),
             "model": str(self.plan.model),
             "machine": asdict(self.machine),
+            "cpu_level": self.plan.cpu_level,
+            "kept_running": self.plan.keep_running,
             "limits": self.limits,
             "turns": as_document(self.turns),
             "goals": [asdict(verdict) | {"met": verdict.met} for verdict in self.verdicts()],
@@ -145,9 +159,9 @@ class Comparison:
         self.plan.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
     def show(self) -> None:
-        title = f"{self.plan.model.name}, medians of {self.plan.runs} interleaved runs"
+        title = f"{self.plan.model.name} at {self.plan.cpu_level}, medians of {self.plan.runs} interleaved runs"
         output = Console(width=None if sys.stdout.isatty() else 150)
-        show(output, self.turns, self.verdicts(), self.limits, title=title)
+        show(output, self.turns, self.verdicts(), self.limits, floors=self.floors, title=title)
         output.print(str(self.machine), style="dim", highlight=False)
         if self.plan.plot is not None:
             self.plan.plot.parent.mkdir(parents=True, exist_ok=True)
@@ -170,6 +184,16 @@ def parse_arguments(everyone: dict[str, ServerUnderTest]) -> argparse.Namespace:
     standard = ",".join(map(str, STANDARD))
     parser.add_argument(
         "--workloads", default=standard, help=f"a list of input/output@concurrency (default: {standard})"
+    )
+    parser.add_argument(
+        "--cpu-level",
+        choices=NAMES,
+        help="limit every server to a level of CPU (default: the highest level of this machine)",
+    )
+    parser.add_argument(
+        "--keep-running",
+        action="store_true",
+        help="start every server once and pause it between its turns; needs memory for all of them",
     )
     parser.add_argument("--runs", type=int, default=3, help="interleaved runs of each server (default 3)")
     parser.add_argument("--seconds", type=float, default=20.0, help="approximate time per workload (default 20)")
@@ -205,7 +229,11 @@ def plan_from(arguments: argparse.Namespace, everyone: dict[str, ServerUnderTest
     if not servers:
         raise ValueError("no server is left to measure")
     workloads = QUICK if quick else tuple(parse_workload(text) for text in arguments.workloads.split(","))
+    cpu_level = arguments.cpu_level or highest_level()
+    check_level(cpu_level)
     return Plan(
+        cpu_level=cpu_level,
+        keep_running=arguments.keep_running,
         model=_model(arguments.model, quick=quick, console=console),
         servers=tuple(servers),
         workloads=workloads,

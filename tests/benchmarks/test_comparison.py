@@ -8,15 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from llvmlite import binding
 
-from benchmarks.serving.comparison.floor import Measurements, floor_of, prompt_steps, sizes_of
+from benchmarks.serving.comparison.floor import Limits, ModelSizes, floor_of, sizes_of
+from benchmarks.serving.comparison.levels import NAMES, check_level, highest_level, library_variables
 from benchmarks.serving.comparison.plot import write_plot
 from benchmarks.serving.comparison.process_tree import ServerError, running, session_rss_bytes
 from benchmarks.serving.comparison.results import (
     Family,
     Measured,
-    ReplicaChoice,
     Turn,
+    Verdict,
     as_document,
     rows,
     run_ratios,
@@ -33,10 +35,13 @@ from benchmarks.serving.comparison.workloads import (
     parse_workload,
     rounds_for,
 )
+from benchmarks.serving.machine_limits import arithmetic_flops, assembly, read_bytes_per_second
 from quire_cli.bench.summary import Objective, Outcome, summarise
+from quire_engine.cpu.limits import KERNELS_VARIABLE, CpuLevel
 
 SIXTEEN = parse_workload("256/64@16")
 EIGHT = parse_workload("1024/128@8")
+THIRTY_TWO = parse_workload("32/128@32")
 
 
 def measured(workload: Workload, rate: float, *, ttft: float | None = 0.2, itl: float | None = 0.04) -> Measured:
@@ -110,24 +115,29 @@ def test_ratios_are_of_neighbours_in_one_run() -> None:
     assert run_ratios(turns, "quire", "vllm", EIGHT) == []
 
 
-def found_goals(turns: list[Turn], **options: bool) -> dict[str, ReplicaChoice]:
-    told = verdicts(turns, {"256/64@16": 500.0}, has_avx512_bf16=options.get("has_avx512_bf16", True))
-    return {verdict.what: verdict for verdict in told}
+def found_goals(turns: list[Turn], *, level: CpuLevel = "avx512-bf16") -> dict[str, Verdict]:
+    return {verdict.what: verdict for verdict in verdicts(turns, level=level)}
 
 
 @pytest.mark.parametrize(
-    ("workload", "bf16", "goal"),
-    [(SIXTEEN, True, 1.1), (SIXTEEN, False, 1.25), (EIGHT, True, 1.5), (EIGHT, False, 1.5)],
+    ("workload", "level", "goal"),
+    [
+        (SIXTEEN, "avx2", 1.1),
+        (SIXTEEN, "amx", 1.1),
+        (EIGHT, "avx512", 1.3),
+        (EIGHT, "amx", 2.5),
+        (THIRTY_TWO, "amx", 1.3),
+    ],
 )
-def test_the_goal_over_vllm_depends_on_workload_and_processor(workload: Workload, bf16: bool, goal: float) -> None:
+def test_the_goal_over_vllm_depends_on_workload_and_level(workload: Workload, level: CpuLevel, goal: float) -> None:
     turns = [
         turn("quire", "quire", 1, measured(workload, goal * 100)),
         turn("vllm", "vllm", 1, measured(workload, 100)),
     ]
-    found = found_goals(turns, has_avx512_bf16=bf16)[f"{workload}: total tokens/s over vllm"]
+    found = found_goals(turns, level=level)[f"{workload}: total tokens/s over vllm"]
     assert found.goal == goal and found.met
     turns[0] = turn("quire", "quire", 1, measured(workload, goal * 100 - 1))
-    assert not found_goals(turns, has_avx512_bf16=bf16)[f"{workload}: total tokens/s over vllm"].met
+    assert not found_goals(turns, level=level)[f"{workload}: total tokens/s over vllm"].met
 
 
 def test_every_goal_is_told_of_what_was_measured() -> None:
@@ -150,39 +160,93 @@ def test_every_goal_is_told_of_what_was_measured() -> None:
         "256/64@16: total tokens/s over llama.cpp": (1.8, False),
         "256/64@16: TTFT over llama.cpp": (0.5, True),
         "256/64@16: ITL over llama.cpp": (1.25, False),
-        "256/64@16: share of the floor": (0.9, True),
         "256/64@16: total tokens/s with int8 over vllm": (1.8, True),
         "start to first token over vllm": (0.04, True),
         "start to first token over vllm-f32": (0.04, True),
     }
 
 
-def test_without_peers_there_is_but_the_floor() -> None:
-    assert list(found_goals([turn("quire", "quire", 1, measured(SIXTEEN, 300))])) == ["256/64@16: share of the floor"]
+def test_without_peers_there_are_no_goals() -> None:
+    assert found_goals([turn("quire", "quire", 1, measured(SIXTEEN, 300))]) == {}
 
 
-def test_a_floor_is_prompts_at_the_fastest_step_and_then_decode_steps() -> None:
+TINY = ModelSizes(hidden=10, layers=2, heads=2, kv_heads=1, head_dim=5, intermediate=20, vocabulary=100)
+"""Two layers of 20 x 10, 10 x 10, 40 x 10 and 10 x 20 weights, which are 1,800, and 1,000 for logits."""
+
+
+@pytest.mark.parametrize(
+    ("flops", "rate", "prompts", "step"),
+    [
+        # Arithmetic: 2 * 4 * (256 * 1800 + 1000) and 80 for each of 4 * 256 * 257 / 2 pairs; the step has 4 rows.
+        pytest.param(1e6, 1e12, 3.6944 + 10.52672, 0.0224 + 80 * 1030 / 1e6, id="arithmetic is slow"),
+        # Bytes: 5,600 of weights; 40 for each of 4 * 257.5 tokens in the cache.
+        pytest.param(1e12, 1e6, 0.0056, 0.0056 + 40 * 1030 / 1e6, id="memory is slow"),
+    ],
+)
+def test_the_slower_of_arithmetic_and_reading_is_the_floor(
+    flops: float, rate: float, prompts: float, step: float
+) -> None:
     workload = Workload(input_tokens=256, output_tokens=3, concurrency=4)
-    assert prompt_steps(workload) == [256, 1024]
-    figures = Measurements(
-        layers={4: 0.010, 256: 0.256, 1024: 0.512},
-        head={4: 0.001},
-        prompt_attention={256: 0.020},
-        decode_attention=lambda total: total / 1e6,
+    floor = floor_of(workload, TINY, Limits(flops=flops, read_rate=lambda total: rate))
+    assert floor.prompt_seconds == pytest.approx(prompts)
+    assert floor.decode_seconds == pytest.approx(2 * step)
+    assert floor.total_tokens_per_second == pytest.approx(4 * 259 / (prompts + 2 * step))
+
+
+def test_a_level_above_this_cpu_is_refused() -> None:
+    highest = highest_level()
+    for level in NAMES[: NAMES.index(highest) + 1]:
+        check_level(level)
+    for level in NAMES[NAMES.index(highest) + 1 :]:
+        with pytest.raises(ValueError, match=f"this CPU reaches {highest}"):
+            check_level(level)
+
+
+def test_a_lower_level_limits_the_libraries_of_every_server() -> None:
+    assert library_variables(highest_level()) == {}
+    if highest_level() != "avx2":
+        limited = library_variables("avx2")
+        assert limited["ONEDNN_MAX_CPU_ISA"] == "AVX2" and limited["ATEN_CPU_CAPABILITY"] == "avx2"
+        assert KERNELS_VARIABLE not in limited
+
+
+@pytest.mark.parametrize(
+    ("level", "features"),
+    [
+        ("avx2", "+avx2,+fma"),
+        ("avx512", "+avx512f"),
+        ("avx512-bf16", "+avx512f,+avx512bf16"),
+        ("amx", "+avx512f,+amx-tile,+amx-bf16"),
+    ],
+)
+def test_each_levels_loop_is_made_of_instructions_that_exist(level: CpuLevel, features: str) -> None:
+    """LLVM assembles the loop for a CPU of the level, whether or not this machine has its instructions."""
+    binding.initialize_native_asmparser()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(features=features)
+    escaped = assembly(level).replace("\n", "\\0A")
+    module = binding.parse_assembly(
+        "define i64 @loop(i64 %count, i64 %shapes) {"
+        f' %done = call i64 asm sideeffect "{escaped}", "=r,0,r"(i64 %count, i64 %shapes)'
+        " ret i64 %done }"
     )
-    floor = floor_of(workload, 100, figures)
-    # 1,024 prompt tokens at 0.5 ms, two steps of 10 ms, three of the output layer's 1 ms.
-    assert floor.linear_seconds == pytest.approx(0.512 + 0.020 + 0.003)
-    # Four prompts of 20 ms; two steps over 4 * 257.5 tokens of 100 bytes.
-    assert floor.attention_seconds == pytest.approx(0.080 + 2 * 1030 * 100 / 1e6)
-    assert floor.total_tokens_per_second == pytest.approx(4 * 259 / (0.535 + 0.286))
+    module.triple = "x86_64-unknown-linux-gnu"
+    assert len(target.emit_object(module)) > 100
+
+
+@pytest.mark.parametrize("bytes_read", [1 << 16, 1 << 20])
+def test_the_machines_rates_are_measured(bytes_read: int) -> None:
+    assert arithmetic_flops("avx2", 1) > 0.0 and arithmetic_flops(highest_level(), 1) > 0.0
+    assert read_bytes_per_second(bytes_read, 1) > 0.0
 
 
 def test_sizes_follow_from_a_llamas_config() -> None:
     config = json.loads((Path(__file__).parents[2] / "benchmarks/models/smollm2-135m/config.json").read_text())
     sizes = sizes_of(config)
     assert sizes.linear_shapes() == [(960, 576), (576, 576), (3072, 576), (576, 1536)]
-    assert sizes.kv_bytes_per_token(2) == 23_040
+    assert sizes.kv_bytes_per_token == 23_040
+    assert sizes.layer_weights == 106_168_320 and sizes.head_weights == 28_311_552
 
 
 @pytest.mark.parametrize(
@@ -296,12 +360,17 @@ def test_results_survive_json() -> None:
 def test_the_machines_limits_are_told_for_every_run() -> None:
     floor = {
         "workload": "256/64@16",
-        "linear_seconds": 3.0,
-        "attention_seconds": 1.0,
+        "prompt_seconds": 3.0,
+        "decode_seconds": 1.0,
         "total_tokens_per_second": 1280.0,
     }
-    limit = {"dtype": "bfloat16", "gemm_flops": {"bfloat16": 6e11}, "memory_bytes_per_second": 3e10, "floors": [floor]}
+    limit = {
+        "cpu_level": "avx512-bf16",
+        "arithmetic_flops": 6e11,
+        "memory_bytes_per_second": 3e10,
+        "floors": [floor],
+    }
     lines = limit_lines([limit, limit])
-    assert lines[0] == "machine, run 1: GEMM bfloat16 600 GFLOP/s; memory 30 GB/s"
-    assert lines[1] == "  floor of 256/64@16 in bfloat16: 1,280 tokens/s (linear 75%, attention 25%)"
+    assert lines[0] == "machine, run 1: arithmetic at avx512-bf16 600 GFLOP/s; memory 30 GB/s"
+    assert lines[1] == "  floor of 256/64@16: 1,280 tokens/s (prompts 75%, decoding 25%)"
     assert len(lines) == 4

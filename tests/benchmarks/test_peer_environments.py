@@ -67,15 +67,6 @@ def test_what_was_broken_off_is_made_anew() -> None:
     assert PEER.installed and {path.name for path in PEER.folder.iterdir()} == {"c", MARK}
 
 
-def test_a_peer_bound_to_another_processor_is_made_anew() -> None:
-    log: list[str] = []
-    make(Peer(name="thing", version="1.2", bound_to="avx2"), steps(log, "a"), again=False)
-    here = Peer(name="thing", version="1.2", bound_to="avx512")
-    assert not here.installed
-    make(here, steps(log, "a"), again=False)
-    assert here.installed and log == ["a", "a"]
-
-
 @pytest.mark.parametrize("mark", ["", "{}", "[]", "null", json.dumps({"name": "thing"})])
 def test_a_broken_mark_is_no_mark(mark: str) -> None:
     PEER.folder.mkdir(parents=True)

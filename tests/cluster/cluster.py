@@ -1,8 +1,8 @@
-"""The test cluster from a shell: `python tests/cluster/cluster.py up`, `down`, `status`, `binaries`, `images`.
+"""Manage the test cluster from a shell: `python tests/cluster/cluster.py up`, `down`, `status`, `binaries`, `images`.
 
-`up` and `down` may be repeated; `up` also starts again whatever has died. Tier `api` is the control plane that tests
-start for themselves, in a folder that stays; tier `nodes` adds two nodes that run containers, DNS, a registry and
-Prometheus. `down` and `status` are for whichever is there.
+`up` and `down` may be repeated; `up` also restarts processes that have died. Tier `api` is the control plane that tests
+start themselves, in a persistent folder. Tier `nodes` adds two nodes that run containers, DNS, a registry and
+Prometheus. `down` and `status` apply to the existing one.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def _up(options: Options, progress: Progress) -> int:
 
 
 def _up_with_nodes(options: Options, progress: Progress) -> int:
-    requirements.check(options.state, real_cluster.store(), progress)  # before a build of many minutes
+    requirements.check(options.state, real_cluster.store(), progress)  # before a build that takes minutes
     programs = Programs.ensure(progress)
     cluster = RealCluster.load(options.state, programs) or RealCluster.create(options.state, programs)
     cluster.start(progress)
@@ -116,7 +116,7 @@ def _not_there(options: Options) -> int:
 
 
 def _print_processes(processes: Sequence[Process]) -> bool:
-    """Whether all run."""
+    """Print the processes. Return True if all of them run."""
     for process in processes:
         print(f"{process.name:<26}{'not running' if process.pid is None else f'process {process.pid}'}")
     return all(process.pid for process in processes)
@@ -140,11 +140,11 @@ def images(options: Options, progress: Progress) -> int:
 
 
 COMMANDS: Final[dict[str, tuple[Callable[[Options, Progress], int], str]]] = {
-    "up": (up, "start the cluster, or what of it does not run, and print how to reach it"),
+    "up": (up, "start the cluster or its missing processes, and print its address"),
     "down": (down, "stop it and delete its data"),
-    "status": (status, f"say what runs; exit status {EXIT_NOT_RUNNING} when something does not"),
-    "binaries": (binaries, "build what is missing, and say where each program is"),
-    "images": (images, "build the images of engine, operator and gateway where they changed, push and list them"),
+    "status": (status, f"show the state; exit status {EXIT_NOT_RUNNING} if a process does not run"),
+    "binaries": (binaries, "build missing programs, and print their paths"),
+    "images": (images, "build, push and list the images of engine, operator and gateway"),
 }
 
 
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, _ = COMMANDS[name]
     try:
         code = command(options, Progress(sys.stderr))
-        sys.stdout.flush()  # or a reader who has left would be found out at exit, where nothing can be done about it
+        sys.stdout.flush()  # otherwise a closed pipe would be detected at exit, where it cannot be handled
         return code
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[str, Options]:
-    parser = argparse.ArgumentParser(prog="cluster.py", description="The Kubernetes that the tests use.")
+    parser = argparse.ArgumentParser(prog="cluster.py", description="Manage the Kubernetes cluster of the tests.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, explanation) in COMMANDS.items():
         command = commands.add_parser(name, help=explanation, description=explanation)
@@ -175,12 +175,12 @@ def _parse(arguments: Sequence[str] | None) -> tuple[str, Options]:
             continue
         if name == "images":
             command.add_argument("--registry", metavar="ADDRESS", help="default: the cluster's, if it runs")
-            command.add_argument("--tag", help="for all three, beside the tags worked out of what is in them")
+            command.add_argument("--tag", help="an additional tag for all three images")
             continue
         command.add_argument("--state-dir", type=Path, default=_default_state(), help="default: %(default)s")
         command.add_argument("--tier", choices=["api", "nodes"], default="api", help=TIERS)
         if name == "down":
-            command.add_argument("--purge", action="store_true", help="delete the nodes' and the registry's images too")
+            command.add_argument("--purge", action="store_true", help="also delete the images of nodes and registry")
     parsed = parser.parse_args(arguments)
     return parsed.command, Options(
         state=getattr(parsed, "state_dir", _default_state()).absolute(),

@@ -1,4 +1,4 @@
-"""Reading the audit log: which requests a client made, and which of them change something."""
+"""The audit log: requests of a client, and which of them are writes."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ OPERATOR = "system:serviceaccount:quire:operator"
 
 
 class Log:
-    """Writes entries as the API server does."""
+    """A writer of log entries in the API server's format."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

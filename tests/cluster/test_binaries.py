@@ -1,4 +1,4 @@
-"""Where the programs of the test cluster come from, with a shell script in the place of `go`."""
+"""Sources of the test cluster's programs, with a shell script instead of `go`."""
 
 import fcntl
 import io
@@ -46,7 +46,7 @@ class Machine(NamedTuple):
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """An empty cache, and no Go but what the test puts there."""
+    """Return an empty cache, and no Go except that of the test."""
     path = tmp_path / "path"
     path.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -115,7 +115,7 @@ def test_what_a_killed_build_left_is_swept_by_the_next(machine: Machine) -> None
 
 
 def test_two_runs_at_once_build_once(machine: Machine) -> None:
-    """The second waits for the lock, and then finds what the first has built."""
+    """The second run waits for the lock and then finds the result of the first."""
     machine.put_go_on_path()
     machine.cache.mkdir(parents=True)
     waiting = threading.Event()
@@ -158,7 +158,7 @@ def test_complete_assets_need_no_go(machine: Machine, tmp_path: Path, monkeypatc
 
 def test_an_assets_folder_that_is_not_there_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", "/no/such/folder")
-    with pytest.raises(BinaryUnavailable, match="KUBEBUILDER_ASSETS is /no/such/folder, which is no folder"):
+    with pytest.raises(BinaryUnavailable, match="KUBEBUILDER_ASSETS is /no/such/folder, which is not a folder"):
         binaries.ensure(["etcd"], Progress(io.StringIO()))
 
 

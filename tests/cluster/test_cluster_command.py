@@ -1,4 +1,4 @@
-"""`cluster.py` as a person uses it from a shell."""
+"""`cluster.py` as a user calls it from a shell."""
 
 import os
 import re
@@ -74,12 +74,12 @@ def test_what_a_person_can_mend_is_one_line(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("KUBEBUILDER_ASSETS", "/no/such/folder")
     refused = cluster("up", "--state-dir", tmp_path)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("error: KUBEBUILDER_ASSETS is /no/such/folder, which is no folder")
+    assert refused.stderr.startswith("error: KUBEBUILDER_ASSETS is /no/such/folder, which is not a folder")
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["told at exit", "told at once"])
-def test_a_reader_who_has_left_is_no_traceback(tmp_path: Path, unbuffered: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["reported at exit", "reported at once"])
+def test_a_closed_pipe_causes_no_traceback(tmp_path: Path, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, str(COMMAND), "status", "--state-dir", str(tmp_path)]

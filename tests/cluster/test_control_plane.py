@@ -1,4 +1,4 @@
-"""The real thing: an API server that answers, controllers that work, an audit log that tells, faults that heal."""
+"""A real control plane: an API server that answers, working controllers, an audit log, and recovery from faults."""
 
 import json
 import uuid

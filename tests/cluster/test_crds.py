@@ -1,4 +1,4 @@
-"""When a definition counts as served."""
+"""The conditions for which a definition counts as served."""
 
 import pytest
 

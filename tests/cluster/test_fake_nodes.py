@@ -1,4 +1,4 @@
-"""Nodes that only pretend: pods are placed by a real scheduler and become Ready."""
+"""Simulated nodes: a real scheduler places pods and they become Ready."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A node forgets what its registry's images were called before, and nothing else."""
+"""A node removes old names of its registry's images, and nothing else."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def row(name: str, digest: str) -> str:
 
 
 def of_image(name: str, digest: str) -> list[str]:
-    """By tag, by digest, by its configuration."""
+    """Return the names of an image by tag, digest and configuration."""
     repository = name.rpartition(":")[0]
     return [row(name, digest), row(f"{repository}@{digest}", digest), row(f"sha256:config-of-{digest}", digest)]
 
@@ -35,9 +35,9 @@ def listing(*rows: str) -> str:
             [PAUSE, *of_image(OLD, "sha256:11"), *of_image(NEW, "sha256:22")],
             (OLD, f"{REGISTRY}/quire-engine@sha256:11", "sha256:config-of-sha256:11"),
         ),
-        # Another name of what is needed: nothing would be gained.
+        # Another name of a required image, whose removal would free nothing.
         ([row(OLD, "sha256:22"), *of_image(NEW, "sha256:22")], ()),
-        # Somebody's own, brought from elsewhere.
+        # A user's own image from another source.
         (of_image("registry.example/quire-engine:old", "sha256:33"), ()),
         ([row(OLD, "sha256:44"), row("registry.example/quire-engine:old", "sha256:44")], ()),
     ],

@@ -1,4 +1,4 @@
-"""What images are made of and called: the Dockerfile read, tags worked out, layers listed, without a builder."""
+"""Inputs and names of images: parsed Dockerfile, computed tags, listed layers, without a builder."""
 
 import json
 from pathlib import Path

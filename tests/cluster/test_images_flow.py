@@ -1,4 +1,4 @@
-"""When images are built, checked and pushed: over a script in the place of buildah, and a registry in a thread."""
+"""Building, inspecting and pushing images, with a script instead of buildah and a registry in a thread."""
 
 import fcntl
 import http.server
@@ -77,7 +77,7 @@ class Machine(NamedTuple):
         return [line for line in log.read_text().splitlines() if line.split()[0] == verb] if log.exists() else []
 
     def built(self) -> list[str]:
-        """Targets in the order of their builds."""
+        """Return the targets in the order of their builds."""
         words = [word for call in self.calls("build") for word in call.split()]
         return [word.removeprefix("--target=") for word in words if word.startswith("--target=")]
 
@@ -95,7 +95,7 @@ class Machine(NamedTuple):
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """One with buildah, as root; nothing built, and a registry without images."""
+    """A machine with buildah and root, without built images, and with an empty registry."""
     home = tmp_path / "buildah"
     for folder in (home / "images", home / "root" / "licenses", tmp_path / "path"):
         folder.mkdir(parents=True)
@@ -124,7 +124,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 
 class registry_of:
-    """A registry that has what is in a dictionary."""
+    """A registry whose contents are a dictionary."""
 
     def __init__(self, known: dict[str, str]) -> None:
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -383,6 +383,6 @@ def test_without_a_registry_images_are_built_and_it_is_said(
     monkeypatch.setattr("quire_cluster.images.command.OWN", "127.0.0.1:1")
     assert images_command(None, None, progress) == 0
     assert machine.pushed() == []
-    assert "In no registry: that of the test cluster does not run (make cluster-up)" in capsys.readouterr().out
+    assert "Not pushed: the registry of the test cluster does not run (make cluster-up)" in capsys.readouterr().out
     with pytest.raises(ImageBuildFailed, match=r"say which, as in REGISTRY=registry\.example/team"):
         images_command(None, "0.1.0", progress)

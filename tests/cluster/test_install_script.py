@@ -1,4 +1,4 @@
-"""requirements/install.sh: which packages a lock and TORCH_SPEC come to, with a script in the place of uv."""
+"""requirements/install.sh: the packages for a lock and TORCH_SPEC, with a script instead of uv."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a machine must have to hold nodes, and that the host is left as it was."""
+"""Requirements on a machine with nodes, and restoration of the host."""
 
 import json
 import re
@@ -22,8 +22,8 @@ FIT = Seen(
     has_bridge_filter=True,
     free_bytes=50 * 2**30,
     has_images=False,
-    store=Path("/home/someone/.cache/quire/nodes"),
-    state=Path("/home/someone/.local/state/quire/cluster"),
+    store=Path("/home/user/.cache/quire/nodes"),
+    state=Path("/home/user/.local/state/quire/cluster"),
     foreign_networks=("127.0.0.1/8", "192.0.2.2/24", "172.17.0.0/16"),
 )
 
@@ -42,7 +42,7 @@ def test_a_fit_machine_has_no_problems() -> None:
         ({"has_bridge_filter": False}, "modprobe br_netfilter"),
         (
             {"free_bytes": 20 * 2**30},
-            "20.0 GB are free in /home/someone/.cache/quire/nodes, and images take 25: .* XDG_CACHE_HOME",
+            "20.0 GB are free in /home/user/.cache/quire/nodes, and images take 25: .* XDG_CACHE_HOME",
         ),
         ({"free_bytes": 2 * 2**30, "has_images": True}, "2.0 GB are free in .*, and images take 3: "),
         ({"state": Path("/run/user/0/quire")}, "/run/user/0/quire is below /run, .* set XDG_STATE_HOME"),
@@ -118,7 +118,7 @@ def test_a_controller_that_nobody_mounted_is_named() -> None:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host with one kernel setting, in a folder."""
+    """Return a host with one kernel setting, in a folder."""
     run, system = tmp_path / "run", tmp_path / "sys"
     (system / "kernel").mkdir(parents=True)
     (system / "kernel" / "panic").write_text("1\n")
@@ -134,7 +134,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_was_changed_is_put_back_and_what_was_made_is_removed(host: Path) -> None:
     machine.claim(Path("/state/a"))
     (host / "sys/kernel/panic").write_text("10")
-    machine.claim(Path("/state/a"))  # a second `up` must not take the changed value for the first
+    machine.claim(Path("/state/a"))  # a second `up` must not record the changed value as the original one
     recorded = machine.read()
     assert recorded is not None
     recorded.restore()

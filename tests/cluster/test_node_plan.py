@@ -1,4 +1,4 @@
-"""Nodes on paper: names, addresses, wires, and what each program on them is told."""
+"""Plans of nodes: names, addresses, links, and configurations of their programs."""
 
 import itertools
 import json
@@ -70,7 +70,7 @@ def test_only_a_nodes_own_namespace_forwards_and_filters() -> None:
 
 
 def test_every_command_can_be_repeated() -> None:
-    """`add` would fail over what is there; `replace` and `set` do not."""
+    """`add` would fail for existing objects; `replace` and `set` do not."""
     commands = [*network.bridge_commands(), *network.host_routes(NODES), *network.node_commands(FIRST, [SECOND])]
     assert not [command for command in commands if "add" in command]
 

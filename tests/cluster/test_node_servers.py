@@ -1,4 +1,4 @@
-"""What the servers beside the nodes are told: Prometheus and what it scrapes, DNS, the registry, the sandbox image."""
+"""Configurations of the servers next to the nodes: Prometheus and its targets, DNS, the registry, the sandbox image."""
 
 import hashlib
 import io
@@ -140,7 +140,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_the_sandbox_image_is_whole(program: Path) -> None:
-    """Every digest in it names what is there, from the index down to the program."""
+    """Every digest in it refers to existing content, from the index to the program."""
     archive = _files(pause.archive(program, architecture="amd64"))
     (named,) = json.loads(archive["index.json"])["manifests"]
     assert named["annotations"]["io.containerd.image.name"] == pause.image_name(program)

@@ -1,4 +1,4 @@
-"""Ports for servers that come back on the same one."""
+"""Ports for servers that restart on the same port."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Processes by name: their life, their identity, and that none of them outlives the run that started it."""
+"""Processes by name: their life cycle and identity, and that none of them outlives its run."""
 
 import os
 import select
@@ -27,7 +27,7 @@ def sleeper(tmp_path: Path) -> Iterator[Process]:
 
 
 def await_end(pid: int) -> bool:
-    """False when it still runs after ten seconds."""
+    """Return False if the process still runs after ten seconds."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What a person sees of a long build, on a terminal and in a log."""
+"""The progress of a long build, on a terminal and in a log."""
 
 import io
 

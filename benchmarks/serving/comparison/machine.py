@@ -21,10 +21,6 @@ class Machine:
     python: str
     quire: str
 
-    @property
-    def has_avx512_bf16(self) -> bool:
-        return "avx512_bf16" in self.features or "amx_bf16" in self.features
-
     def __str__(self) -> str:
         return (
             f"{self.processor}, {self.cpus} CPUs with {' '.join(self.features) or 'none of ' + ' '.join(_FEATURES)},"

@@ -30,7 +30,7 @@ def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], t
                 place + _BAR / 2,
                 colors="black",
                 linestyles="dashed",
-                label="floor: linear layers and attention alone" if place == 0 else "",
+                label="floor: arithmetic and reading alone" if place == 0 else "",
             )
     # A floor may lie above every bar.
     top.autoscale(axis="y")

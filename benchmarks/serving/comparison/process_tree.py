@@ -67,10 +67,18 @@ class ProcessTree:
         except subprocess.TimeoutExpired:
             raise ServerError(f"it was not done within {seconds:.0f} s; its log: {self.log}") from None
 
+    def pause(self) -> None:
+        """Stop all processes of the session where they are; they keep their memory and use no CPU."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """Every process of the session: asked first, then killed."""
         self._over.set()
         self._watcher.join()
+        self.resume()
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_STOP_SECONDS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.serving.comparison.workloads import Workload
+from quire_engine.cpu.limits import CpuLevel
 
 Family = Literal["quire", "quire-int8", "vllm", "llama.cpp", "transformers"]
 
@@ -114,35 +115,32 @@ def run_ratios(turns: Sequence[Turn], ours: str, theirs: str, workload: Workload
     return [both[ours] / both[theirs] for both in by_run.values() if ours in both and theirs in both and both[theirs]]
 
 
-def vllm_goal(workload: Workload, *, has_avx512_bf16: bool) -> float:
-    """Goal for total tokens per second over vLLM's: less where vLLM is itself near the floor."""
+def vllm_goal(workload: Workload, *, level: CpuLevel) -> float:
+    """Return the goal for total tokens per second over vLLM's: less where vLLM is itself near the floor."""
     if workload == Workload(input_tokens=256, output_tokens=64, concurrency=16):
-        return 1.1 if has_avx512_bf16 else 1.25
-    return 1.5
+        return 1.1
+    if level == "amx" and workload == Workload(input_tokens=1024, output_tokens=128, concurrency=8):
+        return 2.5
+    return 1.3
 
 
-LLAMA_CPP_GOAL, INT8_GOAL, FLOOR_GOAL, START_GOAL = 2.0, 1.8, 0.8, 0.2
+LLAMA_CPP_GOAL, INT8_GOAL, START_GOAL = 2.0, 1.8, 0.2
 
 
-def verdicts(
-    turns: Sequence[Turn], floors: dict[str, float], *, has_avx512_bf16: bool, ours: str = "quire"
-) -> list[Verdict]:
-    """Every goal that these turns say something of. ``floors``: total tokens per second by workload."""
+def verdicts(turns: Sequence[Turn], *, level: CpuLevel, ours: str = "quire") -> list[Verdict]:
+    """Return every goal that these turns say something of."""
     table = rows(turns)
     found: list[Verdict] = []
     for row in (each for each in table if each.server == ours):
         for peer in (each for each in table if each.workload == row.workload and each.family in ("vllm", "llama.cpp")):
-            found += _against(turns, row, peer, has_avx512_bf16=has_avx512_bf16)
-        if floor := floors.get(str(row.workload)):
-            share = row.total_tokens_per_second / floor
-            found.append(Verdict(what=f"{row.workload}: share of the floor", found=share, goal=FLOOR_GOAL))
+            found += _against(turns, row, peer, level=level)
     found += _int8(turns, table)
     found += _starts(table, ours)
     return found
 
 
-def _against(turns: Sequence[Turn], row: Row, peer: Row, *, has_avx512_bf16: bool) -> list[Verdict]:
-    goal = LLAMA_CPP_GOAL if peer.family == "llama.cpp" else vllm_goal(row.workload, has_avx512_bf16=has_avx512_bf16)
+def _against(turns: Sequence[Turn], row: Row, peer: Row, *, level: CpuLevel) -> list[Verdict]:
+    goal = LLAMA_CPP_GOAL if peer.family == "llama.cpp" else vllm_goal(row.workload, level=level)
     name = f"{row.workload}: {{}} over {peer.server}"
     ratios = run_ratios(turns, row.server, peer.server, row.workload)
     found = [Verdict(what=name.format("total tokens/s"), found=statistics.median(ratios), goal=goal)] if ratios else []

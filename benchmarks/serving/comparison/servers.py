@@ -15,16 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers.install_llama_cpp import SERVER, SOURCE
+from benchmarks.peers.install_llama_cpp import SERVER, SOURCE, level_library
 from benchmarks.peers.install_vllm import TCMALLOC_FOLDER
 from benchmarks.peers.peer_catalogue import LLAMA_CPP, TRANSFORMERS, VLLM, VLLM_ZEN
 from benchmarks.peers.peer_environments import Peer, peers_folder
 from benchmarks.report import usable_cpus
+from benchmarks.serving.comparison.levels import library_variables
+from benchmarks.serving.comparison.process_tree import free_port
 from benchmarks.serving.comparison.results import Family
 from benchmarks.serving.comparison.workloads import Workload
+from quire_engine.cpu.limits import CpuLevel
 
 PEERS = Path(__file__).resolve().parents[2] / "peers"
-KV_CACHE_GIB = 4
+KV_CACHE_GIB = 2
 MAX_MODEL_LEN = 4096
 _SPARE_TOKENS = 32
 
@@ -36,6 +39,8 @@ class Launch:
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     workloads: tuple[Workload, ...]
+    port: int | None = None
+    """None is the port of the setting; the starts of one server that serve at the same time have their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,7 @@ class Setting:
 
     model: Path
     port: int
+    cpu_level: CpuLevel
     workloads: tuple[Workload, ...]
     say: Callable[[str], None]
 
@@ -115,16 +121,18 @@ def _launch_quire(setting: Setting, *flags: str) -> list[Launch]:
     command = [sys.executable, "-m", "quire_engine", "--model", str(setting.model), "--served-model-name", "model"]
     command += ["--host", "127.0.0.1", "--port", str(setting.port), "--no-enable-prefix-caching"]
     command += ["--kv-cache-memory-bytes", f"{KV_CACHE_GIB}GiB", "--max-model-len", str(_model_length(setting.model))]
-    return [Launch(command=(*command, *flags), workloads=setting.workloads)]
+    return [Launch(command=(*command, "--cpu-level", setting.cpu_level, *flags), workloads=setting.workloads)]
 
 
 def _vllm(name: str, peer: Peer, dtype: str) -> ServerUnderTest:
     def launches(setting: Setting) -> list[Launch]:
-        command = [str(peer.environment / "bin" / "vllm"), "serve", str(setting.model), "--served-model-name", "model"]
+        command = [str(peer.python), str(PEERS / "vllm_at_level.py"), "serve", str(setting.model)]
+        command += ["--served-model-name", "model"]
         command += ["--host", "127.0.0.1", "--port", str(setting.port), "--dtype", dtype]
         command += ["--max-model-len", str(_model_length(setting.model)), "--no-enable-prefix-caching"]
         command += ["--uvicorn-log-level", "warning"]
-        return [Launch(command=tuple(command), environment=vllm_environment(peer), workloads=setting.workloads)]
+        environment = vllm_environment(peer, setting.cpu_level)
+        return [Launch(command=tuple(command), environment=environment, workloads=setting.workloads)]
 
     return ServerUnderTest(
         name=name,
@@ -135,7 +143,7 @@ def _vllm(name: str, peer: Peer, dtype: str) -> ServerUnderTest:
     )
 
 
-def vllm_environment(peer: Peer) -> dict[str, str]:
+def vllm_environment(peer: Peer, cpu_level: CpuLevel) -> dict[str, str]:
     """As its manual has it for a machine that serves nothing else: a thread on every CPU, none kept free."""
     cpus = usable_cpus()
     tcmalloc = sorted((peer.folder / TCMALLOC_FOLDER).glob("usr/lib/*/libtcmalloc_minimal.so.*"))
@@ -145,6 +153,8 @@ def vllm_environment(peer: Peer) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "BENCHMARK_CPU_LEVEL": cpu_level,
+        **library_variables(cpu_level),
         **({"LD_PRELOAD": str(tcmalloc[0])} if tcmalloc else {}),
     }
 
@@ -152,10 +162,19 @@ def vllm_environment(peer: Peer) -> dict[str, str]:
 def _llama_cpp(name: str, outtype: str) -> ServerUnderTest:
     def launches(setting: Setting) -> list[Launch]:
         weights = gguf(setting.model, outtype, setting.say)
-        return [
-            Launch(command=_llama_server(weights, setting.port, workload), workloads=(workload,))
-            for workload in setting.workloads
-        ]
+        library = LLAMA_CPP.folder / level_library(setting.cpu_level)
+        starts = []
+        for workload in setting.workloads:
+            port = free_port()
+            starts.append(
+                Launch(
+                    command=_llama_server(weights, port, workload),
+                    environment={"GGML_BACKEND_PATH": str(library)},
+                    workloads=(workload,),
+                    port=port,
+                )
+            )
+        return starts
 
     return ServerUnderTest(
         name=name,

@@ -15,10 +15,11 @@ def show(
     verdicts: Sequence[Verdict],
     limits: Sequence[Mapping[str, Any]],
     *,
+    floors: Mapping[str, float],
     title: str,
 ) -> None:
     table = rows(turns)
-    console.print(_medians(turns, table, title))
+    console.print(_medians(turns, table, floors, title))
     if verdicts:
         console.print(_goals(verdicts))
     for line in limit_lines(limits):
@@ -28,13 +29,14 @@ def show(
             console.print(f"{turn.server}, run {turn.run}: {turn.problem}", style="red", markup=False, highlight=False)
 
 
-def _medians(turns: Sequence[Turn], table: Sequence[Row], title: str) -> Table:
+def _medians(turns: Sequence[Turn], table: Sequence[Row], floors: Mapping[str, float], title: str) -> Table:
     shown = Table(title=title, title_justify="left", show_edge=False)
     shown.add_column("in/out@at a time")
     shown.add_column("server")
     columns = (
         "total tok/s",
         "least–most",
+        "of floor",
         "out tok/s",
         "TTFT ms",
         "ITL ms",
@@ -55,6 +57,7 @@ def _medians(turns: Sequence[Turn], table: Sequence[Row], title: str) -> Table:
                 row.server,
                 f"{row.total_tokens_per_second:,.0f}",
                 f"{row.spread[0]:,.0f}–{row.spread[1]:,.0f}" if row.runs > 1 else "",
+                f"{row.total_tokens_per_second / floor:.0%}" if (floor := floors.get(str(row.workload))) else "",
                 f"{row.output_tokens_per_second:,.0f}",
                 *(_milliseconds(value) for value in (row.ttft_seconds, row.itl_seconds, row.tpot_seconds)),
                 "" if row.start_seconds is None else f"{row.start_seconds:.1f}",
@@ -86,12 +89,14 @@ def limit_lines(limits: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of every run's measurement of the machine."""
     lines = []
     for number, limit in enumerate(limits, 1):
-        gemm = ", ".join(f"{name} {flops / 1e9:,.0f} GFLOP/s" for name, flops in limit["gemm_flops"].items())
-        lines.append(f"machine, run {number}: GEMM {gemm}; memory {limit['memory_bytes_per_second'] / 1e9:.0f} GB/s")
+        lines.append(
+            f"machine, run {number}: arithmetic at {limit['cpu_level']} {limit['arithmetic_flops'] / 1e9:,.0f} GFLOP/s;"
+            f" memory {limit['memory_bytes_per_second'] / 1e9:.0f} GB/s"
+        )
         for floor in limit["floors"]:
-            whole = floor["linear_seconds"] + floor["attention_seconds"]
+            whole = floor["prompt_seconds"] + floor["decode_seconds"]
             lines.append(
-                f"  floor of {floor['workload']} in {limit['dtype']}: {floor['total_tokens_per_second']:,.0f} tokens/s"
-                f" (linear {floor['linear_seconds'] / whole:.0%}, attention {floor['attention_seconds'] / whole:.0%})"
+                f"  floor of {floor['workload']}: {floor['total_tokens_per_second']:,.0f} tokens/s"
+                f" (prompts {floor['prompt_seconds'] / whole:.0%}, decoding {floor['decode_seconds'] / whole:.0%})"
             )
     return lines

@@ -1,20 +1,23 @@
 """One server's turn: its server started alone, warmed up, measured with quire's client, stopped."""
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import CalledProcessError
 
 import aiohttp
 
+from benchmarks.serving.comparison.levels import library_variables
 from benchmarks.serving.comparison.process_tree import ProcessTree, ServerError, free_port, running
 from benchmarks.serving.comparison.results import Measured, Turn
 from benchmarks.serving.comparison.servers import Launch, ServerUnderTest, Setting, batch_command
 from benchmarks.serving.comparison.workloads import Workload, conversations, rounds_for
 from quire_cli.bench import client
 from quire_cli.bench.summary import Objective, Summary, summarise
+from quire_engine.cpu.limits import CpuLevel
 
 _START_SECONDS, _POLL_SECONDS, _BATCH_SECONDS = 900.0, 0.1, 1800.0
 _WARM_UP_SEED = 1_000_000
@@ -24,16 +27,38 @@ Say = Callable[[str], None]
 
 
 class Bench:
-    """What all turns share: the model, how long to measure, where logs go."""
+    """What all turns share: the model, the level of CPU, how long to measure, where logs go.
 
-    def __init__(self, *, model: Path, workloads: Sequence[Workload], seconds: float, logs: Path, say: Say) -> None:
+    With ``keep_running`` every server is started once and paused between its turns, until ``close``.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Path,
+        cpu_level: CpuLevel,
+        workloads: Sequence[Workload],
+        seconds: float,
+        logs: Path,
+        say: Say,
+        keep_running: bool = False,
+    ) -> None:
         self.model = model
+        self.cpu_level = cpu_level
+        self._keep_running = keep_running
+        self._launches: dict[str, tuple[Setting, list[Launch]]] = {}
+        self._running: dict[tuple[str, ...], ProcessTree] = {}
+        self._stack = contextlib.ExitStack()
         self.workloads = tuple(workloads)
         self.seconds = seconds
         self.logs = logs
         self.say = say
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         self.vocabulary = int(config["vocab_size"])
+
+    def close(self) -> None:
+        """Stop the servers that were kept running."""
+        self._stack.close()
 
     def turn(self, server: ServerUnderTest, run: int) -> Turn:
         """Never raises for what a peer does: its problem is part of the result."""
@@ -46,8 +71,8 @@ class Bench:
                 self._batches(server, server.batches, run, peaks, measured)
             else:
                 assert server.launches is not None
-                setting = Setting(model=self.model, port=free_port(), workloads=self.workloads, say=self.say)
-                for launch in server.launches(setting):
+                setting, launches = self._prepare(server)
+                for launch in launches:
                     self._served(server, launch, setting, run, starts, peaks, measured)
         except ServerError as error:
             problem = str(error)
@@ -65,6 +90,33 @@ class Bench:
             problem=problem,
         )
 
+    def _prepare(self, server: ServerUnderTest) -> tuple[Setting, list[Launch]]:
+        """Return the starts of a server: the same in every run where it is kept running."""
+        if server.name not in self._launches or not self._keep_running:
+            assert server.launches is not None
+            setting = Setting(
+                model=self.model, port=free_port(), cpu_level=self.cpu_level, workloads=self.workloads, say=self.say
+            )
+            self._launches[server.name] = (setting, server.launches(setting))
+        return self._launches[server.name]
+
+    @contextlib.contextmanager
+    def _started(self, launch: Launch, log: Path) -> Iterator[ProcessTree]:
+        """Start the server, or resume it, and stop or pause it at the end."""
+        if not self._keep_running:
+            with running(launch.command, launch.environment, log) as tree:
+                yield tree
+            return
+        if launch.command not in self._running:
+            started = running(launch.command, launch.environment, log)
+            self._running[launch.command] = self._stack.enter_context(started)
+        tree = self._running[launch.command]
+        tree.resume()
+        try:
+            yield tree
+        finally:
+            tree.pause()
+
     def _served(
         self,
         server: ServerUnderTest,
@@ -76,10 +128,12 @@ class Bench:
         measured: list[Measured],
     ) -> None:
         log = self.logs / f"{server.name}-run{run}.log"
-        with running(launch.command, launch.environment, log) as tree:
-            base_url = f"http://127.0.0.1:{setting.port}/v1"
-            starts.append(asyncio.run(seconds_to_first_token(tree, base_url)))
-            self.say(f"{server.name}: first token {starts[-1]:.1f} s after its start")
+        resumed = launch.command in self._running
+        with self._started(launch, log) as tree:
+            base_url = f"http://127.0.0.1:{launch.port or setting.port}/v1"
+            if not resumed:
+                starts.append(asyncio.run(seconds_to_first_token(tree, base_url)))
+                self.say(f"{server.name}: first token {starts[-1]:.1f} s after its start")
             for workload in launch.workloads:
                 measured.append(asyncio.run(self.measure(base_url, workload, run)))
                 self.say(f"{server.name}: {workload}  {in_words(measured[-1])}")
@@ -117,7 +171,8 @@ class Bench:
         prompts.write_text(json.dumps(asked), encoding="utf-8")
         results.unlink(missing_ok=True)
         command = batch_command(mode, self.model, prompts, results)
-        with running(command, {"HF_HUB_OFFLINE": "1"}, self.logs / f"{server.name}-run{run}.log") as tree:
+        environment = {"HF_HUB_OFFLINE": "1", **library_variables(self.cpu_level)}
+        with running(command, environment, self.logs / f"{server.name}-run{run}.log") as tree:
             if tree.wait(_BATCH_SECONDS) != 0 or not results.exists():
                 tree.check()
             peaks.append(tree.peak_rss_bytes)

@@ -1,7 +1,7 @@
-"""What the API server was asked, from its own audit log: the only witness of how many writes a client really made.
+"""Requests to the API server from its own audit log, the only proof of how many writes a client made.
 
-The server logs a request twice. The first entry is in the file before the request is carried out, so whatever a client
-has had an answer to is here; the second adds the status and, for writes, the body sent.
+The server logs a request twice. The first entry is written before the request is executed, so the log contains every
+request that has been answered. The second entry adds the status and, for writes, the body.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MUTATING_VERBS: Final = frozenset({"create", "update", "patch", "delete", "deletecollection"})
-# "create" there is a question or a credential; nothing is kept.
+# "create" of these resources is a review or a credential and stores nothing.
 UNKEPT_GROUPS: Final = frozenset({"authentication.k8s.io", "authorization.k8s.io"})
 UNKEPT_RESOURCES: Final = frozenset({"serviceaccounts/token"})
 _JSON_LEVELS: Final = 20_000
@@ -33,7 +33,7 @@ POLICY: Final = json.dumps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A place in the log: what came after it is newer."""
+    """A position in the log; later entries are newer."""
 
     offset: int
 
@@ -53,8 +53,8 @@ class AuditedRequest:
     namespace: str | None
     name: str | None
     received: str  # RFC 3339, microseconds, UTC
-    status: int | None  # None while it is not answered
-    body: Any  # None for reads, and for what must not be logged
+    status: int | None  # None until it is answered
+    body: Any  # None for reads and for sensitive bodies
     is_forbidden: bool = False  # by RBAC; quotas and admission also answer 403
 
     @property
@@ -63,7 +63,7 @@ class AuditedRequest:
 
     @property
     def is_mutating(self) -> bool:
-        """Dry runs count: they cost the server as much."""
+        """Return True for writes, including dry runs, which cost the server as much."""
         kept = self.group not in UNKEPT_GROUPS and self.resource not in UNKEPT_RESOURCES
         return self.verb in MUTATING_VERBS and kept
 
@@ -73,24 +73,24 @@ class AuditedRequest:
 
 
 class AuditLog:
-    """Reads the file anew each time; holds nothing."""
+    """A reader of the audit log without state: it reads the file again each time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def position(self) -> Position:
-        """Now. Take it before an action, and pass it as `since` after."""
+        """Return the current position. Call it before an action, and pass the result as `since` afterwards."""
         return Position(offset=self._path.stat().st_size if self._path.exists() else 0)
 
     def requests(
         self, since: Position = START, *, user: str | None = None, user_agent: str | None = None
     ) -> Sequence[AuditedRequest]:
-        """In the order received. `user` is the whole name, `user_agent` a part of the header."""
+        """Return the requests in order of arrival. `user` is the complete name, `user_agent` a part of the header."""
         merged: dict[str, dict[str, Any]] = {}
         for entry in self._entries(since):
             if entry["stage"] == "RequestReceived":
                 merged[entry["auditID"]] = entry
-            elif entry["auditID"] in merged:  # else it was received before `since`
+            elif entry["auditID"] in merged:  # otherwise it was received before `since`
                 merged[entry["auditID"]] |= entry
         requests = (_request(entry) for entry in merged.values())
         return [
@@ -107,28 +107,28 @@ class AuditLog:
         user_agent: str | None = None,
         besides: frozenset[str] = frozenset(),
     ) -> Sequence[AuditedRequest]:
-        """Those that change something, `besides` these resources (a leader's own heartbeat: `leases`)."""
+        """Return the writes except those to the resources in `besides` (a leader's own heartbeat: `leases`)."""
         asked = self.requests(since, user=user, user_agent=user_agent)
         return [request for request in asked if request.is_mutating and request.resource not in besides]
 
     def forbidden(self, since: Position = START) -> Sequence[AuditedRequest]:
-        """What somebody asked for without the right to it."""
+        """Return the requests that RBAC denied."""
         return [request for request in self.requests(since) if request.is_forbidden]
 
     def _entries(self, since: Position) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
         with self._path.open("rb") as log:
-            if since.offset:  # may lie within a line that was just being written: what that tells is older
+            if since.offset:  # may be within a partially written line, whose entry is older
                 log.seek(since.offset - 1)
                 log.readline()
             for line in log:
-                if line.endswith(b"\n"):  # the last one may be half written
+                if line.endswith(b"\n"):  # the last line may be incomplete
                     yield _parsed(line)
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Also what is nested more deeply than Python reads by itself: the API server logs all that it stores."""
+    """Parse an entry, even if it exceeds Python's default nesting limit, because the server logs whole objects."""
     limit = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(max(limit, _JSON_LEVELS))

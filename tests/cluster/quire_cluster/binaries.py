@@ -1,7 +1,8 @@
-"""Which program is which file: `KUBEBUILDER_ASSETS` first, then the cache, then a build out of Go modules.
+"""Locations of the programs: `KUBEBUILDER_ASSETS` first, then the cache, then a build from Go modules.
 
-Built once per version and machine type under `${XDG_CACHE_HOME:-~/.cache}/quire/`, moved into place whole and under a
-lock, so that neither an interrupted build nor two at once leave half a program. Starts nothing.
+A program is built once per version and machine type below `${XDG_CACHE_HOME:-~/.cache}/quire/`. It is moved into place
+when it is complete, under a lock, so neither an interrupted build nor two parallel ones leave a partial program. This
+module starts no process of the cluster.
 """
 
 import fcntl
@@ -90,7 +91,7 @@ def cache_folder() -> Path:
 
 
 def ensure(programs: Iterable[str], progress: Progress) -> Binaries:
-    """A path for every program named; builds what is missing, and says so on `progress`."""
+    """Return a path for every program; build missing ones and report this to `progress`."""
     wanted = tuple(programs)
     missing = {_package_of(program) for program in wanted if locate(program) is None}
     if missing:
@@ -99,17 +100,17 @@ def ensure(programs: Iterable[str], progress: Progress) -> Binaries:
 
 
 def present(programs: Iterable[str]) -> Binaries:
-    """Those of the programs that need no build."""
+    """Return the programs that need no build."""
     found = {program: locate(program) for program in programs}
     return {program: path for program, path in found.items() if path is not None}
 
 
 def locate(program: str) -> Path | None:
-    """Where the program is now; None when it has to be built."""
+    """Return the current path of the program, or None if it must be built."""
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
         if not Path(assets).is_dir():
             raise BinaryUnavailable(
-                f"KUBEBUILDER_ASSETS is {assets}, which is no folder; unset it, or give the one that has kube-apiserver"
+                f"KUBEBUILDER_ASSETS is {assets}, which is not a folder; unset it or name that of kube-apiserver"
             )
         if os.access(Path(assets) / program, os.X_OK):
             return Path(assets).resolve() / program
@@ -126,7 +127,7 @@ def _package_of(program: str) -> Package:
 
 
 def _home(package: Package) -> Path:
-    """Keyed by everything that changes what comes out."""
+    """Return the cache folder, keyed by everything that affects the result."""
     machine = f"{platform.system()}-{platform.machine()}".lower()
     digest = hashlib.sha256("\0".join((*package.programs, *package.version_flags)).encode())
     if package.module is not None:
@@ -141,11 +142,11 @@ def _build_all(packages: Iterable[Package], progress: Progress) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     workspace = cache / "build"
     with _alone(cache / "build.lock", progress):
-        # While this run waited for the lock, another may have built them.
+        # Another run may have built them while this one waited for the lock.
         still_missing = [package for package in packages if not _home(package).exists()]
         if not still_missing:
             return
-        for left in cache.glob("*.incomplete-*"):  # of a run that was killed: whoever holds the lock is alone
+        for left in cache.glob("*.incomplete-*"):  # left by a killed run; only the holder of the lock is here
             shutil.rmtree(left, ignore_errors=True)
         _announce(still_missing, cache, progress)
         toolchain = find_go(cache, progress)
@@ -160,7 +161,7 @@ def _build_all(packages: Iterable[Package], progress: Progress) -> None:
 
 
 def install(package: Package, run: Build) -> None:
-    """Has `run` make the package in a folder beside its place, and renames it there once it is whole."""
+    """Let `run` create the package in a folder next to its destination, and rename it when it is complete."""
     home = _home(package)
     with tempfile.TemporaryDirectory(prefix=f"{package.name}.incomplete-", dir=home.parent) as scratch:
         made = Path(scratch) / "programs"
@@ -186,7 +187,7 @@ def _announce(packages: Sequence[Package], cache: Path, progress: Progress) -> N
 
 @contextmanager
 def _alone(lock: Path, progress: Progress) -> Iterator[None]:
-    """Holds the lock; the kernel lets go of it however this process ends."""
+    """Hold the lock; the kernel releases it however this process ends."""
     with lock.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""Runs `go` for one package and tells how far it is. Everything Go writes stays inside the workspace it is given.
+"""Run `go` for one package and report the progress. Go writes only inside the given workspace.
 
-Knows no cache and no lock: `binaries` calls it, and moves what it made into place.
+This module knows no cache and no lock: `binaries` calls it and moves the result into place.
 """
 
 import os
@@ -21,7 +21,7 @@ LAST_LINES: Final = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One thing Go builds, and the programs that come out of it."""
+    """A package that Go builds, and the resulting programs."""
 
     name: str
     version: str
@@ -37,12 +37,12 @@ class Package:
 
     @property
     def module(self) -> Path | None:
-        """The folder of its source, where that is ours."""
+        """Return the folder of the source if it is part of this repository."""
         return MODULES / self.name if self.install is None else None
 
 
 def build(package: Package, *, toolchain: GoToolchain, workspace: Path, into: Path, progress: Progress) -> None:
-    """Leaves the package's programs in `into`. A second call with one workspace goes on where a first was stopped."""
+    """Build the package's programs in `into`. A second call with the same workspace resumes a stopped build."""
     into.mkdir(parents=True, exist_ok=True)
     command, folder = _command(package, toolchain.go, into)
     started = time.monotonic()
@@ -75,9 +75,9 @@ def _command(package: Package, go: Path, into: Path) -> tuple[list[str], Path]:
 
 
 def _environment(go: Path, workspace: Path, into: Path) -> dict[str, str]:
-    """The caller's, but for what would change the result or write outside the workspace.
+    """Return the caller's environment without variables that change the result or write outside the workspace.
 
-    GOMODCACHE and GOCACHE are the caller's where set in the environment (a CI that keeps them between runs).
+    GOMODCACHE and GOCACHE of the caller are used if set, so that CI can keep them between runs.
     """
     own = {
         "CGO_ENABLED": "0",
@@ -107,7 +107,7 @@ def _explain(package: Package, status: int, last_lines: tuple[str, ...]) -> str:
 
 
 class _Counter:
-    """What `go build -v` has said so far: modules fetched, then packages compiled."""
+    """A counter of the progress from `go build -v`: downloaded modules, then compiled packages."""
 
     def __init__(self, package: Package) -> None:
         self._package = package

@@ -1,7 +1,7 @@
-"""Keys and certificates of a test cluster, made with the `openssl` program.
+"""Keys and certificates of a test cluster, created with the `openssl` program.
 
-They guard nothing but loopback and a temporary folder, yet are strict enough for Python 3.13's verification (key usage
-and key identifiers present).
+They protect only loopback and a temporary folder, but satisfy the strict verification of Python 3.13 (key usage and key
+identifiers).
 """
 
 import shutil
@@ -39,7 +39,7 @@ class KeyPair:
 
 
 class Authority:
-    """A certificate authority in a folder of its own."""
+    """A certificate authority in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Authority:
 
     @property
     def service_account_key(self) -> Path:
-        """Signs the tokens of ServiceAccounts."""
+        """Create the key that signs the tokens of ServiceAccounts."""
         return self._folder / "service-accounts.key"
 
     def create(self) -> None:
@@ -61,7 +61,7 @@ class Authority:
         self._openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(self.service_account_key))
 
     def issue(self, name: str, *, subject: str, alternative_names: str) -> KeyPair:
-        """`subject` in openssl's form (/O=…/CN=…); `alternative_names` too (IP:…,DNS:…)."""
+        """Issue a certificate. `subject` (/O=…/CN=…) and `alternative_names` (IP:…,DNS:…) have openssl's form."""
         pair = _pair(self._folder, name)
         request, extensions = self._folder / f"{name}.csr", self._folder / f"{name}.cnf"
         extensions.write_text(f"{CONFIG}subjectAltName = {alternative_names}\n")
@@ -77,7 +77,7 @@ class Authority:
         return pair
 
     def issued(self, name: str) -> KeyPair:
-        """What `issue` made under this name before."""
+        """Return the certificate that `issue` created under this name before."""
         return _pair(self._folder, name)
 
     def _openssl(self, *arguments: str) -> None:

@@ -1,6 +1,6 @@
-"""The smallest API client that the tests' own plumbing needs: one JSON request, the standard library alone.
+"""A minimal API client for the tests' infrastructure: one JSON request with the standard library.
 
-What is under test uses the project's real clients.
+The code under test uses the project's real clients.
 """
 
 import http.client
@@ -26,7 +26,7 @@ class Response:
 
 
 class ApiClient:
-    """Requests as the owner of one client certificate."""
+    """A client that authenticates with one client certificate."""
 
     def __init__(self, server: Server, pair: KeyPair, *, user_agent: str) -> None:
         address = urlsplit(server.url)
@@ -54,7 +54,7 @@ class ApiClient:
         content_type: str = "application/json",
         timeout_seconds: float = 60,
     ) -> Response:
-        """Any status is an answer; OSError when the server gives none."""
+        """Send a request. Every status is a result; a missing answer raises OSError."""
         headers = self._headers | {"Content-Type": content_type}
         connection = self._connection(timeout_seconds)
         try:
@@ -67,7 +67,7 @@ class ApiClient:
         return Response(status=answer.status, body=json.loads(content) if is_json else content)
 
     def stream(self, path: str, *, timeout_seconds: float) -> Iterator[Any]:
-        """The JSON documents of an answer without end, one a line: a watch. The time is how long it may be silent."""
+        """Yield the JSON documents of an endless answer (a watch), one per line. The timeout limits the silence."""
         connection = self._connection(timeout_seconds)
         try:
             connection.request("GET", path, headers=self._headers)

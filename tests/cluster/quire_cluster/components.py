@@ -1,7 +1,7 @@
-"""How each process of the control plane is started: command lines out of values. Pure.
+"""Command lines of the control plane's processes. Pure.
 
-`control_plane` and `fake_nodes` keep the processes. What a control plane is for decides the rest: one without nodes
-stays on loopback; one with nodes is reached by them and by their pods, and reaches the kubelets.
+`control_plane` and `fake_nodes` manage the processes. A control plane without nodes uses only loopback; one with nodes
+is reachable from them and their pods, and reaches the kubelets.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where the API server listens, and whether kubelets join it."""
+    """The address of the API server, and whether kubelets join it."""
 
     address: str = LOOPBACK
     has_nodes: bool = False
@@ -68,8 +68,8 @@ def api_server(state: Path, ports: Ports, binaries: Binaries, authority: Authori
         f"--service-cluster-ip-range={SERVICE_CLUSTER_IPS}",
         f"--audit-policy-file={state / 'audit-policy.json'}",
         f"--audit-log-path={state / 'audit.log'}",
-        "--audit-log-mode=blocking",  # an entry is in the file before its request goes on
-        "--audit-log-maxsize=100000",  # megabytes: positions in the file hold only while it is never begun anew
+        "--audit-log-mode=blocking",  # an entry is written before its request continues
+        "--audit-log-maxsize=100000",  # megabytes: positions are valid only if the file is never rotated
         *(_for_nodes(authority) if site.has_nodes else _without_nodes()),
     ]
 
@@ -90,7 +90,7 @@ def _for_nodes(authority: Authority) -> list[str]:
         f"--kubelet-client-certificate={client.certificate}",
         f"--kubelet-client-key={client.key}",
         f"--kubelet-certificate-authority={authority.pair.certificate}",
-        "--kubelet-preferred-address-types=InternalIP",  # nobody resolves the nodes' names
+        "--kubelet-preferred-address-types=InternalIP",  # the names of nodes are not resolvable
     ]
 
 
@@ -109,7 +109,7 @@ def controller_manager(binaries: Binaries, authority: Authority, admin_kubeconfi
         "--concurrent-deployment-syncs=20",
         "--concurrent-replicaset-syncs=20",
         # By default a node without heartbeats for 50 s is lost, and its pods leave their Services. While the only API
-        # server is away none arrive: once it is back, it would depend on whether this or the kubelets are quicker.
+        # server is unavailable, none arrive. Afterwards the result would depend on a race with the kubelets.
         "--node-monitor-grace-period=5m",
         "--horizontal-pod-autoscaler-sync-period=2s",
     ]

@@ -1,7 +1,8 @@
-"""A real Kubernetes control plane, without nodes: etcd, kube-apiserver and kube-controller-manager.
+"""A real Kubernetes control plane without nodes: etcd, kube-apiserver and kube-controller-manager.
 
-Enough for whatever ends in API objects: Deployments make ReplicaSets, owners are garbage-collected, RBAC and CEL are
-enforced. No kubelet: pods stay Pending. `fake_nodes` and `real_cluster` start more processes on the same state folder.
+It is sufficient for tests of API objects: Deployments create ReplicaSets, owners are garbage-collected, RBAC and CEL
+are enforced. Without a kubelet, pods stay Pending. `fake_nodes` and `real_cluster` start more processes in the same
+state folder.
 """
 
 import json
@@ -33,9 +34,9 @@ ON_LOOPBACK: Final = Site()
 
 
 class ControlPlane:
-    """Its processes, its address, and ways to look at it and to hurt it.
+    """A control plane: its processes, its address, and methods to observe and disturb it.
 
-    `etcd`, `api_server` and `controller_manager` can each be killed, paused and started again: same ports, same data.
+    `etcd`, `api_server` and `controller_manager` can each be killed, paused and restarted with the same ports and data.
     """
 
     def __init__(self, *, state: Path, ports: Ports, binaries: Binaries, site: Site = ON_LOOPBACK) -> None:
@@ -63,7 +64,7 @@ class ControlPlane:
     def create(
         cls, state: Path, binaries: Binaries, *, site: Site = ON_LOOPBACK, api_server_port: int | None = None
     ) -> "ControlPlane":
-        """A new one in an empty folder, not started yet. Without a port given the API server takes a free one."""
+        """Create a control plane in an empty folder without starting it. By default the API server gets a free port."""
         api_server, etcd, etcd_peer = free_ports(3)
         ports = Ports(api_server=api_server_port or api_server, etcd=etcd, etcd_peer=etcd_peer)
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,7 +76,7 @@ class ControlPlane:
 
     @classmethod
     def load(cls, state: Path, binaries: Binaries, *, site: Site = ON_LOOPBACK) -> "ControlPlane | None":
-        """The one that an earlier run made in this folder; None when there is none, or only a half-made one."""
+        """Return the control plane of an earlier run in this folder, or None if it is missing or incomplete."""
         if not (state / "admin.kubeconfig").exists():
             return None
         ports = Ports(**json.loads((state / "ports.json").read_text()))
@@ -83,7 +84,7 @@ class ControlPlane:
 
     @classmethod
     def temporary(cls, binaries: Binaries) -> "ControlPlane":
-        """In a folder that goes when this process ends, with all that was started in it."""
+        """Provide a control plane in a folder that is removed with all its processes when this process ends."""
         created = cls.create(Path(tempfile.mkdtemp(prefix="quire-cluster-")), binaries)
         created._guard = Guard(created.state)
         return created
@@ -93,9 +94,9 @@ class ControlPlane:
         return (self.etcd, self.api_server, self.controller_manager)
 
     def start(self) -> None:
-        """Starts what does not run; returns when the API answers and the controllers do their work."""
+        """Start all processes that do not run; return when the API answers and the controllers work."""
         if self.etcd.pid is None:
-            self.api_server.kill()  # it tries etcd ever more seldom, after half a minute every two
+            self.api_server.kill()  # its retries of etcd back off, after half a minute to every two minutes
             self.etcd.start()
         if self.api_server.pid is None:
             self.api_server.start()
@@ -105,16 +106,16 @@ class ControlPlane:
         self.controller_manager.wait_until(self._controllers_work, timeout_seconds=READY_SECONDS)
 
     def stop(self) -> None:
-        """Kills the processes (the API server would drain for a minute) and removes the state folder."""
+        """Kill the processes (the API server would drain for a minute) and remove the state folder."""
         for process in reversed(self.processes):
             process.kill()
-        kill_all(self.state)  # what others added
+        kill_all(self.state)  # files of other components
         if self._guard is not None:
             self._guard.release()
         shutil.rmtree(self.state, ignore_errors=True)
 
     def restart_api_server(self) -> None:
-        """kill -9, start, wait until it answers."""
+        """Kill the API server with SIGKILL, restart it and wait until it answers."""
         self.api_server.kill()
         self.api_server.start()
         self.wait_for_api_server()
@@ -129,11 +130,11 @@ class ControlPlane:
             return False
 
     def client(self) -> ApiClient:
-        """As the cluster's administrator."""
+        """Return a client with the rights of the cluster administrator."""
         return ApiClient(self.server, self._admin, user_agent=USER_AGENT)
 
     def kubectl(self, *arguments: str, stdin: str = "", as_user: Path | None = None) -> str:
-        """What kubectl printed. `as_user` is a kubeconfig; without it the administrator."""
+        """Return the output of kubectl. `as_user` is a kubeconfig; by default it is the administrator's."""
         command = [str(self.binaries["kubectl"]), "--cache-dir", str(self.state / "kubectl-cache"), *arguments]
         environment = os.environ | {"KUBECONFIG": str(as_user or self.admin_kubeconfig)}
         done = subprocess.run(command, input=stdin, env=environment, capture_output=True, text=True, timeout=120)
@@ -142,7 +143,7 @@ class ControlPlane:
         return done.stdout
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """Whoever uses it is that ServiceAccount, with the rights RBAC gives it and no more."""
+        """Return a kubeconfig for a ServiceAccount, with exactly its RBAC permissions."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         answer = self.client().post(
             path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -155,12 +156,12 @@ class ControlPlane:
         )
 
     def identity(self, name: str, *, subject: str, addresses: Sequence[str] = ()) -> KeyPair:
-        """A certificate that the API server takes for its subject (a user and groups, in openssl's form)."""
+        """Create a certificate that the API server accepts for this subject (user and groups in openssl's form)."""
         names = ",".join((f"DNS:{name}", *(f"IP:{address}" for address in addresses)))
         return self._authority.issue(name, subject=subject, alternative_names=names)
 
     def certificate_kubeconfig(self, name: str) -> Path:
-        """For who was given that identity before."""
+        """Return a kubeconfig for an identity that was created before."""
         path = self.state / f"{name}.kubeconfig"
         return kubeconfig.write(path, kubeconfig.with_certificate(self.server, self._authority.issued(name)))
 
@@ -181,5 +182,5 @@ class ControlPlane:
         kubeconfig.write(self.admin_kubeconfig, kubeconfig.with_certificate(self.server, admin))
 
     def _controllers_work(self) -> bool:
-        """Every namespace is given a default ServiceAccount, without which no pod is admitted."""
+        """Return True if the controllers create the default ServiceAccount of a namespace, which pods require."""
         return self.client().get("/api/v1/namespaces/default/serviceaccounts/default").ok

@@ -1,6 +1,6 @@
-"""Custom resources that an API server is to serve: waiting until it does.
+"""Waiting until an API server serves custom resources.
 
-Not ``kubectl wait``, which fails on a definition whose conditions have not been written yet.
+``kubectl wait`` is not suitable, because it fails for a definition without conditions.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ _PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def wait_established(client: ApiClient, *names: str) -> None:
-    """``names`` as in ``llmdeployments.quire.dev``."""
+    """Wait for definitions with names such as ``llmdeployments.quire.dev``."""
     for name in names:
         assert eventually(partial(_is_established, client, name)), f"the API server does not serve {name}"
 
@@ -24,6 +24,6 @@ def _is_established(client: ApiClient, name: str) -> bool:
 
 
 def is_established(definition: dict[str, Any]) -> bool:
-    """What its conditions say; false while it has none."""
+    """Return True if the conditions report that the definition is established."""
     conditions = definition.get("status", {}).get("conditions") or ()
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

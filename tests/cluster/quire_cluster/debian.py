@@ -1,6 +1,6 @@
-"""Programs out of Debian packages: unpacked into the cache, which needs no root, or installed where that would not do.
+"""Programs from Debian packages: unpacked into the cache without root, or installed if unpacking is insufficient.
 
-For what the tests use as it is and nobody would build: Prometheus, containerd. A program on the PATH goes first.
+These are programs that the tests use unchanged: Prometheus, containerd. A program on the PATH takes precedence.
 """
 
 import os
@@ -20,7 +20,7 @@ _INSTALL_SECONDS = 600
 
 
 def debian_programs(package: str, programs: Sequence[str]) -> Binaries:
-    """Where they are. Raises BinaryUnavailable, which says what to install."""
+    """Return the paths of the programs. Raise BinaryUnavailable with the packages to install."""
     if (there := debian_programs_here(package, programs)) is not None:
         return there
     home = _home(package)
@@ -32,7 +32,7 @@ def debian_programs(package: str, programs: Sequence[str]) -> Binaries:
 
 
 def debian_programs_here(package: str, programs: Sequence[str]) -> Binaries | None:
-    """The same, without fetching anything: None unless all are on the PATH or all in the cache."""
+    """Return the paths without downloading, or None unless all are on the PATH or all in the cache."""
     found = {program: shutil.which(program) for program in programs}
     if all(found.values()):
         return {program: Path(path) for program, path in found.items() if path is not None}
@@ -40,20 +40,20 @@ def debian_programs_here(package: str, programs: Sequence[str]) -> Binaries | No
 
 
 def debian_folder(package: str, folder: str) -> Path:
-    """A folder of what the package brings, such as usr/lib/cni. Raises BinaryUnavailable."""
+    """Return a folder of the package, such as usr/lib/cni. Raise BinaryUnavailable."""
     if debian_folder_here(package, folder) is None:
         _fetch(package, _home(package))
     return _home(package) / folder
 
 
 def debian_folder_here(package: str, folder: str) -> Path | None:
-    """The same, without fetching anything."""
+    """Return such a folder without downloading."""
     path = _home(package) / folder
     return path if path.is_dir() else None
 
 
 def install_packages(packages: Sequence[str]) -> str | None:
-    """As root, into the system, for what wants its configuration or other packages. What went wrong, or None."""
+    """Install packages as root into the system. Return the error, or None."""
     problem = _install(packages)
     if problem is not None:
         # The lists may be missing, as in a fresh container, or older than the archive.
@@ -75,7 +75,7 @@ def _home(package: str) -> Path:
 
 
 def _within(home: Path, programs: Sequence[str]) -> Binaries | None:
-    """None unless all are there."""
+    """Return the paths of the programs below a folder, or None unless all exist."""
     found = {
         program: home / folder / program
         for program in programs
@@ -110,6 +110,6 @@ def _fetch(package: str, home: Path) -> None:
 
 
 def _run(*command: str, cwd: str | None = None, seconds: float = _SECONDS) -> str | None:
-    """The last words of what went wrong, or None."""
+    """Run a command. Return the last lines of its error, or None."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False)
     return None if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip())[-500:]

@@ -1,6 +1,6 @@
-"""Cluster DNS: CoreDNS on the host, at the bridge's address. Pure: a configuration and a command line.
+"""Cluster DNS: CoreDNS on the host, at the address of the bridge. Pure: a configuration and a command line.
 
-It knows the cluster's services and pods and forwards to nobody: any other name does not exist, at once.
+It knows the cluster's services and pods and forwards no queries: any other name does not exist.
 """
 
 from pathlib import Path

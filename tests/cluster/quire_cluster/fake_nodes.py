@@ -1,7 +1,8 @@
-"""Nodes that only pretend, by kwok: pods are scheduled, become Ready and end, and nothing runs.
+"""Simulated nodes (kwok): pods are scheduled, become Ready and end, but no containers run.
 
-For what needs many pods, or GPUs, or a scheduler with an opinion. Adds processes to a control plane's state folder;
-stopping the control plane stops them too. Beside real nodes they are tainted, so that only pods meant for them come.
+They are for tests with many pods, GPUs or the real scheduler. They add processes to the state folder of a control
+plane; stopping the control plane stops them too. Next to real nodes they are tainted, so that only selected pods are
+scheduled there.
 """
 
 from typing import Any, Final
@@ -11,15 +12,15 @@ from quire_cluster.control_plane import READY_SECONDS, ControlPlane
 from quire_cluster.processes import Process
 
 PROGRAMS: Final = ("kube-scheduler", "kwok")
-# An address for each pod: on loopback, so that whoever tries one reaches nobody else's machine.
+# Pod addresses are on loopback, so that a connection never reaches another machine.
 POD_ADDRESSES: Final = "127.64.0.0/16"
 FAKE: Final = "kwok.x-k8s.io/node"
-# On nodes that are beside real ones: a taint for pods to tolerate, and a label for them to choose.
+# Taint and label of simulated nodes next to real ones, for pods to tolerate and select.
 TAINT: Final = "quire.dev/fake"
 
 
 class FakeNodes:
-    """A scheduler, and as many nodes as asked for."""
+    """A scheduler and the requested number of nodes."""
 
     def __init__(self, control_plane: ControlPlane, *, is_tainted: bool = False) -> None:
         self._control_plane = control_plane
@@ -30,7 +31,7 @@ class FakeNodes:
         self.scheduler = Process(
             "kube-scheduler", lambda: components.scheduler(binaries, kubeconfig), control_plane.state
         )
-        # With the default limits heartbeats of nodes starve under many pods, and those are evicted.
+        # With the default limits, many pods delay the heartbeats of nodes, and the pods are evicted.
         self.kwok = Process(
             "kwok",
             lambda: [
@@ -45,7 +46,7 @@ class FakeNodes:
         )
 
     def start(self, count: int, *, gpus: int = 8) -> None:
-        """Returns when `count` nodes with so many GPUs each are Ready."""
+        """Start `count` nodes with this number of GPUs each; return when they are Ready."""
         for process in (self.scheduler, self.kwok):
             if process.pid is None:
                 process.start()
@@ -55,11 +56,11 @@ class FakeNodes:
         self.kwok.wait_until(lambda: self._ready() >= count, timeout_seconds=READY_SECONDS)
 
     def add(self, name: str, *, gpus: int, labels: dict[str, str] | None = None) -> None:
-        """One more; it is Ready soon. Pods choose it by `kubernetes.io/hostname`."""
+        """Add a node, which soon becomes Ready. Pods select it by `kubernetes.io/hostname`."""
         self._post(name, gpus=gpus, labels=labels)
 
     def stop(self) -> None:
-        """The processes that it started and its nodes; pods on them are collected by the controllers."""
+        """Stop the processes and delete the nodes; the controllers collect their pods."""
         for process in reversed(self._started):
             process.kill()
         self._started.clear()
@@ -84,7 +85,7 @@ class FakeNodes:
 
 
 def manifest(name: str, *, gpus: int, labels: dict[str, str], is_tainted: bool) -> dict[str, Any]:
-    """One that kwok takes for its own."""
+    """Return the manifest of a node that kwok manages."""
     resources = {"cpu": "64", "memory": "512Gi", "pods": "1000", "nvidia.com/gpu": str(gpus)}
     return {
         "apiVersion": "v1",

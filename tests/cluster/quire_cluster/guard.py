@@ -1,7 +1,8 @@
-"""Kills the processes that a state folder names, once standard input ends, then removes the folder.
+"""Kill the processes listed in a state folder when standard input ends, then remove the folder.
 
-Run as a program beside a test run (`processes.Guard`), so that nothing outlives the run even after `kill -9`: it
-imports the standard library alone. The way a pid file is written and believed stands here, for it and for `processes`.
+It runs as a separate program during a test run (`processes.Guard`), so that no process outlives the run, even after
+`kill -9`. It imports only the standard library. It defines how a pid file is written and verified, for itself and for
+`processes`.
 """
 
 import os
@@ -18,7 +19,7 @@ POLL_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A process id, and when that process was born (in kernel ticks)."""
+    """A process id and the start time of the process (in kernel ticks)."""
 
     pid: int
     birth: str
@@ -28,7 +29,7 @@ class Identity:
 
 
 def birth_of(pid: int) -> str | None:
-    """The start time of a living process; None for one that is gone or only waits to be reaped."""
+    """Return the start time of a living process, or None for one that is gone or waits to be reaped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -39,7 +40,7 @@ def birth_of(pid: int) -> str | None:
 
 
 def read_identity(pid_path: Path) -> Identity | None:
-    """None when the file is missing or its process is gone."""
+    """Return the identity from a file, or None if the file is missing or its process is gone."""
     try:
         pid, _, birth = pid_path.read_text().partition(" ")
     except FileNotFoundError:
@@ -49,7 +50,7 @@ def read_identity(pid_path: Path) -> Identity | None:
 
 
 def kill_all(state: Path) -> None:
-    """Returns when they are gone: a folder can only be removed when nobody writes into it."""
+    """Kill all processes and return when they are gone, because a folder in use cannot be removed."""
     identities = [identity for path in state.glob("*.pid") if (identity := read_identity(path)) is not None]
     for identity in identities:
         os.kill(identity.pid, signal.SIGKILL)

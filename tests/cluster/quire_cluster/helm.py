@@ -1,4 +1,4 @@
-"""helm as a person runs it, with folders of its own; with a kubeconfig it reaches a cluster."""
+"""helm as a user runs it, with its own folders; with a kubeconfig it reaches a cluster."""
 
 import json
 import os
@@ -16,7 +16,7 @@ FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Helm:
-    """One program, one chart."""
+    """A helm program and a chart."""
 
     def __init__(self, program: Path, chart: Path, folder: Path, *, kubeconfig: Path | None = None) -> None:
         self._program, self._chart, self._folder = program, chart, folder
@@ -25,7 +25,7 @@ class Helm:
         self._environment = os.environ | homes | {"KUBECONFIG": str(kubeconfig or folder / "no-kubeconfig")}
 
     def run(self, *arguments: str) -> str:
-        """What it printed."""
+        """Return the output of helm."""
         command = [str(self._program), *arguments]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
@@ -33,7 +33,7 @@ class Helm:
         return done.stdout
 
     def on_chart(self, verb: str, *arguments: str, values: Mapping[str, Any] | None = None) -> str:
-        """`helm VERB [RELEASE] CHART …`; values as a file, so that their types are what they look like."""
+        """Run `helm VERB [RELEASE] CHART …` with the values in a file, so that they keep their types."""
         file = self._folder / "values.yaml"
         file.write_text(yaml.safe_dump(dict(values or {})))
         names = [argument for argument in arguments if not argument.startswith("-")]
@@ -43,7 +43,7 @@ class Helm:
     def template(
         self, values: Mapping[str, Any] | None = None, *, release: str = "quire", namespace: str = "llm"
     ) -> list[dict[str, Any]]:
-        """The rendered objects; the same again for the same values."""
+        """Return the rendered objects; the same values always give the same objects."""
         asked = json.dumps([values, release, namespace])
         if asked not in self._rendered:
             self._rendered[asked] = self.on_chart("template", release, f"--namespace={namespace}", values=values)

@@ -1,4 +1,4 @@
-"""Kubeconfig files: an address, whom to trust, and who one is. Written as JSON, which every reader of YAML reads."""
+"""Kubeconfig files: address, CA and identity. Written as JSON, which every YAML parser accepts."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def with_token(server: Server, token: str) -> str:
 
 
 def write(path: Path, kubeconfig: str) -> Path:
-    """Readable by its owner alone."""
+    """Write the file, readable only by its owner."""
     path.touch(mode=0o600)
     path.write_text(kubeconfig)
     return path

@@ -1,6 +1,6 @@
-"""A process beside Prometheus: watches pods and keeps the file of those to be scraped (`prometheus.targets`).
+"""A companion process of Prometheus that watches pods and writes the file of scrape targets (`prometheus.targets`).
 
-While the API server does not answer, the file stays as it is, as with Prometheus's own discovery.
+While the API server does not answer, the file stays unchanged, as with Prometheus's own discovery.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Pods = dict[str, Mapping[str, Any]]
 
 
 class WatchEnded(Exception):
-    """The server ended it, or what it was to begin from is too old: list anew."""
+    """The server ended the watch, or its start is too old: list again."""
 
 
 def command(server: Server, pair: KeyPair, file: Path) -> list[str]:
@@ -44,7 +44,7 @@ def command(server: Server, pair: KeyPair, file: Path) -> list[str]:
 
 
 def follow(client: ApiClient) -> Iterator[Pods]:
-    """All pods, first as listed and then after each change. Raises OSError or WatchEnded when to begin anew."""
+    """Yield all pods, first as listed and then after each change. Raise OSError or WatchEnded to start again."""
     listed = client.get(PODS)
     if not listed.ok:
         raise WatchEnded(f"listing pods: {listed.status} {listed.body}")
@@ -60,7 +60,7 @@ def follow(client: ApiClient) -> Iterator[Pods]:
 
 
 def apply(pods: Pods, event: Mapping[str, Any]) -> None:
-    """One event of a watch."""
+    """Apply one event of a watch."""
     uid = event["object"]["metadata"]["uid"]
     if event["type"] == "DELETED":
         pods.pop(uid, None)
@@ -69,7 +69,7 @@ def apply(pods: Pods, event: Mapping[str, Any]) -> None:
 
 
 def write(file: Path, pods: Pods) -> None:
-    """Only when it changes, and whole: Prometheus reads it when told by the system."""
+    """Write the file atomically, only if it changes, because Prometheus is notified by the system."""
     text = json.dumps(targets(pods.values()), indent=2)
     if not file.exists() or file.read_text() != text:
         staging = file.with_suffix(".incomplete")
@@ -91,7 +91,7 @@ def main() -> None:
             for pods in follow(client):
                 write(options.file, pods)
         except (OSError, WatchEnded, json.JSONDecodeError) as error:
-            print(f"beginning anew: {error}", file=sys.stderr, flush=True)
+            print(f"restarting the watch: {error}", file=sys.stderr, flush=True)
             time.sleep(RETRY_SECONDS)
 
 

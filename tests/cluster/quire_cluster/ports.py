@@ -1,4 +1,4 @@
-"""Loopback ports for servers that must be able to come back on the same one."""
+"""Loopback ports for servers that must be able to restart on the same port."""
 
 import random
 import socket
@@ -12,7 +12,7 @@ CANDIDATES: Final = range(20_000, 32_768)
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports nobody listens on now, all different."""
+    """Return different free ports."""
     with ExitStack() as held:
         candidates = _shuffled()
         return tuple(next(port for port in candidates if _hold(port, held)) for _ in range(count))

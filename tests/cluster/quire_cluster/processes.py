@@ -1,7 +1,7 @@
-"""Processes of the cluster by name: started, killed, paused, found again by a later run.
+"""Processes of the cluster by name: start, kill, pause, and find those of an earlier run.
 
-A process is known by the file `NAME.pid` in the state folder: its id and its birth, so that an id which the system has
-given to somebody else since is never signalled. Knows nothing of what the processes do.
+The file `NAME.pid` in the state folder identifies a process by its id and start time, so an id that was reused is never
+signalled. This module does not know what the processes do.
 """
 
 import os
@@ -21,7 +21,7 @@ GUARD: Final = Path(__file__).parent / "guard.py"
 
 
 class Process:
-    """One program with its log, in a state folder. `command` is asked for at each start, and only then."""
+    """A program with its log in a state folder. `command` is called at each start."""
 
     def __init__(self, name: str, command: Callable[[], list[str]], state: Path) -> None:
         self.name = name
@@ -33,12 +33,12 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """None when it does not run."""
+        """Return the process id, or None if it does not run."""
         identity = self._identity()
         return None if identity is None else identity.pid
 
     def start(self) -> None:
-        """In a session of its own: a Ctrl-C at the terminal is for the test run, which then stops it in order."""
+        """Start in a new session, so that Ctrl-C reaches only the test run, which then stops it in order."""
         if self.pid is not None:
             raise ComponentFailed(f"{self.name} runs already, as process {self.pid}")
         with self.log_path.open("ab") as log:
@@ -53,7 +53,7 @@ class Process:
         self._pid_path.write_text(f"{self._child.pid} {birth_of(self._child.pid) or ''}")
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone. Nothing to do when it does not run."""
+        """Send SIGKILL and wait until the process is gone. Do nothing if it does not run."""
         identity = self._identity()
         if identity is not None:
             os.kill(identity.pid, signal.SIGKILL)
@@ -65,14 +65,14 @@ class Process:
         self._pid_path.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
+        """Send SIGSTOP: the process keeps its connections and answers nothing."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def wait_until(self, ready: Callable[[], bool], *, timeout_seconds: float) -> None:
-        """Polls `ready`, and fails at once when the process ends instead."""
+        """Poll `ready`; fail immediately if the process ends instead."""
         deadline = time.monotonic() + timeout_seconds
         while not ready():
             if self.pid is None:
@@ -98,9 +98,9 @@ class Process:
 
 
 class Guard:
-    """Stops what a state folder names when this process ends, however it ends, and removes the folder.
+    """A guard that stops the processes of a state folder and removes the folder when this process ends in any way.
 
-    It is a child that reads a pipe only we hold; the kernel closes the pipe for us when we cannot.
+    It is a child that reads a pipe, which the kernel closes when this process ends.
     """
 
     def __init__(self, state: Path) -> None:
@@ -113,7 +113,7 @@ class Guard:
         return self._child.pid
 
     def release(self) -> None:
-        """Has it do its work now, and waits for it."""
+        """Let the guard do its work now, and wait for it."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         self._child.wait()

@@ -1,4 +1,4 @@
-"""Every program of a cluster with nodes: those built from source, and those out of Debian packages."""
+"""All programs of a cluster with nodes: those built from source and those from Debian packages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class Programs:
 
     @classmethod
     def ensure(cls, progress: Progress) -> "Programs":
-        """Builds and fetches what is missing; tells on `progress` when that takes long."""
+        """Build and download missing programs; report to `progress` if this takes long."""
         built = ensure(BUILT, progress)
         packaged: dict[str, Path] = {}
         for package, programs in PACKAGED.items():
@@ -38,7 +38,7 @@ class Programs:
 
     @classmethod
     def here(cls) -> "Programs | None":
-        """Without building or fetching anything; None unless all are there."""
+        """Return the programs without building or downloading, or None unless all exist."""
         built = present(BUILT)
         packaged: dict[str, Path] = {}
         for package, programs in PACKAGED.items():

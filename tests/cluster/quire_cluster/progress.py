@@ -1,4 +1,4 @@
-"""Where a long build tells how far it is: a line rewritten on a terminal, a line now and then in a log."""
+"""Progress of a long build: a rewritten line on a terminal, or a line at intervals in a log."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def minutes_and_seconds(seconds: float) -> str:
 
 
 class Progress:
-    """Writes to one stream; knows whether a person watches it."""
+    """A writer to one stream that knows whether it is a terminal."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -24,12 +24,12 @@ class Progress:
         self._line_open = False
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Write a permanent line."""
         self._write(f"{self._erase()}{text}\n")
         self._line_open = False
 
     def update(self, text: str) -> None:
-        """How far it is; dropped when it comes too soon after the one before."""
+        """Write the progress, unless the previous one was too recent."""
         now = self._clock()
         if now - self._last_update < self._interval:
             return

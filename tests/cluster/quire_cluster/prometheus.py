@@ -1,8 +1,8 @@
-"""Prometheus on the bridge, and the pods it is to scrape. Pure: configurations and command lines.
+"""Prometheus on the bridge and its scrape targets. Pure: configurations and command lines.
 
-Debian's Prometheus is built without discovery of pods. `pod_discovery` finds them, by the usual annotations, and writes
-them into a file that this one reads. Series carry `namespace` and `pod`, as the operator asks for them; where an
-exporter sets these itself (the operator names an LLMDeployment's), its own count.
+Debian's Prometheus is built without discovery of pods. `pod_discovery` finds them by the usual annotations and writes a
+file for it. Series have the labels `namespace` and `pod` that the operator queries; labels of an exporter (the operator
+names an LLMDeployment's namespace) take precedence.
 """
 
 import json
@@ -41,7 +41,7 @@ def command(program: Path, config_file: Path, data: Path) -> list[str]:
 
 
 def targets(pods: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the file holds for these pods: those that run and ask to be scraped, in the order of their names."""
+    """Return the content of the file: running pods with scrape annotations, sorted by name."""
     groups = (group for pod in pods if (group := _target(pod)) is not None)
     return sorted(groups, key=lambda group: (group["labels"]["namespace"], group["labels"]["pod"]))
 

@@ -1,7 +1,7 @@
-"""Fixtures around a real API server, for every test that asks for one.
+"""Fixtures for tests with a real API server.
 
-What is missing is built before the first test runs, not inside one: a first build takes minutes, must be seen, and must
-not count against a test's time limit.
+Missing programs are built before the first test runs instead of inside it, because a first build takes minutes, must be
+visible, and must not count against the timeout of a test.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _fixtures(item: pytest.Item) -> frozenset[str]:
-    """Those of ours that it asks for."""
+    """Return the fixtures of this plugin that a test uses."""
     return FIXTURES & set(getattr(item, "fixturenames", ()))
 
 
@@ -51,7 +51,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
-    """What is printed meanwhile is seen at once."""
+    """Show output immediately while the context lasts."""
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is None:
         return contextlib.nullcontext()
@@ -61,7 +61,7 @@ def uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
 
 @pytest.fixture(scope="session")
 def cluster_binaries(request: pytest.FixtureRequest) -> Binaries:
-    """Where kubectl, helm and the programs of the control plane are."""
+    """Return the location of kubectl, helm and the control plane's programs."""
     outcome = request.config.stash[OUTCOME]
     if isinstance(outcome, ClusterError):
         pytest.fail(str(outcome), pytrace=False)
@@ -70,7 +70,7 @@ def cluster_binaries(request: pytest.FixtureRequest) -> Binaries:
 
 @pytest.fixture(scope="session")
 def api_server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
-    """One control plane for the whole run. A test leaves it running, and works in a namespace of its own."""
+    """Provide one control plane for the whole run. A test keeps it running and works in its own namespace."""
     control_plane = ControlPlane.temporary(cluster_binaries)
     try:
         control_plane.start()
@@ -83,7 +83,7 @@ def api_server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def crd_server(api_server: ControlPlane) -> ControlPlane:
-    """The API server once it serves LLMDeployments."""
+    """Provide the API server with the LLMDeployment CRD."""
     api_server.kubectl("apply", "--server-side", "-f", str(CRD))
     wait_established(api_server.client(), "llmdeployments.quire.dev")
     return api_server
@@ -91,7 +91,7 @@ def crd_server(api_server: ControlPlane) -> ControlPlane:
 
 @pytest.fixture(scope="module")
 def fake_nodes(api_server: ControlPlane) -> Iterator[fake.FakeNodes]:
-    """Two nodes with eight GPUs each, on which pods become Ready and nothing runs."""
+    """Provide two nodes with eight GPUs each, on which pods become Ready without running."""
     nodes = fake.FakeNodes(api_server)
     try:
         nodes.start(2)
@@ -102,7 +102,7 @@ def fake_nodes(api_server: ControlPlane) -> Iterator[fake.FakeNodes]:
 
 @pytest.fixture
 def namespace(api_server: ControlPlane) -> Iterator[str]:
-    """An empty namespace; deleted in the background after the test."""
+    """Provide an empty namespace, which is deleted in the background after the test."""
     name = f"test-{uuid.uuid4().hex[:8]}"
     created = api_server.client().post("/api/v1/namespaces", {"metadata": {"name": name}})
     assert created.ok, created.body

@@ -1,7 +1,7 @@
-"""A whole Kubernetes on one machine: a control plane, two nodes that run containers, DNS, a registry, Prometheus.
+"""A complete Kubernetes on one machine: control plane, two nodes that run containers, DNS, registry, Prometheus.
 
-Joins what the modules beside it describe. Every process can be killed, paused and started again by whoever holds this;
-`start` starts whatever does not run, `stop` leaves the machine as it was, but for images in the cache.
+It combines the other modules of this package. Every process can be killed, paused and restarted; `start` starts all
+processes that do not run; `stop` restores the machine, except for images in the cache.
 """
 
 import json
@@ -55,9 +55,9 @@ OBSERVERS_RIGHTS: Final[dict[str, Any]] = {
 
 
 class RealCluster:
-    """Its parts by name, and the ways to look at them and to hurt them.
+    """A cluster: its parts by name, and methods to observe and disturb them.
 
-    `control_plane` holds etcd, the API server and the controller manager; `nodes` are by name.
+    `control_plane` contains etcd, the API server and the controller manager; `nodes` are keyed by name.
     """
 
     prometheus_url: Final = PROMETHEUS_URL
@@ -90,14 +90,14 @@ class RealCluster:
 
     @classmethod
     def create(cls, state: Path, programs: Programs) -> "RealCluster":
-        """A new one, not started yet."""
+        """Create a cluster without starting it."""
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         (state / MARK).touch()
         return cls(ControlPlane.create(state, programs.built, site=SITE, api_server_port=API_SERVER_PORT), programs)
 
     @classmethod
     def load(cls, state: Path, programs: Programs | None = None) -> "RealCluster | None":
-        """The one that an earlier run made in this folder; None when there is none, or only a half-made one."""
+        """Return the cluster that an earlier run created in this folder, or None if it is missing or incomplete."""
         if not (state / MARK).exists():
             return None
         programs = programs or Programs.here() or Programs.ensure(Progress(sys.stderr))
@@ -106,7 +106,7 @@ class RealCluster:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """All that should run."""
+        """Return all processes that should run."""
         of_nodes = (process for node in self.nodes.values() for process in node.processes)
         servers = (self.scheduler, self.dns, self.registry, self.pod_discovery, self.prometheus)
         return (*self.control_plane.processes, *servers, *of_nodes)
@@ -119,7 +119,7 @@ class RealCluster:
         return [process.log_path for process in self.processes]
 
     def start(self, progress: Progress) -> None:
-        """Starts what does not run; returns when both nodes are Ready and everything answers."""
+        """Start all processes that do not run; return when both nodes are Ready and everything answers."""
         began = time.monotonic()
         requirements.check(self.state, store(), progress)
         machine.claim(self.state)
@@ -141,11 +141,11 @@ class RealCluster:
         progress.say(f"==> up after {time.monotonic() - began:.0f} s")
 
     def stop(self, *, purge: bool = False) -> None:
-        """Removes all of it; with `purge` also the images of nodes and registry."""
+        """Remove the cluster; with `purge` also the images of nodes and registry."""
         stop(self.state, purge=purge)
 
     def pod_processes(self, namespace: str, pod: str, container: str) -> tuple[HostProcess, ...]:
-        """What runs in a container now, as the host sees it: to be killed by id. Empty when nothing does."""
+        """Return the processes of a container as the host sees them, or an empty list."""
         answer = self.control_plane.client().get(f"/api/v1/namespaces/{namespace}/pods/{pod}")
         if not answer.ok:
             raise ComponentFailed(f"pod {namespace}/{pod}: {answer.body['message']}")
@@ -168,7 +168,7 @@ class RealCluster:
         return pod_discovery.command(self.control_plane.server, pair, self._scraped_pods)
 
     def _issue_identities(self) -> None:
-        """Those that an interrupted `start` had not come to yet."""
+        """Issue the identities that an interrupted `start` did not reach."""
         wanted = {
             PROXY: (proxy.SUBJECT, ()),
             OBSERVER: (f"/O={OBSERVERS}/CN=quire:{OBSERVER}", ()),
@@ -212,13 +212,13 @@ class RealCluster:
 
 
 def has_nodes(state: Path) -> bool:
-    """Whether the cluster in this folder, whole or half made, is one with nodes."""
+    """Return True if the complete or incomplete cluster in this folder has nodes."""
     recorded = machine.read()
     return (state / MARK).exists() or (recorded is not None and recorded.state == str(state))
 
 
 def stop(state: Path, *, purge: bool = False) -> None:
-    """Ends and removes what is left of the cluster, however little that is; needs none of its programs."""
+    """Stop and remove all remains of the cluster, without its programs."""
     kill_all(state)
     teardown.restore_host(NODES)
     shutil.rmtree(state, ignore_errors=True)
@@ -228,7 +228,7 @@ def stop(state: Path, *, purge: bool = False) -> None:
 
 
 def store() -> Path:
-    """Where nodes keep images."""
+    """Return the folder of the nodes' images."""
     return cache_folder() / "nodes"
 
 

@@ -1,6 +1,6 @@
-"""An image registry on the bridge, which images are pushed to and nodes pull from.
+"""An image registry on the bridge, to which images are pushed and from which nodes pull.
 
-Its storage is in the cache: what was pushed once is there for the next cluster, unless it has grown too large.
+Its storage is in the cache, so pushed images are available to the next cluster unless it has grown too large.
 """
 
 import json
@@ -25,7 +25,7 @@ def config(storage: Path) -> str:
 
 
 def make_storage(storage: Path) -> None:
-    """Before a start. One that has grown goes whole: images are pushed again where they are missing."""
+    """Prepare the storage before a start. A storage that has grown too large is removed; images are pushed again."""
     if sum(file.stat().st_size for file in storage.rglob("data")) > MOST_BYTES_KEPT:
         shutil.rmtree(storage)
     storage.mkdir(parents=True, exist_ok=True)

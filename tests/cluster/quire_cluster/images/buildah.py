@@ -1,6 +1,6 @@
-"""Runs buildah over a store of our own in the cache: builds, pushes, and tells what an image is.
+"""Run buildah with our own store in the cache: build, push and describe images.
 
-`--isolation chroot` needs neither a daemon nor a container runtime. Knows nothing of which images there are.
+`--isolation chroot` needs neither a daemon nor a container runtime. This module does not know which images exist.
 """
 
 import json
@@ -24,9 +24,9 @@ COMPRESSION: Final = ("--compression-format", "zstd", "--compression-level", "1"
 
 
 class Buildah:
-    """One store. The overlay driver: with vfs every step would copy the whole image, 5 GB each for the engine's.
+    """A store with the overlay driver, because with vfs every step would copy the whole image (5 GB for the engine's).
 
-    `scratch` is where layers lie while they are made: whole, and twice.
+    `scratch` contains layers while they are built: complete, and twice.
     """
 
     def __init__(self, store: Path, scratch: Path) -> None:
@@ -53,7 +53,7 @@ class Buildah:
         volumes: Sequence[str] = (),
         progress: Progress,
     ) -> None:
-        """Index addresses go through the environment: a command line is for all to read."""
+        """Build an image. Index addresses are passed in the environment, because any user can read command lines."""
         options = [f"--target={target}"] if target is not None else []
         options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
         options += [f"--volume={volume}" for volume in volumes]
@@ -75,17 +75,17 @@ class Buildah:
         self._checked("rmi", image)
 
     def description(self, image: str) -> Mapping[str, Any]:
-        """The image's configuration and history, as the OCI image specification has them."""
+        """Return the image's configuration and history in the format of the OCI image specification."""
         return dict(json.loads(self._checked("inspect", "--type=image", image))["OCIv1"])
 
     def unpacked_sizes(self) -> Mapping[str, int]:
-        """Bytes of each layer by its digest."""
+        """Return the size of each layer in bytes by its digest."""
         known = self.store / "overlay-layers" / "layers.json"
         layers = json.loads(known.read_text()) if known.exists() else []
         return {layer["diff-digest"]: layer.get("diff-size", 0) for layer in layers if "diff-digest" in layer}
 
     def remove_containers(self) -> None:
-        """A build leaves a container, mounted, of each stage that others mount."""
+        """Remove the mounted containers that a build leaves for each stage that others mount."""
         self._run("rm", "--all")
 
     def remove_images(self) -> None:
@@ -93,7 +93,7 @@ class Buildah:
 
     @contextmanager
     def mounted(self, image: str) -> Iterator["Container"]:
-        """A container of the image, its files in reach; gone again afterwards."""
+        """Provide a container of the image with accessible files, and remove it afterwards."""
         name = self._checked("from", "--pull-never", image).strip()
         try:
             yield Container(self, name, Path(self._checked("mount", name).strip()))
@@ -119,7 +119,7 @@ class Buildah:
     def _follow(
         self, command: Sequence[str], what: str, progress: Progress, more_environment: Mapping[str, str] | None = None
     ) -> None:
-        """Tells what it is at, and on failure the last lines."""
+        """Report the current step and, on failure, the last lines."""
         environment = self._environment() | dict(more_environment or {})
         started = time.monotonic()
         last: deque[str] = deque(maxlen=LAST_LINES)
@@ -141,7 +141,7 @@ class Buildah:
 
 
 class Container:
-    """A container that nothing runs in but what is asked for."""
+    """A container in which only requested commands run."""
 
     def __init__(self, buildah: Buildah, name: str, root: Path) -> None:
         self.root = root
@@ -149,12 +149,12 @@ class Container:
         self._name = name
 
     def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """As the image's own user."""
+        """Run a command as the image's own user."""
         return self._buildah.run(self._name, *command)
 
 
 def _index_addresses() -> Mapping[str, str]:
-    """Where the machine has its packages from, for the two installers of the build."""
+    """Return the package index addresses of this machine for both installers of the build."""
     pip = os.environ.get("PIP_INDEX_URL")
     uv = os.environ.get("UV_DEFAULT_INDEX") or pip
     return {name: value for name, value in {"PIP_INDEX_URL": pip, "UV_DEFAULT_INDEX": uv}.items() if value}

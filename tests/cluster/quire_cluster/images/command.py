@@ -1,4 +1,4 @@
-"""`cluster.py images`: the images made, in a registry where there is one, and what they consist of printed."""
+"""The command `cluster.py images`: build the images, push them to a registry, and print their layers."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from quire_cluster.progress import Progress, minutes_and_seconds
 
 
 def images(registry: str | None, tag: str | None, progress: Progress) -> int:
-    """`registry` None: the test cluster's, where that runs. `tag`: one that all three get beside their own."""
+    """Run the command. Without `registry`, it uses the running test cluster's; `tag` is an additional tag."""
     started = time.monotonic()
     destination = registry or (OWN if Registry(address=OWN).answers() else None)
     if destination is None:
@@ -29,7 +29,7 @@ def images(registry: str | None, tag: str | None, progress: Progress) -> int:
     print(table(listed(made)))
     print(f"\n# Ready after {minutes_and_seconds(time.monotonic() - started)}.", end=" ")
     if destination is None:
-        print("In no registry: that of the test cluster does not run (make cluster-up), and REGISTRY names none.")
+        print("Not pushed: the registry of the test cluster does not run (make cluster-up), and REGISTRY is not set.")
     else:
         values = made.chart_values() if tag is None else {"images": {"registry": destination, "tag": tag}}
         print(f"The chart's values for them:\n{json.dumps(values)}")
@@ -37,7 +37,7 @@ def images(registry: str | None, tag: str | None, progress: Progress) -> int:
 
 
 def _tag(made: Images, tag: str, progress: Progress) -> None:
-    build_images(progress)  # a registry may have what the store no longer has
+    build_images(progress)  # a registry may have an image that the store no longer has
     with store(progress) as buildah:
         for image in made.by_target().values():
             push(buildah, image, f"{image.registry}/{image.repository}:{tag}", progress)

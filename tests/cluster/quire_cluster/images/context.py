@@ -1,6 +1,7 @@
-"""The files an image is made from: those that its stages copy, without what .dockerignore leaves out.
+"""The input files of an image: those that its stages copy, without those excluded by .dockerignore.
 
-A build takes a while and a checkout is edited meanwhile: what is built is a copy, which the tag is worked out of too.
+A build takes a while and the checkout may change meanwhile, so the build uses a copy, from which the tag is computed
+too.
 """
 
 import shutil
@@ -16,7 +17,7 @@ DOCKERIGNORE: Final = ".dockerignore"
 
 
 def context_files(context: Path, stages: Iterable[Stage]) -> tuple[Path, ...]:
-    """In a fixed order."""
+    """Return the files in a fixed order."""
     ignored = ignored_names((context / DOCKERIGNORE).read_text())
     found = set[Path]()
     for source in {source for stage in stages for source in stage.sources}:
@@ -29,12 +30,12 @@ def context_files(context: Path, stages: Iterable[Stage]) -> tuple[Path, ...]:
 
 
 def ignored_names(dockerignore: str) -> tuple[str, ...]:
-    """Names that are left out wherever they are: the patterns `**/NAME`."""
+    """Return the names that are excluded everywhere: the patterns `**/NAME`."""
     return tuple(line.removeprefix("**/") for line in dockerignore.splitlines() if line.startswith("**/"))
 
 
 def copy_context(context: Path, into: Path) -> None:
-    """What any target is made from."""
+    """Copy the input files of all targets."""
     stages = parse((context / DOCKERFILE).read_text()).stages
     for path in (context / DOCKERFILE, context / DOCKERIGNORE, *context_files(context, stages)):
         copy = into / path.relative_to(context)

@@ -1,7 +1,7 @@
-"""What one target of a Dockerfile is made of: its stages, the files it copies, the arguments it takes.
+"""The inputs of one target of a Dockerfile: its stages, the files it copies, and its arguments.
 
-So that an image's tag can be worked out before anything is built. Pure: it is given text. It understands what our
-Dockerfile uses, and asserts on what it would otherwise misread.
+The tag of an image can thus be computed before a build. Pure: it parses text. It supports what our Dockerfile uses and
+asserts that nothing else occurs.
 """
 
 import re
@@ -20,7 +20,7 @@ class Instruction:
 
     @property
     def options(self) -> dict[str, str]:
-        """`--name=value`s before the arguments; of several with one name the last."""
+        """Return the `--name=value` options before the arguments; the last one wins."""
         return dict(option[2:].partition("=")[::2] for option in self._options)
 
     @property
@@ -46,14 +46,14 @@ class Stage:
 
     @property
     def takes_from(self) -> tuple[str, ...]:
-        """Stages or images whose files it copies or mounts."""
+        """Return the stages or images whose files it copies or mounts."""
         copied = [found for each in self._of("COPY") if (found := each.options.get("from"))]
         mounted = [mount["from"] for each in self._of("RUN") for mount in each.mounts if "from" in mount]
         return (*copied, *mounted)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Files and folders of the build context that it reads."""
+        """Return the files and folders of the build context that it reads."""
         assert not self._of("ADD"), f"stage {self.name}: ADD is not understood here; COPY does the same for files"
         copied = [path for each in self._of("COPY") if "from" not in each.options for path in each.arguments[:-1]]
         mounted = [
@@ -78,7 +78,7 @@ class Dockerfile:
     stages: tuple[Stage, ...]
 
     def needed(self, target: str) -> tuple[Stage, ...]:
-        """The stages that a target is made from, itself the last."""
+        """Return the stages that a target needs, with the target last."""
         known = {stage.name: stage for stage in self.stages}
         wanted, open_names = set[str](), [target]
         while open_names:
@@ -109,7 +109,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
 
 
 def _whole_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Comments may stand between continued lines."""
+    """Join continued lines, which may have comments in between."""
     whole = ""
     for line in lines:
         stripped = line.strip()

@@ -1,7 +1,7 @@
-"""The images of this checkout, in a registry: built where something changed, checked, pushed; else nothing is done.
+"""The images of this checkout in a registry: built after changes, inspected and pushed.
 
-In this order for each image: its tag is worked out; a registry that has it is enough; a store that has it pushes; else
-it is built, held to the Dockerfile's promises and pushed.
+For each image, the tag is computed first. If the registry has it, nothing is done; if the store has it, it is pushed;
+otherwise it is built, checked against the Dockerfile's requirements and pushed.
 """
 
 import os
@@ -29,7 +29,7 @@ LOCAL: Final = "localhost"  # what stands in the place of a registry in the stor
 
 
 def images_of(registry: str, options: BuildOptions, context: Path) -> Images:
-    """Which images those of a checkout are; builds none."""
+    """Return the images of a checkout without building them."""
     dockerfile = parse((context / DOCKERFILE).read_text())
     tags = {target: fingerprint(context, dockerfile, target, options.arguments) for target in TARGETS}
     return Images(
@@ -38,7 +38,7 @@ def images_of(registry: str, options: BuildOptions, context: Path) -> Images:
 
 
 def ensure_images(registry: str, progress: Progress, options: BuildOptions | None = None) -> Images:
-    """All three in the registry. Raises ClusterError, which says what would be right."""
+    """Provide all three images in the registry. Raise ClusterError with a solution."""
     chosen = options or BuildOptions.from_environment(os.environ)
     images = images_of(registry, chosen, CONTEXT)
     if not _missing(images):
@@ -54,7 +54,7 @@ def ensure_images(registry: str, progress: Progress, options: BuildOptions | Non
 
 
 def build_images(progress: Progress, options: BuildOptions | None = None) -> Images:
-    """All three in the store, under the names that `buildah images` has there."""
+    """Provide all three images in the store, with the names that `buildah images` shows."""
     chosen = options or BuildOptions.from_environment(os.environ)
     with store(progress) as buildah, _copied_context(buildah) as context:
         return _build(buildah, context, TARGETS, chosen, progress)
@@ -69,7 +69,7 @@ def push(buildah: Buildah, image: Image, destination: str, progress: Progress) -
 
 
 def listed(images: Images) -> tuple[ImageLayers, ...]:
-    """Their layers, with sizes as far as store and registry know them."""
+    """Return their layers, with the sizes that store and registry know."""
     with store(None) as buildah:
         sizes = buildah.unpacked_sizes()
         return tuple(_layers(buildah, image, sizes) for image in images.by_target().values())
@@ -88,7 +88,7 @@ def _layers(buildah: Buildah, image: Image, sizes: Mapping[str, int]) -> ImageLa
 
 
 def _missing(images: Images) -> tuple[str, ...]:
-    """Targets that their registry has not, the quick ones first."""
+    """Return the targets that are missing in their registry, fast ones first."""
     named = images.by_target()
     remote = Registry(address=images.engine.registry)
     return tuple(name for name in TARGETS if remote.manifest(named[name].repository, named[name].tag) is None)
@@ -104,7 +104,7 @@ def _copied_context(buildah: Buildah) -> Iterator[Path]:
 def _build(
     buildah: Buildah, context: Path, targets: Iterable[str], options: BuildOptions, progress: Progress
 ) -> Images:
-    """Those that the store has not."""
+    """Build the targets that are missing in the store."""
     images = images_of(LOCAL, options, context)
     named = images.by_target()
     missing = [target for target in targets if not buildah.has(named[target].reference)]
@@ -137,14 +137,14 @@ def _build_one(
 
 
 def _in_store(image: Image) -> str:
-    """What it is called there, whatever registry it goes to."""
+    """Return the name of an image in the store, independent of its registry."""
     return Image(registry=LOCAL, repository=image.repository, tag=image.tag).reference
 
 
 def _volumes(options: BuildOptions) -> list[str]:
-    """The machine's certificates, and uv's cache: what `make setup` has downloaded is not downloaded again.
+    """Return the mounts: the machine's certificates, and uv's cache with the downloads of `make setup`.
 
-    All cover folders that a base image has: a folder made for a mount would stay in the image.
+    All of them cover folders of the base image, because a folder created for a mount would stay in the image.
     """
     base = os.environ.get("UV_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uv"
     downloads = Path(base).absolute()

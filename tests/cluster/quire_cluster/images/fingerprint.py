@@ -1,6 +1,6 @@
-"""The tag of an image, out of all that it is made from: what has not changed is not built, pushed or pulled again.
+"""The tag of an image as a hash of its inputs: an unchanged image is not built, pushed or pulled again.
 
-Stages of other targets, arguments that a target does not take and files that .dockerignore leaves out do not count.
+Stages of other targets, unused arguments and files excluded by .dockerignore do not count.
 """
 
 import hashlib
@@ -43,6 +43,6 @@ def _taken(dockerfile: Dockerfile, stages: Iterable[Stage], arguments: Mapping[s
 
 
 def _add(digest: "hashlib._Hash", part: bytes) -> None:
-    """With its length, so that no two lists of parts look the same."""
+    """Add a part with its length, so that different lists of parts differ."""
     digest.update(f"{len(part)} ".encode())
     digest.update(part)

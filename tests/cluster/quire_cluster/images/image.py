@@ -1,4 +1,4 @@
-"""What the three images are called, and what may be chosen of them. Pure, but for asking whether a wheel is there."""
+"""Names and options of the three images. Pure, except for checking whether a wheel exists."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CACHE_FOLDER: Final = "/media"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What `make images` takes."""
+    """The options of `make images`."""
 
     base_image: str | None = None  # None: made of Debian's packages
     torch_spec: str = ""  # README, "A smaller torch"; empty: the lock's
@@ -32,7 +32,7 @@ class BuildOptions:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The Dockerfile's; a wheel by the name it is mounted under."""
+        """Return the arguments of the Dockerfile; a wheel is named as mounted."""
         wheel = self.torch_wheel
         return {
             "BASE_IMAGE": self.base_image or debian_base(),
@@ -42,7 +42,7 @@ class BuildOptions:
 
     @property
     def torch_wheel(self) -> Path | None:
-        """Where torch is a file of this machine."""
+        """Return the path of torch's wheel if it is a file on this machine."""
         path = Path(self.torch_spec)
         if path.suffix != ".whl" or "://" in self.torch_spec:
             return None
@@ -69,7 +69,7 @@ class Images:
     gateway: Image
 
     def chart_values(self) -> dict[str, Any]:
-        """For the chart: its `images`."""
+        """Return the chart's value `images`."""
         each = {name: {"repository": image.repository, "tag": image.tag} for name, image in self.by_target().items()}
         return {"images": {"registry": self.engine.registry, **each}}
 

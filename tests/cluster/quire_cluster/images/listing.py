@@ -1,6 +1,6 @@
-"""The table of images and their layers: how large, and what made each. Pure.
+"""A table of images and their layers with sizes and origins. Pure.
 
-Layers that only set metadata (ENV, USER, LABEL) have no size and are left out.
+Layers that only set metadata (ENV, USER, LABEL) have no size and are omitted.
 """
 
 import re
@@ -27,7 +27,7 @@ class ImageLayers:
 def layers_of(
     description: Mapping[str, Any], unpacked: Mapping[str, int], manifest: Mapping[str, Any] | None
 ) -> tuple[Layer, ...]:
-    """From an image's configuration, the sizes of layers by digest, and the registry's manifest."""
+    """Return the layers from an image's configuration, the sizes by digest, and the registry's manifest."""
     digests: Sequence[str] = description["rootfs"]["diff_ids"]
     steps = [entry.get("created_by", "") for entry in description["history"] if not entry.get("empty_layer", False)]
     sizes = [None] * len(digests) if manifest is None else [layer["size"] for layer in manifest["layers"]]
@@ -38,7 +38,7 @@ def layers_of(
 
 
 def instruction(created_by: str) -> str:
-    """The Dockerfile's line, out of what the builder wrote into the history."""
+    """Return the line of the Dockerfile from the builder's history."""
     text = re.sub(r"\s+", " ", created_by).strip()
     text = re.sub(r"^(\|\d+ (\S+=.*? )?)?/bin/sh -c (#\(nop\) )?", "", text)
     text = re.sub(r"^(RUN )?(--mount=\S+ )+", "", text)

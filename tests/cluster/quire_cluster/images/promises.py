@@ -1,6 +1,6 @@
-"""What the Dockerfile promises of each image, looked up in a container of it before anybody else gets it.
+"""Inspection of each image in a container, before it is pushed: the requirements of the Dockerfile.
 
-Every broken promise is named at once.
+All violations are reported at once.
 """
 
 import os
@@ -13,16 +13,16 @@ from quire_cluster.errors import ImageBuildFailed
 from quire_cluster.images.buildah import Buildah, Container
 
 USER: Final = "65532:65532"
-# What installs; and a compiler where none was asked for. (setuptools is one of torch's own dependencies.)
+# Installers, and a compiler unless requested. (setuptools is a dependency of torch.)
 TOOLS: Final = ("pip", "uv")
 COMPILERS: Final = ("gcc", "cc")
 ENVIRONMENT: Final = Path("opt/quire")
-# Where the machine's own settings are, which a build could carry into an image.
+# Locations of the machine's own settings, which a build could copy into an image.
 SETTINGS: Final = ("etc/pip.conf", "etc/uv", "root/.config", "var/cache/uv", "opt/tools", "src")
 
 
 def check_promises(buildah: Buildah, image: str, *, program: str, compiler: bool) -> None:
-    """Raises ImageBuildFailed with all that is not as it has to be."""
+    """Inspect an image. Raise ImageBuildFailed with all violations."""
     broken = list(_of_configuration(buildah.description(image)["config"], program))
     with buildah.mounted(image) as container:
         broken += _of_files(container.root)
@@ -30,7 +30,7 @@ def check_promises(buildah: Buildah, image: str, *, program: str, compiler: bool
         broken += _of_program(container, program)
     if broken:
         listed = "\n".join(f"    {line}" for line in broken)
-        raise ImageBuildFailed(f"{image} is not what the Dockerfile promises:\n{listed}")
+        raise ImageBuildFailed(f"{image} does not meet the requirements of the Dockerfile:\n{listed}")
 
 
 def _of_configuration(configuration: Mapping[str, Any], program: str) -> Iterator[str]:
@@ -40,7 +40,7 @@ def _of_configuration(configuration: Mapping[str, Any], program: str) -> Iterato
         yield f"its entrypoint is {configuration.get('Entrypoint')}; it has to be {program}"
     for entry in configuration.get("Env", ()):
         if "INDEX" in entry.partition("=")[0]:
-            yield f"its environment has {entry.partition('=')[0]}: where its packages came from is nobody's business"
+            yield f"its environment has {entry.partition('=')[0]}: an image must not contain package index addresses"
 
 
 def _of_files(root: Path) -> Iterator[str]:

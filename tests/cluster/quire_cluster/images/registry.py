@@ -1,7 +1,7 @@
-"""What a registry has: the manifest behind a tag. Reads only; buildah pushes.
+"""The contents of a registry: the manifest of a tag. It only reads; buildah pushes.
 
-The OCI distribution API with the standard library. A registry that asks for a login is not asked again here: its images
-count as absent, and `buildah push`, which knows the login, then finds that there is nothing to send.
+It implements the OCI distribution API with the standard library, without logins. With a registry that requires a login,
+images count as missing; `buildah push`, which has the credentials, then finds nothing to send.
 """
 
 import json
@@ -23,7 +23,7 @@ _SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """`address` is what stands before a repository's name: `10.77.0.1:5000`, `registry.example/team`."""
+    """A registry at `address`, the prefix of repository names: `10.77.0.1:5000`, `registry.example/team`."""
 
     address: str
 
@@ -40,11 +40,11 @@ class Registry:
             return False
 
     def manifest(self, repository: str, tag: str) -> Mapping[str, Any] | None:
-        """None when it is not there."""
+        """Return the manifest, or None if it does not exist."""
         return self._get(repository, f"manifests/{tag}")
 
     def description(self, repository: str, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The image's configuration and history, as the OCI image specification has them."""
+        """Return the image's configuration and history in the format of the OCI image specification."""
         found = self._get(repository, f"blobs/{manifest['config']['digest']}")
         if found is None:
             raise ImageBuildFailed(f"the registry {self.address} has a manifest of {repository} without what it names")

@@ -1,4 +1,4 @@
-"""Where images are kept between runs: one folder in the cache, one run at a time."""
+"""The store of images between runs: one folder in the cache, used by one run at a time."""
 
 import fcntl
 import shutil
@@ -19,7 +19,10 @@ MOST_BYTES_KEPT: Final = 20_000_000_000  # three generations of the engine's dep
 
 @contextmanager
 def store(progress: Progress | None) -> Iterator[Buildah]:
-    """The kernel lets go of the lock however this process ends. Without `progress` buildah has to be there."""
+    """Lock the store; the kernel releases the lock however this process ends.
+
+    Without `progress`, buildah must be installed.
+    """
     if progress is not None:
         ensure_tools(["buildah"], progress)
     home = folder()
@@ -32,7 +35,7 @@ def store(progress: Progress | None) -> Iterator[Buildah]:
                 progress.say("==> another process builds the images; waiting for it")
             fcntl.flock(held, fcntl.LOCK_EX)
         scratch = home / "scratch"
-        shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed: whoever holds the lock is alone
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed run; only the holder of the lock is here
         scratch.mkdir()
         buildah = Buildah(home / "storage", scratch)
         buildah.remove_containers()
@@ -47,9 +50,9 @@ def folder() -> Path:
 
 
 def make_room(buildah: Buildah, progress: Progress) -> None:
-    """Before a build. Raises ImageBuildFailed where it would fill the disk.
+    """Free space before a build. Raise ImageBuildFailed if the build would fill the disk.
 
-    Which of old layers a later build could use nobody can say, so that a store which has grown goes whole.
+    It is unknown which old layers a later build could use, so a store that has grown too large is removed completely.
     """
     kept = sum(buildah.unpacked_sizes().values())
     if kept > MOST_BYTES_KEPT:

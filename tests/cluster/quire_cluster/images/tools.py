@@ -1,6 +1,6 @@
-"""The programs that images are made with: those of the machine, or Debian's, installed where that may be done.
+"""The programs that build images: those of the machine, or Debian's, installed if permitted.
 
-buildah wants the configuration that its package brings, so that unpacking it beside the cache would not do.
+buildah needs the configuration of its package, so unpacking it into the cache is insufficient.
 """
 
 import os
@@ -16,7 +16,7 @@ _OTHERWISE: Final = "With Docker: docker build --target engine -t quire-engine .
 
 
 def ensure_tools(programs: Sequence[str], progress: Progress) -> None:
-    """Raises BinaryUnavailable, which says what would be right."""
+    """Provide the programs. Raise BinaryUnavailable with a solution."""
     if os.geteuid() != 0:
         raise BinaryUnavailable(f"images are built in a chroot, which only root may enter. {_OTHERWISE}")
     missing = [program for program in programs if shutil.which(program) is None]

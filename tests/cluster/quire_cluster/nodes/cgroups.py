@@ -1,6 +1,6 @@
-"""Each node's part of the control groups: /quire/node-1 and below are its pods', in every hierarchy there is.
+"""The control groups of each node: /quire/node-1 and below contain its pods, in every hierarchy.
 
-Two kubelets that shared a root would remove each other's pods. Reads both generations of control groups.
+Two kubelets with the same root would remove each other's pods. Both versions of control groups are supported.
 """
 
 import os
@@ -18,7 +18,7 @@ REMOVAL_SECONDS: Final = 10.0
 
 
 def hierarchies(mountinfo: str) -> dict[str, Path]:
-    """Where each controller of version 1 is mounted; of version 2 the one tree, under the name ``unified``."""
+    """Return the mount point of each controller of version 1, and of version 2 under the name ``unified``."""
     found: dict[str, Path] = {}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -32,12 +32,12 @@ def hierarchies(mountinfo: str) -> dict[str, Path]:
 
 
 def lacking(found: dict[str, Path], unified_controllers: str) -> frozenset[str]:
-    """What no hierarchy offers of what a kubelet needs."""
+    """Return the controllers that a kubelet needs and no hierarchy provides."""
     return NEEDED - found.keys() - set(unified_controllers.split())
 
 
 def roots() -> tuple[Path, ...]:
-    """Of all hierarchies. Raises MachineUnfit when a kubelet would not start on them."""
+    """Return the roots in all hierarchies. Raise MachineUnfit if a kubelet would not start on them."""
     found = hierarchies(MOUNTS.read_text())
     unified = found.get("unified", Path("/no")) / "cgroup.controllers"
     missing = lacking(found, unified.read_text() if unified.exists() else "")
@@ -60,12 +60,12 @@ def create(node: NodePlan) -> None:
 
 
 def processes(cgroup: str) -> frozenset[int]:
-    """Of everything in and below it."""
+    """Return all processes in the group and below it."""
     return frozenset(pid for root in roots() for folder in _tree(root / cgroup) for pid in _listed(folder))
 
 
 def remove(nodes: Sequence[NodePlan]) -> None:
-    """Once their processes are gone; the kernel takes a moment to let go of the last."""
+    """Remove the groups when their processes are gone; the kernel may release the last one with a delay."""
     deadline = time.monotonic() + REMOVAL_SECONDS
     paths = [root / cgroup for cgroup in (*(node.cgroup for node in nodes), CGROUP) for root in roots()]
     for path in paths:
@@ -76,7 +76,7 @@ def remove(nodes: Sequence[NodePlan]) -> None:
 
 
 def _delegate(folder: Path) -> None:
-    """Version 2: children get the controllers that this one has."""
+    """Delegate the controllers of this group to its children (version 2)."""
     control, controllers = folder / "cgroup.subtree_control", folder / "cgroup.controllers"
     if control.exists():
         wanted = NEEDED & set(controllers.read_text().split())
@@ -85,7 +85,7 @@ def _delegate(folder: Path) -> None:
 
 
 def _inherit_cpuset(folder: Path) -> None:
-    """Version 1: a new group may use no processor until it is told which."""
+    """Copy the processors of the parent, because a new group has none at first (version 1)."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file = folder / name
         if file.exists() and not (folder / "cgroup.controllers").exists() and not file.read_text().strip():
@@ -93,7 +93,7 @@ def _inherit_cpuset(folder: Path) -> None:
 
 
 def _tree(root: Path) -> Iterator[Path]:
-    """Children before parents: the order in which they can be removed."""
+    """Return children before parents, the order in which they can be removed."""
     for folder, _, _ in os.walk(root, topdown=False):
         yield Path(folder)
 

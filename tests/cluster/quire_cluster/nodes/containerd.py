@@ -1,7 +1,7 @@
-"""A node's container runtime: containerd with runc and the network plugin, and the images it holds.
+"""The container runtime of a node: containerd with runc, the network plugin, and its images.
 
-Content and snapshots are in the cache, so that a later cluster finds them; sockets and running state are below the
-node's own /run, which ends with the node.
+Content and snapshots are in the cache for later clusters. Sockets and running state are below the node's own /run,
+which disappears with the node.
 """
 
 import json
@@ -33,7 +33,7 @@ class RuntimePrograms:
 
 
 def config(node: NodePlan, *, folder: Path, store: Path, programs: RuntimePrograms, pause_image: str) -> str:
-    """containerd's configuration. `folder` holds the node's other files, `store` the images."""
+    """Return the configuration of containerd. `folder` contains the node's other files, `store` the images."""
     return f"""\
 version = 2
 root = "{store}"
@@ -72,7 +72,7 @@ disabled_plugins = ["io.containerd.internal.v1.tracing", "io.containerd.snapshot
 
 
 def network_config(node: NodePlan) -> str:
-    """Pods' cables end at a bridge in the node's namespace."""
+    """Return the network configuration: the links of pods end at a bridge in the node's namespace."""
     bridge = {
         "type": "bridge",
         "bridge": POD_BRIDGE,
@@ -89,12 +89,12 @@ def network_config(node: NodePlan) -> str:
 
 
 def registry_config() -> str:
-    """The loopback registry speaks plain HTTP."""
+    """Return the configuration of the local registry, which uses plain HTTP."""
     return f'server = "http://{REGISTRY}"\n\n[host."http://{REGISTRY}"]\n  capabilities = ["pull", "resolve"]\n'
 
 
 def write(node: NodePlan, *, folder: Path, store: Path, programs: RuntimePrograms, pause_image: str) -> Path:
-    """All three files; returns containerd's own."""
+    """Write all three files and return the path of containerd's own."""
     hosts = folder / "registries" / REGISTRY / "hosts.toml"
     network = folder / "cni.d" / "10-quire.conflist"
     for file, text in ((hosts, registry_config()), (network, network_config(node))):
@@ -111,5 +111,5 @@ def command(programs: RuntimePrograms, file: Path) -> list[str]:
 
 
 def client(programs: RuntimePrograms, arguments: Sequence[str]) -> list[str]:
-    """As `ctr`, in the namespace that the kubelet uses. To be run on the node."""
+    """Return a `ctr` command in the kubelet's namespace, to be run on the node."""
     return [str(programs.ctr), "--address", SOCKET, "--namespace", NAMESPACE, *arguments]

@@ -1,6 +1,6 @@
-"""A node's kubelet: its configuration and its command line. Pure.
+"""The kubelet of a node: its configuration and its command line. Pure.
 
-It runs in the node's network and mount namespaces, so paths that it does not let one choose are the node's own.
+It runs in the network and mount namespaces of the node, so fixed paths belong to the node.
 """
 
 import json
@@ -27,7 +27,7 @@ def user(node: NodePlan) -> str:
 
 
 def subject(node: NodePlan) -> str:
-    """Of its certificate, in openssl's form."""
+    """Return the subject of its certificate in openssl's form."""
     return f"/O={GROUP}/CN={user(node)}"
 
 
@@ -52,7 +52,7 @@ def config(node: NodePlan, files: KubeletFiles) -> str:
         "clusterDNS": [HOST_ADDRESS],
         "resolvConf": str(files.resolv_conf),
         "containerRuntimeEndpoint": f"unix://{SOCKET}",
-        # The disk and the memory are the host's, and its user's to watch.
+        # Disk and memory belong to the host, whose user monitors them.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "serializeImagePulls": False,
@@ -66,7 +66,7 @@ def config(node: NodePlan, files: KubeletFiles) -> str:
 
 
 def resolv_conf() -> str:
-    """For pods that ask for the node's resolver, and the head of the others'."""
+    """Return the resolver for pods that use the node's, and the first lines for other pods."""
     return f"nameserver {HOST_ADDRESS}\n"
 
 

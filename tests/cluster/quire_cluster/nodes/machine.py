@@ -1,7 +1,7 @@
-"""What the cluster changes on the host itself, written down before it is changed, so that `down` can put it back.
+"""Changes of the cluster to the host, recorded in advance, so that `down` can revert them.
 
-One cluster with nodes at a time: the record below /run says whose it is. A restart of the machine clears /run, and
-undoes the changes.
+Only one cluster with nodes can run at a time: the record below /run names its owner. A restart of the machine clears
+/run and reverts the changes.
 """
 
 import json
@@ -16,7 +16,7 @@ from quire_cluster.nodes.plan import RUN
 from quire_cluster.nodes.shell import succeeds
 
 RECORD: Final = RUN / "machine.json"
-# The kubelet sets these, for the whole kernel, as a node's only user would have them.
+# The kubelet sets these for the whole kernel, as if it were its only user.
 KERNEL_SETTINGS: Final = (
     "kernel/keys/root_maxbytes",
     "kernel/keys/root_maxkeys",
@@ -31,11 +31,11 @@ SYSTEM: Final = Path("/proc/sys")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Whose the cluster is, and how the host was before."""
+    """The owner of the cluster and the previous state of the host."""
 
     state: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    folders: tuple[str, ...] = ()  # that were not there
+    folders: tuple[str, ...] = ()  # that did not exist before
 
     def restore(self) -> None:
         for name, value in self.settings.items():
@@ -51,7 +51,7 @@ class Machine:
 
 
 def claim(state: Path) -> Machine:
-    """The record for this state folder, made now if there is none. Raises MachineUnfit when it is another's."""
+    """Create or return the record for this state folder. Raise MachineUnfit if another cluster owns it."""
     recorded = read()
     if recorded is None:
         settings = {name: (SYSTEM / name).read_text().strip() for name in KERNEL_SETTINGS if (SYSTEM / name).exists()}

@@ -1,7 +1,7 @@
-"""A mount namespace for each node: containerd, its shims and the kubelet see one set of mounts, the host none of them.
+"""A mount namespace for each node: containerd, its shims and the kubelet share mounts that the host does not see.
 
-So two nodes have what is compiled into these programs (/var/lib/kubelet/device-plugins, /var/log/containers,
-/run/containerd) once each; and whatever was mounted is gone when the last process of the node is.
+Thus each node has its own compiled-in paths (/var/lib/kubelet/device-plugins, /var/log/containers, /run/containerd),
+and all mounts disappear with the last process of the node.
 """
 
 from pathlib import Path
@@ -11,12 +11,12 @@ from quire_cluster.nodes.plan import RUN, NodePlan
 from quire_cluster.nodes.shell import run, succeeds
 
 PINS: Final = RUN / "namespaces"
-# Where a node's own folders go; those that the host does not have are made for as long as the cluster lives.
+# Folders that each node has for itself. Missing ones are created on the host while the cluster exists.
 OVER: Final = ("/var/lib/kubelet", "/var/lib/cni", "/var/log")
 
 
 def enter(node: NodePlan) -> list[str]:
-    """Put before a command that runs on the node. It replaces nsenter: same process, same id."""
+    """Return the prefix of a command that runs on the node. It replaces nsenter: same process, same id."""
     return ["nsenter", f"--net={node.network_namespace_file}", f"--mount={node.mount_namespace_file}", "--"]
 
 
@@ -25,13 +25,13 @@ def exists(node: NodePlan) -> bool:
 
 
 def setup_script(folder: Path) -> str:
-    """Run inside a new namespace. Shared, so that containers' namespaces are fed what is mounted later."""
+    """Return the script for a new namespace. Mounts are shared, so that container namespaces receive later mounts."""
     binds = [f"mount --bind {folder / Path(path).name} {path}" for path in OVER]
     return " && ".join(["mount --make-rshared /", *binds, "mount -t tmpfs -o mode=755 tmpfs /run", "mkdir /run/netns"])
 
 
 def create(node: NodePlan, folder: Path) -> None:
-    """`folder` takes what the node writes into OVER."""
+    """Create the namespace; the node writes into OVER below `folder`."""
     for path in OVER:
         (folder / Path(path).name).mkdir(parents=True, exist_ok=True)
     _pinnable()
@@ -41,7 +41,7 @@ def create(node: NodePlan, folder: Path) -> None:
 
 
 def remove(node: NodePlan) -> None:
-    """Once no process is left in it."""
+    """Remove the namespace when it has no processes."""
     if node.mount_namespace_file.exists():
         if _is_mounted(node.mount_namespace_file):
             run(["umount", str(node.mount_namespace_file)])
@@ -50,17 +50,17 @@ def remove(node: NodePlan) -> None:
 
 def remove_pins() -> None:
     if PINS.is_dir():
-        succeeds(["umount", str(PINS)])  # it fails where an interrupted start had not mounted it yet
+        succeeds(["umount", str(PINS)])  # it fails if an interrupted start had not mounted it yet
         PINS.rmdir()
 
 
 def inode(node: NodePlan) -> int | None:
-    """What /proc/PID/ns/mnt of its processes says; None without one."""
+    """Return the inode of /proc/PID/ns/mnt of its processes, or None without a namespace."""
     return node.mount_namespace_file.stat().st_ino if _is_mounted(node.mount_namespace_file) else None
 
 
 def _pinnable() -> None:
-    """A namespace can be pinned only to a file whose mount nobody shares."""
+    """Prepare a folder with a private mount, because a namespace can be pinned only to a file in one."""
     PINS.mkdir(parents=True, exist_ok=True)
     if not _is_mounted(PINS):
         run(["mount", "-t", "tmpfs", "-o", "mode=700", "tmpfs", str(PINS)])
@@ -68,7 +68,7 @@ def _pinnable() -> None:
 
 
 def _is_mounted(path: Path) -> bool:
-    """By looking, not by the table of mounts, which lists covered ones too."""
+    """Return True if a mount is visible; the mount table also lists covered ones."""
     try:
         return path.stat().st_dev != path.parent.stat().st_dev
     except FileNotFoundError:

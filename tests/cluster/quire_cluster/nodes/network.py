@@ -1,8 +1,8 @@
-"""The wires: a bridge on the host, a network namespace with a cable to it for each node, and routes between them.
+"""The network: a bridge on the host, a network namespace with a virtual link for each node, and routes between them.
 
-Everything kube-proxy and the network plugin write goes into the nodes' namespaces; the host's packet filter is never
-touched. Pods have no way out to the world: nodes know a route to each other, to the host and to the services, no more.
-Each list of commands may be run again over what is there.
+kube-proxy and the network plugin write only into the namespaces of the nodes; the host's packet filter is never
+changed. Pods have no internet access: nodes have routes only to each other, to the host and to the services. Each list
+of commands may be repeated.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from quire_cluster.nodes.plan import BRIDGE, HOST_ADDRESS, NODE_SUBNET, NodePlan
 from quire_cluster.nodes.shell import run, succeeds
 
 PREFIX: Final = IPv4Network(NODE_SUBNET).prefixlen
-# Packets between pods on one bridge must be seen by the service rules too: their answers have to be rewritten.
+# The service rules must also process packets between pods on one bridge, to rewrite their answers.
 SETTINGS: Final = ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables")
 
 Command = list[str]
@@ -28,7 +28,7 @@ def bridge_commands() -> list[Command]:
 
 
 def node_commands(node: NodePlan, others: Sequence[NodePlan]) -> list[Command]:
-    """Once the namespace and the cable exist."""
+    """Return the commands for a node, whose namespace and link exist."""
     inside = ["ip", "-netns", node.network_namespace]
     return [
         ["ip", "link", "set", node.link, "master", BRIDGE, "up"],
@@ -42,14 +42,14 @@ def node_commands(node: NodePlan, others: Sequence[NodePlan]) -> list[Command]:
             SERVICE_CLUSTER_IPS,
             "via",
             HOST_ADDRESS,
-        ],  # for its own requests: rewritten at once
+        ],  # for its own requests, which are rewritten immediately
         *([*inside, "route", "replace", other.pod_subnet, "via", other.address] for other in others),
         [*in_network(node), "sh", "-c", "; ".join(f"echo 1 > /proc/sys/{setting}" for setting in SETTINGS)],
     ]
 
 
 def host_routes(nodes: Sequence[NodePlan]) -> list[Command]:
-    """To pods by their nodes; to services by the first node, which masquerades for who is no pod of its own."""
+    """Return the host's routes to pods through their nodes, and to services through the first node."""
     return [
         *(["ip", "route", "replace", node.pod_subnet, "via", node.address] for node in nodes),
         ["ip", "route", "replace", SERVICE_CLUSTER_IPS, "via", nodes[0].address],
@@ -57,7 +57,7 @@ def host_routes(nodes: Sequence[NodePlan]) -> list[Command]:
 
 
 def in_network(node: NodePlan) -> Command:
-    """Put before a command that runs with the node's network and the host's files."""
+    """Return the prefix of a command that uses the node's network and the host's files."""
     return ["nsenter", f"--net={node.network_namespace_file}", "--"]
 
 
@@ -66,7 +66,7 @@ def ensure(nodes: Sequence[NodePlan]) -> None:
         run(["ip", "link", "add", BRIDGE, "type", "bridge"])
     _all(bridge_commands())
     for node in nodes:
-        # The file may be left of a namespace that is gone, as after a restart of the machine.
+        # The file may remain from a namespace that is gone, for example after a restart of the machine.
         if not succeeds([*in_network(node), "true"]):
             node.network_namespace_file.unlink(missing_ok=True)
             run(["ip", "netns", "add", node.network_namespace])
@@ -78,7 +78,7 @@ def ensure(nodes: Sequence[NodePlan]) -> None:
 
 
 def remove(nodes: Sequence[NodePlan]) -> None:
-    """Routes go with the bridge, pods' cables with their namespaces."""
+    """Remove the network. Routes disappear with the bridge, and links of pods with their namespaces."""
     for node in nodes:
         if _link_exists(node.link):
             run(["ip", "link", "delete", node.link])
@@ -89,7 +89,7 @@ def remove(nodes: Sequence[NodePlan]) -> None:
 
 
 def _link_exists(name: str) -> bool:
-    """By asking, not by /sys, which may show another namespace's."""
+    """Return True if the link exists. /sys may show another namespace."""
     return succeeds(["ip", "link", "show", "dev", name])
 
 

@@ -1,6 +1,6 @@
-"""One node: its own network, mounts and control groups, and in them containerd, the kubelet and kube-proxy.
+"""A node: its own network, mounts and control groups with containerd, the kubelet and kube-proxy in them.
 
-Each of the three can be killed, paused and started again. `real_cluster` joins nodes to a control plane.
+Each of the three can be killed, paused and restarted. `real_cluster` connects nodes to a control plane.
 """
 
 from collections.abc import Callable, Collection
@@ -32,7 +32,7 @@ class NodePrograms:
 
 
 class Node:
-    """`store` keeps its images when the cluster is gone."""
+    """A node whose images stay in `store` when the cluster is removed."""
 
     def __init__(self, plan: NodePlan, *, control_plane: ControlPlane, programs: NodePrograms, store: Path) -> None:
         self.plan = plan
@@ -55,7 +55,7 @@ class Node:
         return (self.containerd, self.kubelet, self.kube_proxy)
 
     def start_runtime(self) -> None:
-        """Everything that needs no API server. Its network must be there."""
+        """Start everything that needs no API server. The network must exist."""
         cgroups.create(self.plan)
         if not namespaces.exists(self.plan):
             for process in self.processes:  # of a namespace that is lost
@@ -66,7 +66,7 @@ class Node:
             self.containerd.start()
 
     def start_kubelet(self) -> None:
-        """Returns when containerd has what pods need, not when the node is Ready."""
+        """Start the kubelet; return when containerd has what pods need, not when the node is Ready."""
         self.containerd.wait_until(lambda: succeeds(self._ctr("version")), timeout_seconds=READY_SECONDS)
         if self.kubelet.pid is None:
             if not self._has_tasks():
@@ -90,14 +90,14 @@ class Node:
         return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
     def stop(self) -> None:
-        """Nothing of it is left but its images. The network goes with the whole cluster's."""
+        """Stop the node and remove everything except its images. The network is removed with the cluster."""
         for process in (self.kubelet, self.kube_proxy, self.containerd):
             process.kill()
         teardown.end_processes(self.plan)
         namespaces.remove(self.plan)
 
     def container_processes(self, container_id: str) -> tuple[HostProcess, ...]:
-        """Those of one container that live now, the first of them first; `container_id` as containerd knows it."""
+        """Return the living processes of a container, the first one first; `container_id` is containerd's."""
         for root in cgroups.roots():
             for folder in (root / self.plan.cgroup).rglob(container_id):
                 pids = sorted(cgroups.processes(str(folder.relative_to(root))))
@@ -105,13 +105,13 @@ class Node:
         return ()
 
     def images(self) -> tuple[str, ...]:
-        """The names of those it holds."""
+        """Return the names of its images."""
         return tuple(run([*namespaces.enter(self.plan), *self._client("images", "ls", "-q")]).split())
 
     def forget_images_but(self, kept: Collection[str]) -> tuple[str, ...]:
-        """Removes those from the cluster's registry that have other names than these, and returns their names.
+        """Remove images from the cluster's registry with other names than these, and return their names.
 
-        Each version of quire is another image of a gigabyte, and kubelets remove none before the disk is nearly full.
+        Each version of quire has an image of a gigabyte, and kubelets remove images only when the disk is nearly full.
         """
         names = outdated(run(self._ctr("images", "ls")), registry=REGISTRY, kept=kept)
         if names:
@@ -119,7 +119,7 @@ class Node:
         return names
 
     def run(self, *command: str) -> str:
-        """What a command printed that ran on the node, with its network and mounts."""
+        """Return the output of a command that runs on the node with its network and mounts."""
         return run([*namespaces.enter(self.plan), *command])
 
     def _process(self, name: str, command: Callable[[], list[str]]) -> Process:
@@ -165,7 +165,7 @@ class Node:
         return bool(run(self._ctr("tasks", "ls", "-q")).split())
 
     def _forget_containers(self) -> None:
-        """Of a cluster that is gone: containerd remembers them with its images."""
+        """Remove containers of a previous cluster, which containerd stores with its images."""
         known = run(self._ctr("containers", "ls", "-q")).split()
         if known:
             run(self._ctr("containers", "rm", *known))

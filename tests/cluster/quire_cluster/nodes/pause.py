@@ -1,4 +1,4 @@
-"""The image that every pod's sandbox is made of: one static program in an OCI archive. Reads the program, no more."""
+"""The sandbox image of pods: one static program in an OCI archive. This module only reads the program."""
 
 import hashlib
 import io
@@ -12,18 +12,18 @@ REPOSITORY: Final = "localhost/quire-pause"
 
 
 def host_architecture() -> str:
-    """As images name it."""
+    """Return the architecture as images name it."""
     machine = platform.machine()
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
 def image_name(program: Path) -> str:
-    """Named by its content: a node that has the name has the image."""
+    """Return the image name, which contains a hash of its content."""
     return f"{REPOSITORY}:{hashlib.sha256(program.read_bytes()).hexdigest()[:12]}"
 
 
 def archive(program: Path, *, architecture: str) -> bytes:
-    """As `ctr images import` reads it."""
+    """Return the archive for `ctr images import`."""
     layer = _tar({"pause": (program.read_bytes(), 0o755)})
     config = _json(
         {
@@ -62,7 +62,7 @@ def _json(value: Any) -> bytes:
 
 
 def _tar(files: dict[str, tuple[bytes, int]]) -> bytes:
-    """The same bytes for the same files: no times, no owners."""
+    """Return a reproducible tar archive without times and owners."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, (content, mode) in files.items():

@@ -1,7 +1,7 @@
-"""Which nodes there are, and every name and address around them. Pure values; nothing here touches the machine.
+"""The nodes and all names and addresses around them. Pure values.
 
-One cluster with nodes at a time per machine: the bridge, the addresses and the folders below /run are fixed, so that
-tests, images and people can name them.
+Only one cluster with nodes can run per machine: the bridge, the addresses and the folders below /run are fixed, so
+tests, images and people can refer to them.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ RUN: Final = Path("/run/quire")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """One node's names and addresses."""
+    """Names and addresses of one node."""
 
     name: str
     address: str
@@ -35,7 +35,7 @@ class NodePlan:
 
     @property
     def network_namespace(self) -> str:
-        """As `ip netns` names it."""
+        """Return the name of the network namespace for `ip netns`."""
         return f"quire-{self.name}"
 
     @property
@@ -48,7 +48,7 @@ class NodePlan:
 
     @property
     def link(self) -> str:
-        """The host's end of its cable; at most 15 characters."""
+        """Return the name of the host's end of the virtual link, at most 15 characters."""
         return f"quire-{self.name}"
 
     @property

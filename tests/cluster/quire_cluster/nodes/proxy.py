@@ -1,4 +1,4 @@
-"""A node's kube-proxy: services are rewritten by the packet filter of the node's own network namespace. Pure."""
+"""The kube-proxy of a node: the packet filter of its network namespace rewrites services. Pure."""
 
 from pathlib import Path
 from typing import Final
@@ -15,9 +15,9 @@ def command(program: Path, node: NodePlan, kubeconfig: Path) -> list[str]:
         f"--kubeconfig={kubeconfig}",
         f"--hostname-override={node.name}",
         "--proxy-mode=iptables",
-        # Whoever is no pod of this node (the host is none) is masqueraded, so that the answer finds its way back here.
+        # Clients other than pods of this node are masqueraded, so that answers return through this node.
         f"--cluster-cidr={node.pod_subnet}",
-        "--conntrack-max-per-core=0",  # the kernel lets no namespace but the first set these
+        "--conntrack-max-per-core=0",  # the kernel permits these settings only in the first namespace
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",
         "--iptables-min-sync-period=200ms",

@@ -1,6 +1,6 @@
-"""What a machine must have to hold nodes, told in full before anything is changed.
+"""The requirements on a machine with nodes, reported completely before any change.
 
-`problems` is pure over what was seen; `check` looks, and installs Debian's packages of missing system programs as root.
+`problems` is pure. `check` inspects the machine and installs Debian's packages of missing system programs as root.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from quire_cluster.nodes.plan import BRIDGE, HOST_ADDRESS, SUBNETS
 from quire_cluster.nodes.shell import run, succeeds
 from quire_cluster.progress import Progress
 
-# What is used of the system, and the Debian package that brings it. None of these starts a service.
+# Required system programs and their Debian packages. None of these starts a service.
 SYSTEM_PROGRAMS: Final[Mapping[str, str]] = {
     "ip": "iproute2",
     "iptables": "iptables",
@@ -29,7 +29,7 @@ SYSTEM_PROGRAMS: Final[Mapping[str, str]] = {
     "openssl": "openssl",
     "unshare": "util-linux",
 }
-# What images of both nodes, the registry and a build of them take; and what must be left once they are there.
+# Disk space for the images of both nodes, the registry and a build; and the minimum that must remain.
 FREE_BYTES: Final = 25 * 2**30
 FREE_BYTES_WITH_IMAGES: Final = 3 * 2**30
 WAYS_OUT: Final = (
@@ -40,7 +40,7 @@ WAYS_OUT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The machine, as far as it matters here."""
+    """The relevant facts about the machine."""
 
     system: str
     is_root: bool
@@ -55,7 +55,7 @@ class Seen:
 
 
 def problems(seen: Seen) -> list[str]:
-    """Everything that is wrong, each with what would be right."""
+    """Return all problems with their solutions."""
     if seen.system != "Linux":
         return [f"nodes need Linux (network namespaces, control groups), and this is {seen.system}"]
     found: list[str] = []
@@ -89,7 +89,7 @@ def problems(seen: Seen) -> list[str]:
 
 
 def check(state: Path, store: Path, progress: Progress) -> None:
-    """Raises MachineUnfit with all problems."""
+    """Check the machine. Raise MachineUnfit with all problems."""
     if platform.system() == "Linux" and os.geteuid() == 0:
         _install_missing(progress)
         _load_modules()
@@ -100,7 +100,7 @@ def check(state: Path, store: Path, progress: Progress) -> None:
 
 
 def require_port(port: int, server: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
-    """Raises MachineUnfit when somebody listens at the bridge's address already; the bridge must be there."""
+    """Check the port. Raise MachineUnfit if it is in use at the bridge's address; the bridge must exist."""
     with socket.socket(socket.AF_INET, kind) as probe:
         if kind == socket.SOCK_STREAM:  # connections of a server that was killed may linger; listeners still count
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,7 +114,7 @@ def require_port(port: int, server: str, kind: socket.SocketKind = socket.SOCK_S
 
 
 def foreign_networks(addresses: Iterable[Mapping[str, Any]], routes: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Out of what `ip -json` prints: those of other links than ours."""
+    """Return the networks of other links from the output of `ip -json`."""
     of_links = (
         f"{address['local']}/{address['prefixlen']}"
         for link in addresses
@@ -176,7 +176,7 @@ def _install_missing(progress: Progress) -> None:
 
 
 def _load_modules() -> None:
-    """Where they are modules at all; `problems` tells when they are not there after."""
+    """Load kernel modules if they exist as modules; `problems` reports what is missing afterwards."""
     if shutil.which("modprobe") is None:
         return
     for module, sign in (("overlay", "overlay" in _read("/proc/filesystems")), ("br_netfilter", _has_bridge_filter())):

@@ -1,4 +1,4 @@
-"""Programs of the operating system that change the machine, run one at a time: `ip`, `mount`, `nsenter`."""
+"""System programs that change the machine, run one at a time: `ip`, `mount`, `nsenter`."""
 
 import subprocess
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ SECONDS: Final = 60
 
 
 def run(command: Sequence[str], *, stdin: str = "", seconds: float = SECONDS) -> str:
-    """What it printed. Raises ComponentFailed, which quotes the command and what it said."""
+    """Return the output. Raise ComponentFailed with the command and its error output."""
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as expired:

@@ -1,6 +1,6 @@
-"""The end of nodes: every process that is on one, then all that was made for them on the host.
+"""Removal of nodes: every process on a node, then all changes to the host.
 
-Works from the fixed names alone, so that what is left of a cluster whose state folder is gone can be removed too.
+It uses only the fixed names, so it can also remove a cluster whose state folder is gone.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ class HostProcess:
 
 
 def host_process(pid: int) -> HostProcess:
-    """Its command is empty when it has ended."""
+    """Return the process; its command is empty if it has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:  # gone since
+    except OSError:  # it has ended meanwhile
         words = []
     return HostProcess(pid=pid, command=" ".join(word.decode(errors="replace") for word in words))
 
 
 def end_processes(node: NodePlan) -> None:
-    """SIGKILL, and wait. Containers by their control groups; shims, which outlive containerd, by their mounts."""
+    """Kill all processes and wait: containers by control group, shims (which outlive containerd) by mount."""
     deadline = time.monotonic() + END_SECONDS
     while left := {pid for pid in _processes(node) if birth_of(pid) is not None}:
         if time.monotonic() > deadline:
@@ -51,7 +51,7 @@ def end_processes(node: NodePlan) -> None:
 
 
 def restore_host(nodes: Sequence[NodePlan]) -> None:
-    """Nodes' namespaces, the network, the control groups and what the kubelet set: all as before."""
+    """Restore namespaces, network, control groups and kernel settings of the host."""
     for node in nodes:
         end_processes(node)
         namespaces.remove(node)

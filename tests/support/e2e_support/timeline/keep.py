@@ -5,7 +5,7 @@ from pathlib import Path
 from e2e_support.results import slug
 from e2e_support.timeline.model import Timeline
 
-FOLDER = Path(__file__).resolve().parents[5] / "out" / "e2e" / "timelines"
+FOLDER = Path(__file__).resolve().parents[4] / "out" / "e2e" / "timelines"
 
 
 def keep(timeline: Timeline, folder: Path = FOLDER) -> Path:

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from chart_support.values import EVERYTHING
 
-ROOT = Path(__file__).parents[4]
+from quire_cluster.binaries import HELM, ensure
+from quire_cluster.helm import Helm
+from quire_cluster.progress import Progress
+
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "quire"
 FOLDER = ROOT / "tests" / "charts" / "snapshots"
-sys.path[:0] = [str(ROOT / "tests" / "cluster"), str(Path(__file__).parents[1])]
-
-from chart_support.values import EVERYTHING  # noqa: E402
-
-from quire_cluster.binaries import HELM, ensure  # noqa: E402
-from quire_cluster.helm import Helm  # noqa: E402
-from quire_cluster.progress import Progress  # noqa: E402
 
 SNAPSHOTS: dict[str, dict[str, Any]] = {
     "defaults": {},

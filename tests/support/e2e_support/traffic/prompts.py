@@ -18,7 +18,7 @@ MARGIN = 0.25
 """The margin in standard deviations of a step's logits."""
 BLOCK_TOKENS = 16
 """The default size of a KV block in tokens."""
-MODEL = Path(__file__).resolve().parents[5] / "examples" / "models" / "quire-demo"
+MODEL = Path(__file__).resolve().parents[4] / "examples" / "models" / "quire-demo"
 DATA = Path(__file__).with_name("prompts.json")
 
 FinishReason = Literal["length", "stop"]

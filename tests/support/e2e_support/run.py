@@ -26,7 +26,7 @@ from e2e_support.target import Target
 from e2e_support.theirs import their_cluster
 from quire_cluster.progress import Progress
 
-OUT: Final = Path(__file__).parents[4] / "out" / "e2e"
+OUT: Final = Path(__file__).parents[3] / "out" / "e2e"
 MakeSpace = Callable[[str], AbstractContextManager[Space]]
 """A namespace of the given name, which exists while the context lasts."""
 _NAME: Final = 30

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parents[2] / "bounds.json"
+FILE = Path(__file__).resolve().parents[2] / "engine" / "guard" / "bounds.json"
 RENEW = "make guard-update"
 
 Measures = Mapping[str, Mapping[str, float]]

@@ -12,7 +12,7 @@ from quire_cluster.control_plane import ControlPlane
 from quire_cluster.helm import Helm
 from quire_cluster.waiting import eventually
 
-CHART: Final = Path(__file__).parents[5] / "charts" / "quire"
+CHART: Final = Path(__file__).parents[3] / "charts" / "quire"
 RELEASE: Final = "quire"
 PLACEHOLDER: Final = "the-namespace"
 PATHS: Final = {

@@ -1,6 +1,6 @@
 """Choose the prompts and write prompts.json.
 
-Run `PYTHONPATH=tests/e2e/support .venv/bin/python -m e2e_support.traffic.choose_prompts` in the repository root. The
+Run `PYTHONPATH=tests/support .venv/bin/python -m e2e_support.traffic.choose_prompts` in the repository root. The
 model knows Python's help texts by heart, so the candidates are the beginnings of these texts. A continuation is used as
 long as the lead of every step is large, in float32 and in bfloat16. This takes minutes and needs the Python version
 whose help texts the model was trained on (3.11).
