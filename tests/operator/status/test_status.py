@@ -167,7 +167,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
             target=0,
             deployment=deployment(0, 0),
             pods=(),
-            metrics_problem=MetricsProblem(reason=MetricsReason.GATEWAY_UNAVAILABLE, message=""),
+            metrics_problem=MetricsProblem(reason=MetricsReason.GATEWAY_UNAVAILABLE, message="no answer"),
         ),
         {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady", "Autoscaling": "False GatewayUnavailable"},
     ),
