@@ -7,7 +7,7 @@ Pure but for reading the features of this machine's CPU.
 from typing import get_args
 
 from quire_engine.cpu.limits import KERNELS_VARIABLE, LEVELS, CpuLevel, Findings, claimed_trials, limit_cpu
-from quire_engine.runner.arithmetic import cpu_features
+from quire_engine.cpu.machine import this_machine
 
 NAMES: tuple[CpuLevel, ...] = get_args(CpuLevel)
 
@@ -33,4 +33,4 @@ def library_variables(level: CpuLevel) -> dict[str, str]:
 
 
 def _findings() -> Findings:
-    return Findings(claimed=claimed_trials(cpu_features()))
+    return Findings(claimed=claimed_trials(this_machine().flags))

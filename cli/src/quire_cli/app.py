@@ -21,7 +21,7 @@ from quire_cli.inspection.top import top
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import read_deployments
 from quire_cli.local.host import installed, installed_commands
-from quire_cli.local.machine import this_machine
+from quire_cli.local.machine import this_machine, with_tried_cpu
 from quire_cli.local.model_store import ModelStore, cache_home
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
@@ -197,6 +197,8 @@ def plan(
     if gpu is not None and memory is not None:
         raise typer.BadParameter("give --gpu or --memory, not both")
     machine = this_machine()
+    if gpu is None and memory is None:
+        machine = with_tried_cpu(machine, installed_commands().engine)
     store = ModelStore(beside=file.resolve().parent, cache=cache_home(os.environ))
     console = _console()
     everything_fits = True

@@ -204,7 +204,7 @@ quire-engine serves one language model at an OpenAI-compatible address.
 usage: quire-engine --model DIR [--port N] [flags]
 """,
     outro="""\
-Also: --help, --version, --flag-schema (the flags as JSON Schema).
+Also: --help, --version, --flag-schema (the flags as JSON Schema), --cpu-report (what works of the CPU, as JSON).
 
 Each flag can be set by a variable: --max-num-seqs 64 is QUIRE_ENGINE_MAX_NUM_SEQS=64. A flag takes precedence.
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 Kept = TypeVar("Kept")
 
 
@@ -29,14 +27,20 @@ def file_of(kind: str, key: str) -> Path:
 
 def read(kind: str, key: str, type: type[Kept]) -> Kept | None:
     """Return what was kept; None where there is no whole file of this type."""
+    import msgspec  # a machine that only runs the engine in process may lack it
+
     with contextlib.suppress(OSError, RuntimeError, msgspec.DecodeError):
         return msgspec.json.decode(file_of(kind, key).read_bytes(), type=type, strict=True)
     return None
 
 
 def write(kind: str, key: str, value: Any) -> None:
-    """Keep a value, whole or not at all, as several engines may start at once. A folder that cannot be written is no
-    error here."""
+    """Write a value atomically, because several engines may start at once.
+
+    A folder that cannot be written is not an error here.
+    """
+    import msgspec
+
     with contextlib.suppress(OSError, RuntimeError):
         file = file_of(kind, key)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quire_cli.local.machine import this_machine
+from quire_cli.local.machine import this_machine, with_tried_cpu
 
 ALLOWED = len(os.sched_getaffinity(0))
 
@@ -52,6 +52,25 @@ def test_memory(tmp_path: Path, limit: dict[str, str], expected: int) -> None:
 def test_fast_bfloat16(tmp_path: Path, flags: str, fast: bool) -> None:
     machine = this_machine(put(tmp_path, {"proc/cpuinfo": f"model name\t: X\nflags\t\t: {flags}\n"}))
     assert machine.multiplies_bfloat16 is fast
+
+
+@pytest.mark.parametrize(
+    ("says", "cpu", "fast"),
+    [
+        ("""echo '{"sentence": "level avx2", "multiplies_bfloat16": false}'""", "level avx2", False),
+        ("echo null", None, True),
+        ("echo nonsense", None, True),
+        ("exit 2", None, True),
+    ],
+)
+def test_a_machines_cpu_is_what_the_engine_found(tmp_path: Path, says: str, cpu: str | None, fast: bool) -> None:
+    engine = tmp_path / "engine"
+    engine.write_text(f'#!/bin/sh\n[ "$1" = --cpu-report ] || exit 3\n{says}\n')
+    engine.chmod(0o755)
+    machine = this_machine(put(tmp_path, {"proc/cpuinfo": "flags\t\t: fpu avx512_bf16\n"}))
+    found = with_tried_cpu(machine, [str(engine)])
+    assert (found.cpu, found.multiplies_bfloat16) == (cpu, fast)
+    assert with_tried_cpu(machine, [str(tmp_path / "missing")]) == machine
 
 
 def test_gpus_are_those_nvidia_smi_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import ModelFolderError
 from quire_engine.runner import load_model
-from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype
 
 Config = Callable[..., EngineConfig]
 Folder = Callable[..., Path]
@@ -101,39 +99,6 @@ def test_weights_that_do_not_fit_the_config_are_refused(
 def test_importing_the_runner_loads_no_torch() -> None:
     program = "import sys, quire_engine.runner; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("option", "features", "dtype"),
-    [
-        ("auto", {"avx2", "avx512f", "avx512_bf16"}, torch.bfloat16),
-        ("auto", {"amx_bf16", "amx_tile"}, torch.bfloat16),
-        ("auto", {"avx2", "avx512f"}, torch.float32),
-        ("auto", {"avx2"}, torch.float32),
-        ("auto", set(), torch.float32),
-        ("float32", {"avx512_bf16"}, torch.float32),
-        ("bfloat16", {"avx512_bf16"}, torch.bfloat16),
-    ],
-)
-def test_arithmetic_is_chosen_by_the_cpus_features(
-    option: Any, features: set[str], dtype: torch.dtype, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert resolve_dtype(option, frozenset(features)) == dtype
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("option", ["bfloat16", "float16"])
-def test_arithmetic_the_cpu_is_slow_at_is_warned_of(option: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert dtype_name(resolve_dtype(option, frozenset({"avx2"}))) == option
-    assert f"no fast {option} arithmetic" in caplog.text
-
-
-def test_features_are_read_from_cpuinfo(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(
-        "processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\nprocessor\t: 1\nflags\t\t: fpu\n"
-    )
-    assert cpu_features(tmp_path / "cpuinfo") == {"fpu", "avx2", "avx512_bf16"}
-    assert cpu_features(tmp_path / "absent") == frozenset()
 
 
 def test_int8_weights_are_reported_and_the_same_tokens_come_in_every_batch(

@@ -32,6 +32,17 @@ def test_what_is_not_known_on_a_cpu_is_not_told() -> None:
     ]
 
 
+def test_speed_follows_memory_where_it_is_known() -> None:
+    report = replace(ON_CPU, cpu="level avx2", threads="2", arithmetic=("float32 by onednn float32", "times"))
+    lines = report_lines(report)
+    assert lines[lines.index("speed of the CPU:") + 1 :] == [
+        "  CPU         level avx2",
+        "  threads     2",
+        "  arithmetic  float32 by onednn float32",
+        "              times",
+    ]
+
+
 def test_a_gpus_memory_is_told_to_the_last_part() -> None:
     lines = report_lines(
         replace(

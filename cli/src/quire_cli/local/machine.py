@@ -1,14 +1,17 @@
 """What this machine may give: CPUs and memory within the container's limits, GPUs, and which arithmetic is fast."""
 
+import json
 import math
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _MIB = 2**20
 _NVIDIA_SMI_SECONDS = 10
+_CPU_REPORT_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,8 @@ class Machine:
     """One entry per GPU."""
     multiplies_bfloat16: bool
     """The CPU has AVX512-BF16 or AMX; others convert, a hundred times slower."""
+    cpu: str | None = None
+    """The level of the CPU's instructions that works, and what is left out; None where no engine said so."""
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
@@ -31,6 +36,19 @@ def this_machine(root: Path = Path("/")) -> Machine:
         gpu_memory_bytes=_gpus(),
         multiplies_bfloat16=_multiplies_bfloat16(root / "proc/cpuinfo"),
     )
+
+
+def with_tried_cpu(machine: Machine, engine: Sequence[str]) -> Machine:
+    """Return the machine with what the engine found out about its CPU; unchanged where the engine does not say.
+
+    engine  the engine's command, which tries the CPU's instructions where no earlier start has
+    """
+    try:
+        answer = subprocess.run([*engine, "--cpu-report"], capture_output=True, timeout=_CPU_REPORT_SECONDS, check=True)
+        report = json.loads(answer.stdout)
+        return replace(machine, cpu=str(report["sentence"]), multiplies_bfloat16=bool(report["multiplies_bfloat16"]))
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return machine
 
 
 def _cpus(cgroup: Path) -> int:

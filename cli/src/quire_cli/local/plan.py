@@ -30,6 +30,8 @@ class Place:
     on_gpu: bool
     divided: bool = False
     """It is one replica's part of a memory that all of them share."""
+    cpu: str | None = None
+    """What works of the machine's CPU, where that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,10 @@ def places(
     pod = [] if limit is None else [Place(label="a pod's memory limit", memory_bytes=limit, on_gpu=False)]
     replicas = replicas_on_cpus(specs)
     label = "this machine" if replicas == 1 else f"this machine ÷ {replicas} replicas"
-    return [*pod, Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False, divided=True)]
+    return [
+        *pod,
+        Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False, divided=True, cpu=machine.cpu),
+    ]
 
 
 def answers(spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: Machine) -> list[Answer]:
@@ -161,6 +166,7 @@ def _advice(spec: Spec, found: Sequence[Answer]) -> list[Text]:
                 f"A replica may fill {share.memory_percent} % of the memory (spec.engine.kvCache.memoryPercent).", "dim"
             )
         )
+    lines += [Text(f"CPU of this machine: {answer.place.cpu}.", "dim") for answer in found if answer.place.cpu]
     if len(small) == len(found):
         lines.append(Text(f"It does not fit. What would help: {'; '.join(_remedies(spec, small[-1]))}.", "bold"))
     return lines

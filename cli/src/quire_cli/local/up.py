@@ -19,7 +19,7 @@ from quire_cli.errors import ModelProblem, StartProblem
 from quire_cli.local.documents import read_deployments
 from quire_cli.local.host import Commands, check_port, logging_to, race
 from quire_cli.local.keys import check_key_file, key_file
-from quire_cli.local.machine import Machine, this_machine
+from quire_cli.local.machine import Machine, this_machine, with_tried_cpu
 from quire_cli.local.model_store import ModelStore, cache_home, folder_facts
 from quire_cli.local.process import own_identity
 from quire_cli.local.replicas import LocalCluster, LocalDeployment
@@ -115,7 +115,9 @@ class Up:
 
     async def _fetch_and_size(self, specs: Sequence[Spec]) -> list[Sized]:
         """Every model in its folder, found to fit; raises ModelProblem or CapacityProblem."""
-        machine = self._options.machine or this_machine()
+        machine = self._options.machine
+        if machine is None:
+            machine = await asyncio.to_thread(with_tried_cpu, this_machine(), self._options.commands.engine)
         store = ModelStore(beside=self._options.file.resolve().parent, cache=cache_home(self._options.environ))
         found: list[Sized] = []
         for spec in specs:

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from quire_engine import kept
 from quire_engine.config import DeviceOptions
@@ -108,6 +108,17 @@ def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: Run
     environment = dict(os.environ)
     found = read_kept(facts_of(machine, environment))
     return FindingOut(found, None if found is not None else _Trials(machine, environment, run), options)
+
+
+def report(choice: CpuChoice | None) -> dict[str, Any] | None:
+    """Return what ``quire-engine --cpu-report`` prints, for programs that plan for this machine."""
+    if choice is None:
+        return None
+    return {
+        **choice.limits.as_json(),
+        "sentence": choice.limits.sentence,
+        "multiplies_bfloat16": choice.limits.multiplies_bfloat16,
+    }
 
 
 def log_choice(choice: CpuChoice | None) -> None:

@@ -7,7 +7,7 @@ is set only where the CPU claims more than may be used, and never to more than a
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 CpuLevel = Literal["avx2", "avx512", "avx512-bf16", "amx"]
 
@@ -102,6 +102,20 @@ class CpuLimits:
         """The next lower level; None where there is none."""
         place = 0 if self.level is None else LEVELS.index(self.level)
         return LEVELS[place - 1] if place else None
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether bfloat16 is multiplied in hardware; elsewhere it is emulated, hundreds of times slower."""
+        return self.level in ("avx512-bf16", "amx")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the limits as programs read them."""
+        return {
+            "level": self.level,
+            "kernels": self.kernels,
+            "environment": self.environment,
+            "left_out": [{"feature": each.feature, "reason": each.reason} for each in self.left_out],
+        }
 
     @property
     def sentence(self) -> str:

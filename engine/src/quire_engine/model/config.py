@@ -24,8 +24,6 @@ MAX_LAYERS = 10_000
 class ModelConfig(ModelShape):
     """A decoder-only transformer with grouped-query attention and gated feed-forward layers."""
 
-    hidden_size: int
-    intermediate_size: int
     rms_norm_eps: float
     ropes: tuple[RopeConfig, ...]
     """By layer."""

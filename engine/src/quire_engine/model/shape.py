@@ -19,6 +19,9 @@ class ModelShape:
     """Query heads of a layer, of the widest where they differ."""
     num_kv_heads: int
     head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    """Of a feed-forward layer; of one expert where there are several."""
     windows: Windows
 
     @property

@@ -1,24 +1,229 @@
-"""In which floating-point type a model is computed.
+"""In which floating-point type a model is computed, and by which linear backend.
 
-On a CPU that is known from its features, because a wrong guess costs a factor of 400. Every GPU that is served from
-multiplies both 16-bit types fast, and there the checkpoint decides.
+On a CPU that is measured: the ways there are compute the model's own layers at the first start on a machine, and the
+times are kept. What is chosen from what times is a function of values. Every GPU that is served from multiplies both
+16-bit types fast, and there the checkpoint decides.
 """
 
 import logging
-from pathlib import Path
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from quire_engine.config import DType
+from quire_engine import kept
+from quire_engine.config import DType, EngineConfig
+from quire_engine.cpu.machine import this_machine
+from quire_engine.model.linear import LinearBackend, candidates, choose_linear_backend
+from quire_engine.model.linear.selection import Times, cost, fastest, times_in_words
+from quire_engine.model.linear.timing import ROWS, LayerSizes, layer_sizes, time_ways, timed_sizes
+from quire_engine.model.shape import ModelShape
+from quire_engine.runner.attention_timing import time_attention
+from quire_engine.runner.sharing import SharingTimes, time_sharing
+from quire_kernels.packed_linear import supports_bfloat16
 
 _log = logging.getLogger(__name__)
-_BFLOAT16_FEATURES = frozenset({"avx512_bf16", "amx_bf16"})
 _BY_NAME = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_KIND = "timings"
+
+_CLOSE = 1.25
+"""Attention is timed as well where two types are closer than this by their linear layers."""
+_SLOW = 1.2
+"""A type that was asked for is warned of where float32 is faster than it by this."""
+_RUNTIME_BYTES = 1 << 30
 
 
-def resolve_dtype(option: DType, features: frozenset[str]) -> torch.dtype:
-    """``auto`` is bfloat16 where the CPU multiplies it in hardware, else float32, whatever the checkpoint holds."""
-    fast_bfloat16 = bool(features & _BFLOAT16_FEATURES)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """A file of the cache folder: milliseconds that a layer takes on a machine."""
+
+    facts: tuple[str, ...]
+    linear: dict[str, tuple[float, ...]]
+    """By backend, for each of ``ROWS``."""
+    attention: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """By type, for each of ``ROWS``; empty where it could not have changed the choice."""
+    sharing: SharingTimes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How a model is computed on a CPU."""
+
+    dtype: torch.dtype
+    backend: LinearBackend
+    timings: Timings | None = None
+    """None where nothing was timed, as there was nothing to choose."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The choice and the times that it follows from, for the start report."""
+        if self.timings is None:
+            return [f"{dtype_name(self.dtype)} by {self.backend.name}"]
+        rows = f"{', '.join(map(str, ROWS[:-1]))} and {ROWS[-1]} rows"
+        told = [
+            f"{dtype_name(self.dtype)} by {self.backend.name}: the fastest over {rows} of a layer",
+            *(times_in_words({name: taken}) for name, taken in self.timings.linear.items()),
+        ]
+        return told + [
+            times_in_words({f"attention in {name}": taken}) for name, taken in self.timings.attention.items()
+        ]
+
+
+def choose_arithmetic(
+    config: EngineConfig, shape: ModelShape, *, threads: int, available_bytes: int | None
+) -> Arithmetic:
+    """Return the fastest arithmetic for a model on this CPU, within what the options allow."""
+    option, fast_bfloat16 = config.model.dtype, multiplies_bfloat16(config)
+    if config.device.deterministic or config.model.quantization == "int8":
+        dtype = likely_dtype(option, fast_bfloat16=fast_bfloat16)
+        quantization = config.model.quantization
+        backend = choose_linear_backend(dtype, deterministic=config.device.deterministic, quantization=quantization)
+        return Arithmetic(dtype=dtype, backend=backend)
+    avoid = () if config.cpu is None else config.cpu.avoid
+    wide = float32_fits(
+        shape,
+        longest=config.model.max_model_len or shape.max_position_embeddings,
+        kv_cache_bytes=config.cache.kv_cache_memory_bytes,
+        available_bytes=available_bytes,
+    )
+    ways = ways_of(option, fast_bfloat16=fast_bfloat16, wide=wide, avoid=avoid)
+    sizes = timed_sizes(layer_sizes(shape))
+    timings = _timings(ways, sizes, shape, facts=_facts(config, option, sizes, shape, threads, ways), threads=threads)
+    chosen = choose_way(ways, timings.linear, timings.attention, option)
+    factor = slower_than_float32(ways, timings.linear, chosen)
+    if option not in ("auto", "float32") and factor >= _SLOW:
+        _log.warning("--dtype %s is %.1f times slower than float32 on this CPU: leave it out", option, factor)
+    return Arithmetic(dtype=chosen.dtype, backend=chosen, timings=timings)
+
+
+def ways_of(
+    option: DType, *, fast_bfloat16: bool, wide: bool = True, avoid: Sequence[str] = ()
+) -> tuple[LinearBackend, ...]:
+    """Return the ways to time, the likeliest first. To a 16-bit type that was asked for, float32 is the measure.
+
+    wide  whether the memory is enough for types of 32 bits where 16 would do
+    """
+    if option == "float32":
+        return candidates(torch.float32)
+    if option != "auto":
+        return (*candidates(_BY_NAME[option]), candidates(torch.float32)[0])
+    short = candidates(torch.bfloat16) if fast_bfloat16 else ()
+    return (*short, *(candidates(torch.float32, may_round=True, avoid=avoid) if wide or not short else ()))
+
+
+def choose_way(ways: Sequence[LinearBackend], linear: Times, attention: Times, option: DType) -> LinearBackend:
+    """Return the fastest way, of those in the type that was asked for."""
+    allowed = [way for way in ways if option == "auto" or way.dtype == _BY_NAME[option]]
+    whole = with_attention(allowed, linear, attention)
+    chosen = fastest(whole)
+    return next(way for way in allowed if way.name == chosen)
+
+
+def with_attention(ways: Sequence[LinearBackend], linear: Times, attention: Times) -> dict[str, tuple[float, ...]]:
+    """Return what a layer takes with its attention, where that was timed."""
+    none = (0.0,) * len(ROWS)
+    return {
+        way.name: tuple(
+            a + b for a, b in zip(linear[way.name], attention.get(dtype_name(way.dtype), none), strict=True)
+        )
+        for way in ways
+    }
+
+
+def close_types(ways: Sequence[LinearBackend], linear: Times) -> tuple[torch.dtype, ...]:
+    """Return the types whose best ways are so close that attention may decide; none where one is clearly fastest."""
+    best: dict[torch.dtype, float] = {}
+    for way in ways:
+        best[way.dtype] = min(best.get(way.dtype, cost(linear[way.name])), cost(linear[way.name]))
+    least = min(best.values())
+    near = tuple(dtype for dtype, taken in best.items() if taken < _CLOSE * least)
+    return near if len(near) > 1 else ()
+
+
+def slower_than_float32(ways: Sequence[LinearBackend], linear: Times, chosen: LinearBackend) -> float:
+    """Return how many times slower the chosen way is than the best in float32; 1 where that was not timed."""
+    wide = [cost(linear[way.name]) for way in ways if way.dtype == torch.float32]
+    return cost(linear[chosen.name]) / min(wide) if wide else 1.0
+
+
+def _timings(
+    ways: Sequence[LinearBackend], sizes: LayerSizes, shape: ModelShape, *, facts: tuple[str, ...], threads: int
+) -> Timings:
+    """Return the times of an earlier start on this machine, or take them and keep them."""
+    key = kept.key_of(facts)
+    found = kept.read(_KIND, key, Timings)
+    began = time.perf_counter()
+    if found is None or found.facts != facts or not _are_whole(found, ways):
+        linear = time_ways(ways, sizes)
+        attention = {dtype_name(dtype): time_attention(shape, dtype) for dtype in close_types(ways, linear)}
+        found = Timings(facts=facts, linear=dict(linear), attention=attention)
+    elif found.sharing or threads == 1:
+        return found
+    if threads > 1:
+        fast = next(way for way in ways if way.name == fastest(found.linear))
+        found = replace(found, sharing=time_sharing(fast, sizes, threads=threads))
+    kept.write(_KIND, key, found)
+    _log.info("timed the model's layers in %.1f s", time.perf_counter() - began)
+    return found
+
+
+def _are_whole(timings: Timings, ways: Sequence[LinearBackend]) -> bool:
+    """Return whether a file has sensible times of exactly these ways."""
+    rows = [*timings.linear.values(), *timings.attention.values()]
+    pairs = [pair for of_wait in timings.sharing.values() for pair in of_wait]
+    sensible = all(len(taken) == len(ROWS) and all(0.0 < one < 1e9 for one in taken) for taken in rows)
+    return list(timings.linear) == [way.name for way in ways] and sensible and all(min(pair) > 0.0 for pair in pairs)
+
+
+def _facts(
+    config: EngineConfig,
+    option: DType,
+    sizes: LayerSizes,
+    shape: ModelShape,
+    threads: int,
+    ways: Sequence[LinearBackend],
+) -> tuple[str, ...]:
+    """Return all that the times depend on."""
+    limits = () if config.cpu is None else sorted(config.cpu.environment.items())
+    return (
+        *this_machine().facts,
+        f"limits: {config.cpu and config.cpu.level} {limits}",
+        f"ways: {option} {[way.name for way in ways]}",
+        f"layer: {sizes}",
+        f"heads: {shape.num_heads} {shape.num_kv_heads} {shape.head_dim}",
+        f"threads: {threads}",
+    )
+
+
+def float32_fits(shape: ModelShape, *, longest: int, kv_cache_bytes: int | None, available_bytes: int | None) -> bool:
+    """Return whether the memory that would do for 16 bits is enough for 32; no where it is not known.
+
+    longest         tokens of the longest sequence, of which the KV cache has to hold one
+    kv_cache_bytes  the size of the KV cache, where that was given
+    """
+    if available_bytes is None:
+        return False
+    weights = layer_sizes(shape).count * shape.num_layers + 2 * shape.vocab_size * shape.hidden_size
+    sequence = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * longest * torch.float32.itemsize
+    if kv_cache_bytes is not None and kv_cache_bytes < sequence:
+        return False
+    cache = sequence if kv_cache_bytes is None else kv_cache_bytes
+    return weights * torch.float32.itemsize + cache + _RUNTIME_BYTES <= available_bytes
+
+
+def multiplies_bfloat16(config: EngineConfig) -> bool:
+    """Return whether bfloat16 is multiplied in hardware; elsewhere it is emulated, hundreds of times slower."""
+    if config.cpu is not None:
+        return config.cpu.multiplies_bfloat16
+    try:
+        return supports_bfloat16()
+    except ImportError:  # a machine with a GPU may have no numba
+        return False
+
+
+def likely_dtype(option: DType, *, fast_bfloat16: bool) -> torch.dtype:
+    """Return the type where nothing is timed: ``auto`` is bfloat16 where the CPU multiplies it, else float32."""
     if option == "auto":
         return torch.bfloat16 if fast_bfloat16 else torch.float32
     if option == "float16" or (option == "bfloat16" and not fast_bfloat16):
@@ -35,13 +240,3 @@ def resolve_gpu_dtype(option: DType, stored: str | None) -> torch.dtype:
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """The feature flags of the first CPU; none where the system does not list them."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return frozenset(flags.partition(":")[2].split())

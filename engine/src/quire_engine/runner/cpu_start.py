@@ -4,10 +4,12 @@ import time
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
+from quire_engine.runner.arithmetic import Arithmetic
 from quire_engine.runner.cache_size import CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.model_runner import ModelRunner
+from quire_engine.runner.sharing import shared_from
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
 from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom, ThreadChooser, sharing_begins
 from quire_engine.runner.waiting import Waits
@@ -15,12 +17,13 @@ from quire_engine.runner.warm_up import warm_up
 from quire_kernels.cpu_runtime.spin_switch import SpinSwitch
 
 
-def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) -> WarmRunner:
+def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, arithmetic: Arithmetic) -> WarmRunner:
     """Raises FlagsError where the KV cache would be too small."""
     began = time.perf_counter()
     shape, demand = model.shape, model.demand
     # Libraries also cut a product by the number of threads: then it has to be the same in every step.
     deterministic = config.device.deterministic
+    sharing = ALWAYS_SHARED if deterministic else _sharing(model, arithmetic)
     size = size_cache(demand, config.cache, available_memory())
     if isinstance(size, CacheTooSmall):
         raise FlagsError([size.message])
@@ -36,7 +39,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         max_model_len=size.max_model_len,
         threads=ThreadChooser(
             threads,
-            shared_from=ALWAYS_SHARED if deterministic else _sharing_begins(model),
+            shared_from=sharing,
             waits=Waits(SpinSwitch(threads), threads=threads) if threads > 1 else None,
         ),
         deterministic=deterministic,
@@ -57,12 +60,17 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int) ->
         size=size,
         measured=measured,
         memory=MemoryUse(free=None if available is None else available.size),
+        sharing=f"{threads}; " + sharing.words if threads > 1 else "1",
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
 
 
-def _sharing_begins(model: ModelInMemory) -> SharedFrom:
+def _sharing(model: ModelInMemory, arithmetic: Arithmetic) -> SharedFrom:
+    """Return from how many tokens on steps are shared: as it was timed, or by rule of thumb."""
+    timed = None if arithmetic.timings is None else shared_from(arithmetic.timings.sharing)
+    if timed is not None:
+        return timed
     linears = 4 * model.shape.num_layers + 1
     linear_bytes = (model.built.weight_bytes - model.built.looked_up_bytes) / linears
     weights = linear_bytes / model.built.bytes_per_weight

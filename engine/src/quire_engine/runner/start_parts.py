@@ -41,6 +41,8 @@ class WarmRunner:
     size: CacheSize
     measured: Measured
     memory: MemoryUse
+    sharing: str = ""
+    """From how many tokens on steps are shared among threads, in words; empty where that does not apply."""
     cache_seconds: float
     """Finding the size of the KV cache, and making it."""
     warm_up_seconds: float

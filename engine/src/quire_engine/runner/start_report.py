@@ -1,4 +1,4 @@
-"""What a start-up made of memory, as a few lines of the log that form a table."""
+"""What a start-up made of memory and of speed, as a few lines of the log that form tables."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +34,11 @@ class StartReport:
     before: int | None = None
     """Taken on the device before this process loaded anything."""
     free: int | None = None
+    cpu: str | None = None
+    """The level of the CPU and what is left out."""
+    arithmetic: tuple[str, ...] = ()
+    """The way in which the model is computed, and the times of all ways."""
+    threads: str = ""
 
 
 def report_lines(report: StartReport) -> list[str]:
@@ -42,7 +47,16 @@ def report_lines(report: StartReport) -> list[str]:
     return [
         f"memory of {report.device}:",
         *(f"  {row.name:{names}}  {row.size:>{sizes}}  {row.remark}".rstrip() for row in rows),
+        *_speed(report),
     ]
+
+
+def _speed(report: StartReport) -> Iterator[str]:
+    rows = [("CPU", report.cpu), ("threads", report.threads)]
+    rows += [("arithmetic" if place == 0 else "", line) for place, line in enumerate(report.arithmetic)]
+    if told := [(name, line) for name, line in rows if line]:
+        yield f"speed of {report.device}:"
+        yield from (f"  {name:10}  {line}" for name, line in told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Imported only where a model is loaded: this is where torch comes in.
 """
 
-import functools
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -16,14 +16,21 @@ from quire_engine.core.ports import LoadedModel
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, find_candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend
-from quire_engine.model.linear.timing import layer_width, take_times
 from quire_engine.model.shape import ModelShape
-from quire_engine.runner.arithmetic import cpu_features, dtype_name, resolve_dtype, resolve_gpu_dtype
+from quire_engine.runner.arithmetic import (
+    Arithmetic,
+    choose_arithmetic,
+    dtype_name,
+    likely_dtype,
+    multiplies_bfloat16,
+    resolve_gpu_dtype,
+)
 from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device_choice import Gpu, NoDevice, OnCpu, OnGpu, choose_device, kv_dtype_problem
 from quire_engine.runner.device_search import find_devices
 from quire_engine.runner.kv_cache import cache_groups, option_problems
+from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import device_memory
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
 from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines
@@ -38,6 +45,7 @@ _log = logging.getLogger(__name__)
 def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     """See ``runner.load_model``."""
     options = config.model
+    _ask_for_tiles()
     threads = use_threads(config.threads)
     started = time.perf_counter()
     place = _find_place(config.device)
@@ -46,13 +54,13 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         raise FlagsError(problems)
     candidate = candidate.limited_to(_model_limit(config, candidate.shape))
     _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
-    dtype = _resolve_dtype(config, place)
+    arithmetic = _choose_arithmetic(config, candidate.shape, place, threads)
+    dtype, backend = arithmetic.dtype, arithmetic.backend
     cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
     if problem := _attention_problem(config, candidate.shape, place, dtype, cache_dtype):
         raise FlagsError([problem])
     if cache_dtype == FP8:
         _log.info("keys and values are held in fp8 (e4m3) as they are, with a scale of 1: beyond 448 they are cut off")
-    backend = _choose_backend(config, candidate.shape, place, dtype, threads)
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
     built = _build(config, candidate, place, dtype, backend)
@@ -65,7 +73,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     else:
         from quire_engine.runner.cpu_start import start_on_cpu  # needs numba
 
-        warm = start_on_cpu(config, model, threads=threads)
+        warm = start_on_cpu(config, model, threads=threads, arithmetic=arithmetic)
     phases = {
         "import": import_seconds,
         "config": found - started,
@@ -74,7 +82,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         "kv_cache": warm.cache_seconds,
         "warm_up": warm.warm_up_seconds,
     }
-    for line in report_lines(_report(config, place, model, warm, backend)):
+    for line in report_lines(_report(config, place, model, warm, arithmetic)):
         _log.info("%s", line)
     return LoadedModel(
         runner=warm.runner,
@@ -93,6 +101,14 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         swap_bytes_per_second=warm.measured.swap_bytes_per_second,
         block_bytes=tuple(group.block_bytes for group in model.demand.groups),
     )
+
+
+def _ask_for_tiles() -> None:
+    """Ask Linux for AMX before threads begin, where kernels use it."""
+    with contextlib.suppress(ImportError):  # a machine with a GPU may have no numba
+        from quire_kernels.cpu_runtime.amx import may_use_tiles
+
+        may_use_tiles()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +168,23 @@ def _model_limit(config: EngineConfig, model: ModelShape) -> int:
     return model.max_position_embeddings if asked is None else asked
 
 
-def _resolve_dtype(config: EngineConfig, place: _Place) -> torch.dtype:
+def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: _Place, threads: int) -> Arithmetic:
+    if place.gpu is None and not _is_interpreted(place):
+        available = available_memory()
+        return choose_arithmetic(
+            config, shape, threads=threads, available_bytes=None if available is None else available.size
+        )
     if place.gpu is None:
-        return resolve_dtype(config.model.dtype, cpu_features())
-    return resolve_gpu_dtype(config.model.dtype, stored_dtype(config.model.path))
+        dtype = likely_dtype(config.model.dtype, fast_bfloat16=multiplies_bfloat16(config))
+    else:
+        dtype = resolve_gpu_dtype(config.model.dtype, stored_dtype(config.model.path))
+    backend = choose_linear_backend(
+        dtype,
+        place.device.type,
+        deterministic=config.device.deterministic,
+        quantization=config.model.quantization,
+    )
+    return Arithmetic(dtype=dtype, backend=backend)
 
 
 def _attention_problem(
@@ -170,20 +199,6 @@ def _attention_problem(
         cache_dtype=cache_dtype,
     )
     return None if problem is None else f"{shape.architecture} cannot be served on {place.name}: {problem}"
-
-
-def _choose_backend(
-    config: EngineConfig, shape: ModelShape, place: _Place, dtype: torch.dtype, threads: int
-) -> LinearBackend:
-    width = layer_width(shape.num_heads * shape.head_dim)
-    return choose_linear_backend(
-        dtype,
-        place.device.type,
-        deterministic=config.device.deterministic,
-        quantization=config.model.quantization,
-        may_round=config.model.dtype == "auto" and "avx512f" not in cpu_features(),
-        take_times=functools.partial(take_times, dtype=dtype, width=width, threads=threads),
-    )
 
 
 @torch.inference_mode()
@@ -230,13 +245,13 @@ def _in_memory(
 
 
 def _report(
-    config: EngineConfig, place: _Place, model: ModelInMemory, warm: WarmRunner, backend: LinearBackend
+    config: EngineConfig, place: _Place, model: ModelInMemory, warm: WarmRunner, arithmetic: Arithmetic
 ) -> StartReport:
     size, memory = warm.size, warm.memory
     return StartReport(
         device=place.name,
         weights=model.built.weight_bytes,
-        weights_held_as=backend.weights,
+        weights_held_as=arithmetic.backend.weights,
         kv_cache=KVCacheReport(
             size=size.kv_cache_bytes,
             dtype=dtype_name(model.cache_dtype),
@@ -252,4 +267,7 @@ def _report(
         graph_sizes=memory.graph_sizes,
         before=memory.before,
         free=memory.free,
+        arithmetic=tuple(arithmetic.lines) if place.gpu is None else (),
+        cpu=None if place.gpu is not None or config.cpu is None else config.cpu.sentence,
+        threads=warm.sharing,
     )

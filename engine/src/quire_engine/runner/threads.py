@@ -29,6 +29,11 @@ class SharedFrom:
     asleep: int
     spinning: int
 
+    @property
+    def words(self) -> str:
+        """The numbers, for the start report."""
+        return f"steps are shared from {self.spinning:,} tokens on while threads spin, {self.asleep:,} while they sleep"
+
 
 ALWAYS_SHARED = SharedFrom(asleep=1, spinning=1)
 

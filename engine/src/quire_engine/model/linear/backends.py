@@ -41,6 +41,11 @@ class LinearBackend(Protocol):
         ...
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the activations."""
+        ...
+
+    @property
     def bytes_per_weight(self) -> int: ...
 
     @property
@@ -63,7 +68,7 @@ class TorchLinearBackend:
     copies = False
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.weights, self.bytes_per_weight = _WEIGHT_NAMES[dtype], dtype.itemsize
+        self.dtype, self.weights, self.bytes_per_weight = dtype, _WEIGHT_NAMES[dtype], dtype.itemsize
         self.name = f"torch {self.weights}"
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
@@ -76,7 +81,7 @@ class DeterministicLinearBackend:
     copies = False
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.weights, self.bytes_per_weight = _WEIGHT_NAMES[dtype], dtype.itemsize
+        self.dtype, self.weights, self.bytes_per_weight = dtype, _WEIGHT_NAMES[dtype], dtype.itemsize
         self.name = f"deterministic {self.weights}"
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
@@ -96,7 +101,7 @@ class OneDnnLinearBackend:
     copies = True
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.weights, self.bytes_per_weight = _WEIGHT_NAMES[dtype], dtype.itemsize
+        self.dtype, self.weights, self.bytes_per_weight = dtype, _WEIGHT_NAMES[dtype], dtype.itemsize
         self.name = f"onednn {self.weights}"
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
@@ -123,6 +128,7 @@ class PairLinearBackend:
     the same bits in every batch.
     """
 
+    dtype = torch.bfloat16
     weights, name, bytes_per_weight = "bf16", "quire bf16", 2
     copies = True
 
@@ -136,6 +142,7 @@ class HalfLinearBackend:
     """float32 activations by weights held in float16, which FBGEMM widens as it reads them: half the bytes of float32
     where a CPU multiplies nothing shorter (AVX2)."""
 
+    dtype = torch.float32
     weights, name, bytes_per_weight = "fp16", "fbgemm fp16", 2
     copies = True
 
@@ -169,6 +176,7 @@ class Int8LinearBackend:
     copies = True
 
     def __init__(self, otherwise: LinearBackend) -> None:
+        self.dtype = otherwise.dtype
         self._otherwise = otherwise
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:

@@ -1,12 +1,12 @@
-"""Which linear backend runs: what there is for a dtype on this CPU, timed against each other, and the fastest taken.
+"""Which linear backend runs: what there is for a dtype on this CPU, and the fastest by the times that were taken.
 
-What is chosen from what times is a function of values; ``timing`` takes the times, ``timing_cache`` keeps them.
+What is chosen from what times is a function of values; ``timing`` takes the times, ``runner.arithmetic`` keeps them.
 """
 
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
@@ -26,7 +26,6 @@ from quire_kernels.packed_linear import multiplies_bytes, supports_bfloat16
 Quantization = Literal["none", "int8"]
 Times = Mapping[str, tuple[float, ...]]
 """Of each backend by name: milliseconds, for each number of rows that was tried."""
-TakeTimes = Callable[[tuple[LinearBackend, ...]], Times]
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +41,8 @@ def choose_linear_backend(
     *,
     deterministic: bool = False,
     quantization: Quantization = "none",
-    may_round: bool = False,
-    take_times: TakeTimes | None = None,
 ) -> LinearBackend:
-    """The fastest of what there is, by ``take_times``; without it, the first.
-
-    ``may_round``: float32 weights may be held in float16, as nobody asked for float32.
-    """
+    """Return the backend that needs no timing: the likeliest of those for a dtype, or the one that was asked for."""
     if device_type != "cpu":
         return DeterministicLinearBackend(dtype) if deterministic else TorchLinearBackend(dtype)
     if quantization == "int8":
@@ -58,47 +52,52 @@ def choose_linear_backend(
     if deterministic:
         has_pairs = dtype == torch.bfloat16 and supports_bfloat16()
         return PairLinearBackend() if has_pairs else DeterministicLinearBackend(dtype)
-    found = candidates(dtype, may_round=may_round)
-    if take_times is None or len(found) == 1:
-        return found[0]
-    times = take_times(found)
-    chosen = fastest(times, rounding=HalfLinearBackend.name)
-    _log.info("linear: %s; chosen: %s", times_in_words(times), chosen)
-    return next(backend for backend in found if backend.name == chosen)
+    return candidates(dtype)[0]
 
 
-def candidates(dtype: torch.dtype, *, may_round: bool = False) -> tuple[LinearBackend, ...]:
-    """What can multiply in this dtype here, the likeliest first."""
+def candidates(
+    dtype: torch.dtype, *, may_round: bool = False, avoid: Collection[str] = ()
+) -> tuple[LinearBackend, ...]:
+    """Return what can multiply in this dtype here, the likeliest first.
+
+    may_round  float32 weights may be held in float16, as nobody asked for float32
+    avoid      trials of ``quire_engine.cpu`` that failed: what they tried must not even be tried here
+    """
     found: list[LinearBackend] = []
     if _packs(dtype):
         found.append(OneDnnLinearBackend(dtype))
     if dtype == torch.bfloat16 and supports_bfloat16():
         found.append(PairLinearBackend())
     found.append(TorchLinearBackend(dtype))
-    if may_round and dtype == torch.float32 and _widens_half():
+    if may_round and dtype == torch.float32 and "fbgemm-float16" not in avoid and _widens_half():
         found.append(HalfLinearBackend(found[0]))
     return tuple(found)
 
 
-def fastest(times: Times, *, rounding: str) -> str:
-    """The least geometric mean over the numbers of rows, but for what ``WORTH_LEAVING`` the first is, and
-    ``WORTH_ROUNDING`` taking the one named ``rounding``."""
-    first = next(iter(times))
+def fastest(times: Times, *, among: Collection[str] | None = None) -> str:
+    """Return the way of the least cost, ``among`` some if given.
 
-    def cost(name: str) -> float:
-        mean = math.exp(sum(map(math.log, times[name])) / len(times[name]))
-        if name == rounding:
-            return mean * WORTH_ROUNDING
-        return mean if name == first else mean * WORTH_LEAVING
+    The first must be beaten by ``WORTH_LEAVING``, and rounding the weights once more by ``WORTH_ROUNDING``.
+    """
+    names = [name for name in times if among is None or name in among]
 
-    return min(times, key=cost)
+    def weighed(name: str) -> float:
+        if name == HalfLinearBackend.name:
+            return cost(times[name]) * WORTH_ROUNDING
+        return cost(times[name]) * (1.0 if name == names[0] else WORTH_LEAVING)
+
+    return min(names, key=weighed)
+
+
+def cost(times: tuple[float, ...]) -> float:
+    """Return the geometric mean over the numbers of rows: each counts by its ratio to another way's."""
+    return math.exp(sum(map(math.log, times)) / len(times))
 
 
 def times_in_words(times: Times) -> str:
-    """``onednn bf16 0.19 and 1.90 ms, torch bf16 0.28 and 2.80 ms``"""
-    return ", ".join(
-        f"{name} {' and '.join(f'{milliseconds:.2f}' for milliseconds in taken)} ms" for name, taken in times.items()
-    )
+    """Return, for example, ``onednn bf16 0.19, 0.30 and 1.90 ms; torch bf16 0.28, 0.41 and 2.80 ms``."""
+    told = {name: [f"{milliseconds:.2f}" for milliseconds in taken] for name, taken in times.items()}
+    return "; ".join(f"{name} {', '.join(taken[:-1])} and {taken[-1]} ms" for name, taken in told.items())
 
 
 @functools.cache

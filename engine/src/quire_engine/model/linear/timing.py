@@ -1,63 +1,140 @@
-"""The start-up micro-benchmark of linear backends: one layer, a few rows and many, taking turns.
+"""The start-up benchmark of ways to compute a layer: each candidate on the linear layers of the model itself.
 
-Turns, and the least of each, because another process may be busy at any moment. Kept on disk under what the times
-depend on, so that only the first start on a machine takes them.
+Few rows read each weight for hardly any work, many rows compute: so ways are timed at one row, at some and at many.
+What is read is the time of one thread, not of a clock on the wall: the machine may be busy, and times taken then are
+kept for quieter hours.
+
+Legend: T rows, K inputs, N outputs.
 """
 
-import logging
+import contextlib
+import math
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from quire_engine.model.linear import timing_cache
 from quire_engine.model.linear.backends import Linear, LinearBackend
 from quire_engine.model.linear.selection import Times
+from quire_engine.model.shape import ModelShape
 
-_log = logging.getLogger(__name__)
-
-ROWS = (16, 256)
-"""A step that decodes, and one with a prompt in it."""
-_TURNS = 7
-_LEAST_WIDTH, _MOST_WIDTH = 256, 1024
-
-
-def layer_width(hidden_size: int) -> int:
-    """Inputs of the layer that stands for those of a model: a power of two, so that a few stand for all models."""
-    return min(max(1 << (hidden_size - 1).bit_length(), _LEAST_WIDTH), _MOST_WIDTH)
+ROWS = (1, 16, 256)
+"""A step that decodes one sequence, one that decodes several, and one with a prompt in it."""
+SHARING_ROWS = (1, 4, 16, 64)
+_TURNS = 3
+_MOST_WEIGHTS = 24 << 20
+"""A layer is timed in several copies, so that its weights do not stay in a cache; together at most so many."""
+_LARGEST_LAYER = 6 << 20
+_HOPELESS = 20.0
+"""How many times slower than another a way must be at few rows for more rows not to be tried."""
 
 
-def take_times(backends: tuple[LinearBackend, ...], *, dtype: torch.dtype, width: int, threads: int) -> Times:
-    """From the cache where they are there for exactly these backends, else measured: some 100 ms."""
-    key = timing_cache.key(dtype=str(dtype), width=width, threads=threads)
-    names = tuple(backend.name for backend in backends)
-    kept = timing_cache.read(key, names, len(ROWS))
-    if kept is not None:
-        return kept
-    began = time.perf_counter()
-    times = measure(backends, dtype=dtype, width=width)
-    _log.info("timed linear layers in %.2f s, this once", time.perf_counter() - began)
-    timing_cache.write(key, times)
-    return times
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes:
+    """The weights of one decoder layer, each [N, K], and how many layers the model has."""
+
+    weights: tuple[tuple[int, int], ...]
+    layers: int
+
+    @property
+    def count(self) -> int:
+        """The number of weights in a layer."""
+        return sum(outputs * inputs for outputs, inputs in self.weights)
+
+
+def layer_sizes(shape: ModelShape) -> LayerSizes:
+    """Return the sizes of a model's own layer."""
+    heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    hidden, intermediate = shape.hidden_size, shape.intermediate_size
+    weights = (
+        ((heads + 2 * kv_heads) * dim, hidden),
+        (hidden, heads * dim),
+        (2 * intermediate, hidden),
+        (hidden, intermediate),
+    )
+    return LayerSizes(weights=weights, layers=shape.num_layers)
+
+
+def timed_sizes(sizes: LayerSizes) -> LayerSizes:
+    """Return the sizes to time: a layer of many weights is made smaller at the same proportions."""
+    if sizes.count <= _LARGEST_LAYER:
+        return sizes
+    scale = math.sqrt(_LARGEST_LAYER / sizes.count)
+    smaller = tuple((_multiple(outputs * scale), _multiple(inputs * scale)) for outputs, inputs in sizes.weights)
+    return LayerSizes(weights=smaller, layers=sizes.layers)
+
+
+def _multiple(size: float) -> int:
+    return max(64, round(size / 64) * 64)
 
 
 @torch.inference_mode()
-def measure(backends: tuple[LinearBackend, ...], *, dtype: torch.dtype, width: int) -> Times:
+def time_ways(backends: Sequence[LinearBackend], sizes: LayerSizes) -> Times:
+    """Return the milliseconds of one thread that one layer takes by each backend, for each of ``ROWS``."""
+    found: dict[str, tuple[float, ...]] = {}
+    with one_thread():
+        for backend in backends:
+            best = [min(taken[place] for taken in found.values()) if found else math.inf for place in range(len(ROWS))]
+            found[backend.name] = _time_way(backend, sizes, best)
+    return found
+
+
+def _time_way(backend: LinearBackend, sizes: LayerSizes, best: Sequence[float]) -> tuple[float, ...]:
+    copies = max(1, min(sizes.layers, _MOST_WEIGHTS // sizes.count))
+    layers = [pack_layer(backend, sizes) for _ in range(copies)]
+    taken: list[float] = []
+    for place, rows in enumerate(ROWS):
+        if taken and taken[-1] > _HOPELESS * best[place - 1]:
+            taken.append(taken[-1] * rows / ROWS[place - 1])
+            continue
+        # Many rows compute for longer than they read: one copy is enough.
+        used = layers[:1] if rows == ROWS[-1] else layers
+        taken.append(time_layers(used, sizes, rows, backend.dtype, time.thread_time) / len(used))
+    return tuple(taken)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on the calling thread alone, whose own time can be read whatever else the machine does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def pack_layer(backend: LinearBackend, sizes: LayerSizes) -> list[Linear]:
+    """Return a layer of random weights."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.empty((2 * width, width)).normal_(std=0.02, generator=generator).to(dtype)
-    batches = [torch.empty((rows, width)).normal_(generator=generator).to(dtype) for rows in ROWS]
-    layers = {backend.name: backend.pack(weight, None) for backend in backends}
-    for layer in layers.values():
-        for x in batches:
-            layer(x)
-    taken: dict[str, list[list[float]]] = {name: [[] for _ in ROWS] for name in layers}
+    packed = []
+    for outputs, inputs in sizes.weights:
+        weight = torch.empty((outputs, inputs), dtype=torch.float32).uniform_(-0.05, 0.05, generator=generator)
+        packed.append(backend.pack(weight.to(backend.dtype), None))
+    return packed
+
+
+def time_layers(
+    layers: Sequence[list[Linear]], sizes: LayerSizes, rows: int, dtype: torch.dtype, clock: Callable[[], float]
+) -> float:
+    """Return the least milliseconds of a few runs over all the layers."""
+    inputs = [torch.full((rows, inputs), 0.01, dtype=dtype) for _, inputs in sizes.weights]
+
+    def run() -> None:
+        for layer in layers:
+            for linear, x in zip(layer, inputs, strict=True):
+                linear(x)
+
+    return least_milliseconds(run, clock)
+
+
+def least_milliseconds(run: Callable[[], None], clock: Callable[[], float]) -> float:
+    """Return the least of a few runs, after one that warms up."""
+    run()
+    taken = []
     for _ in range(_TURNS):
-        for name, layer in layers.items():
-            for place, x in enumerate(batches):
-                taken[name][place].append(_milliseconds(layer, x))
-    return {name: tuple(map(min, by_rows)) for name, by_rows in taken.items()}
-
-
-def _milliseconds(layer: Linear, x: torch.Tensor) -> float:
-    began = time.perf_counter()
-    layer(x)
-    return (time.perf_counter() - began) * 1e3
+        began = clock()
+        run()
+        taken.append(clock() - began)
+    return max(min(taken) * 1e3, 1e-6)

@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import transformers
 
@@ -111,6 +112,12 @@ def judge_class(description: Description) -> tuple[AttentionLayers, Probe]:
     return judge(probe), probe
 
 
+def _size(config: Any, *names: str) -> int | None:
+    """Return the first of these fields that is a number; families name them differently."""
+    found = (getattr(config, name, None) for name in names)
+    return next((size for size in found if isinstance(size, int) and size > 0), None)
+
+
 def make_shape(description: Description, layers: AttentionLayers, probe: Probe) -> ModelShape:
     return ModelShape(
         architecture=description.model_class.__name__,
@@ -121,5 +128,8 @@ def make_shape(description: Description, layers: AttentionLayers, probe: Probe) 
         num_heads=layers.heads,
         num_kv_heads=layers.kv_heads,
         head_dim=layers.head_dim,
+        hidden_size=_size(description.config, "hidden_size", "n_embd") or layers.heads * layers.head_dim,
+        intermediate_size=_size(description.config, "intermediate_size", "ffn_dim", "n_inner")
+        or 4 * layers.heads * layers.head_dim,
         windows=layers.windows,
     )
