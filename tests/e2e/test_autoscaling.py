@@ -149,7 +149,7 @@ def test_quire_explain_lists_missing_metrics(ramp: Ramp) -> None:
     now: Mapping[str, Any] = ramp.blind["now"]
     assert (now["from"], now["to"], now["reason"]) == (2, 2, "MetricsStale")
     assert now["metrics"]["source"] == "Prometheus" and now["metrics"]["problem"]
-    assert "gave metrics in the last 45 s" in now["message"]
+    assert "reported metrics in the last 45 s" in now["message"]
     assert "PrometheusUnavailable" in {notice["reason"] for notice in ramp.blind["notices"]}
     words = " ".join(ramp.blind_words.split())
     assert "no answer: " in words and "Autoscaling: PrometheusUnavailable" in words

@@ -263,7 +263,7 @@ def test_the_same_morning_keeps_more_to_spare_where_replicas_take_longer(kit):
         assert last.inputs["startUpSeconds"] == looks * 15
     assert needs[0] < needs[1] < needs[2]
     for looks, detail in zip((2, 8, 28), details, strict=True):
-        assert f"in the {looks * 15} s that replicas take to start" in detail
+        assert f"over {looks * 15} s start-up" in detail
 
 
 def test_a_start_up_outlives_the_operator_and_is_seldom_written(kit):
