@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +27,9 @@ from quire_cli.local.model_store import ModelStore, cache_home
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
-from quire_common.contract.engine import FETCH_COMMAND
+from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
 from quire_common.quantities import parse_bytes, parse_duration_seconds
-from quire_operator.errors import UserError
+from quire_operator.errors import StartProblem, UserError
 
 _MAX_DETAILS = 30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -185,7 +186,7 @@ def plan(
         typer.Option(help="So much memory for one replica.", parser=_memory, metavar="SIZE", show_default=False),
     ] = None,
 ) -> None:
-    """Say what a model needs of memory, and how many tokens and sequences then fit. Starts nothing.
+    """Say what a model needs of memory, and how many tokens and sequences then fit. Starts no engine.
 
     Reads the model's configuration and the headers of its weights; downloads no weights. Without --gpu or --memory it
     looks at all known GPUs where the spec asks for one, else at this machine. Ends with 1 if it fits nowhere.
@@ -198,7 +199,8 @@ def plan(
         raise typer.BadParameter("give --gpu or --memory, not both")
     machine = this_machine()
     if gpu is None and memory is None:
-        machine = with_tried_cpu(machine, installed_commands().engine)
+        with suppress(StartProblem):  # a machine that only plans may have no engine
+            machine = with_tried_cpu(machine, (installed(ENGINE_COMMAND),))
     store = ModelStore(beside=file.resolve().parent, cache=cache_home(os.environ))
     console = _console()
     everything_fits = True
