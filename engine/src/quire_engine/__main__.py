@@ -1,4 +1,4 @@
-"""``quire-engine``: reads flags and environment, then serves. A person's mistake is one screen, never a traceback."""
+"""The command ``quire-engine``: it reads flags and environment, then serves. A user error never shows a traceback."""
 
 import json
 import os
@@ -25,6 +25,7 @@ from quire_engine.text.model_text import load_model_text
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command, and return its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print(FLAGS.help_text(shutil.get_terminal_size((100, 24)).columns), end="")
@@ -42,11 +43,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         config = flags.parse(argv, os.environ)
         config = replace(config, model=replace(config.model, path=pinned(config.model.path)))
-        # What is wrong with flags, folder or port is told before the libraries of the server are even loaded.
+        # Errors in flags, folder or port are reported before the libraries of the server are loaded.
         folder = inspect_model_folder(config.model.path, weights=config.model.load_format != "dummy")
         check_model_len(folder, config.model.max_model_len)
         listener = listener_of(config.server)
-        # One request's text is encoded on one core: threads for it would fight the engine's.
+        # One request's text is encoded on one core: more threads would compete with those of the engine.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         # torch takes longest: the engine process loads it while this one loads the tokenizer and the server. At the
         # first start on a machine the CPU is tried meanwhile, and the engine process is started then.
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         print(_problems(error), file=sys.stderr)
         return error.exit_code
     except EngineStartError as error:
-        return error.exit_code  # the supervisor has logged what the engine process said
+        return error.exit_code  # the supervisor has logged the message of the engine process
     except StartError as error:
         print(f"quire-engine: {error}", file=sys.stderr)
         return error.exit_code
@@ -82,8 +83,7 @@ def _spawned(config: EngineConfig, cpu: CpuChoice | None) -> Spawned:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Until the server takes the signal over: what was begun is ended with this process, which as PID 1 would not even
-    hear it."""
+    """End what was started when SIGTERM arrives before the server handles it; PID 1 would otherwise ignore it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""What the engine was told to be: parsed once from flags and environment, validated with every reason, never changed.
+"""The configuration of the engine: parsed once from flags and environment, validated with all reasons, never changed.
 
-What is learnt later (how many blocks fit) lives in ``core.kv_layout.KVCacheLayout``. Each part goes only to the room
-that needs it; nobody but ``__main__`` and the process entry holds the root.
+What is known only later (how many blocks fit) is in ``core.kv_layout.KVCacheLayout``. Each part is passed only to the
+package that needs it; only ``__main__`` and the process entry have the whole.
 """
 
 from dataclasses import dataclass, field
@@ -19,92 +19,96 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """Which model, and in which arithmetic."""
+    """The model, and the data types in which it is computed."""
 
     path: Path
     dtype: DType = "auto"
     quantization: Quantization = "none"
-    """What the weights of linear layers are rounded to as they are loaded."""
+    """The type to which the weights of linear layers are rounded as they are loaded."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
-    """``dummy`` fills the weights at random, for benchmarks of a shape."""
+    """``dummy`` uses random weights, for benchmarks of a shape."""
     model_impl: Literal["auto", "native", "transformers"] = "auto"
-    """Who runs the layers; ``auto`` takes a family of our own where there is one, transformers otherwise."""
+    """The implementation of the layers; ``auto`` uses a native family if there is one, else transformers."""
     trust_remote_code: bool = False
-    """Whether code that lies in the model folder may run, in the engine process."""
+    """True permits code from the model folder to run in the engine process."""
     max_model_len: int | None = None
-    """None takes the model's own limit, or what the KV cache holds if that is less."""
+    """None means the model's own limit, or that of the KV cache if it is lower."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
+    """Options of the KV cache."""
+
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    """None takes a share of the memory this process may use."""
+    """None means a share of the memory that this process may use."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """``auto`` holds keys and values in the arithmetic's own type."""
+    """``auto`` stores keys and values in the data type of the computation."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 0
-    """Host memory for the blocks of preempted sequences, beside the KV cache."""
+    """Host memory for the blocks of preempted sequences, in addition to the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
+    """Options of the scheduler."""
+
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """``priority`` runs the request with the smallest number first, and those of one number in order of arrival;
-    ``fair`` the tenant that has been served least."""
+    """``priority`` runs the request with the lowest number first, and equal numbers in order of arrival; ``fair`` runs
+    the tenant that has been served least."""
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
-    """How a sequence gives up its blocks when there are none left; ``auto`` takes what costs less time."""
+    """The mode in which a preempted sequence frees its blocks; ``auto`` chooses the one that costs less time."""
     max_generation_stall_seconds: float = 0.25
-    """What a step with prompts in it may take while others generate; 0 is no bound."""
+    """The longest step with prompts while other requests generate; 0 means that there is no bound."""
     check_integrity: bool = False
-    """Count blocks, rows and queues after every step, and end the engine process where they do not add up: slow."""
+    """Check blocks, rows and queues after every step, and end the engine process if they are inconsistent. Slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
-    """Where the model runs, and how its kernels are launched there."""
+    """The device of the model, and how kernels are launched there."""
 
     device: DeviceName = "auto"
     enforce_eager: bool = False
-    """No CUDA graphs."""
+    """True disables CUDA graphs."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
-    """Numbers of decoding sequences, in any order; None takes ``runner.graph_sizes``' own."""
+    """The numbers of decoding sequences to capture, in any order; None uses those of ``runner.graph_sizes``."""
     cpu_level: CpuLevel | Literal["auto"] = "auto"
     """The highest level of instructions that may be used; ``auto`` is the highest that works."""
     deterministic: bool = False
-    """A row's result depends on nothing but the row: not on its batch, nor on how its prompt was cut."""
+    """True makes a row's result depend on the row only: not on its batch, nor on the chunks of its prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How text becomes tokens, beyond what the model folder says."""
+    """Options of the text side that replace files of the model folder."""
 
     chat_template: Path | None = None
-    """A file with a Jinja template in place of the model's own."""
+    """A file with a Jinja template that replaces the model's own."""
     generation_config: Literal["auto", "none"] = "auto"
-    """``auto`` takes sampling defaults from the folder's generation_config.json."""
+    """``auto`` reads sampling defaults from the folder's generation_config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionOptions:
-    """How much may wait before new requests are told to come back later."""
+    """The bounds of the queue, above which new requests get 429 with Retry-After."""
 
     max_queued_requests: int = 1024
     max_queued_tokens: int | None = None
-    """Prompt tokens that wait for their first step; None takes eight times what the KV cache holds."""
+    """Prompt tokens of queued requests; None means eight times the tokens of the KV cache."""
     max_queue_seconds: float | None = None
-    """A request that has not run by then is given up with 503; None waits for ever."""
+    """A request that is still queued after this time fails with 503; None means that there is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
-    """Files of keys, one a line, read again when they change.
+    """Files of API keys, one per line, which are reloaded when they change.
 
-    Without its file a group of routes is open to all; the admin routes then answer to this host only.
+    A group of routes without its file is open to all clients, except the admin routes: these are open to this host.
     """
 
     api_key_file: Path | None = None
@@ -114,31 +118,35 @@ class AccessOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcessOptions:
-    """When the engine process counts as lost."""
+    """The timeouts after which the engine process counts as lost."""
 
     hang_timeout_seconds: float = 60.0
-    """Without a step while requests are under way, or without an answer while it is idle."""
+    """The longest time without a step while requests run, or without an answer while the engine is idle."""
     start_timeout_seconds: float = 900.0
-    """From start to ready; also what a replacement may take in all, with every attempt at it."""
+    """The longest time from start to ready; for a replacement, of all attempts together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
+    """Options of the log of both processes."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
     requests: bool = False
-    """One line a request: never the prompt, never the answer."""
+    """True logs one line per request, without prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
+    """Options of the HTTP server."""
+
     host: str = "0.0.0.0"
     port: int = 8000
     uds: Path | None = None
-    """A Unix socket, instead of host and port."""
+    """The path of a Unix socket, which replaces host and port."""
     allowed_origins: tuple[str, ...] = ()
     served_model_names: tuple[str, ...] = ()
-    """The first is the name in answers; empty takes the folder's name."""
+    """The names of the model for clients; answers contain the first. Empty means the folder's name."""
     drain_timeout_seconds: float = 120.0
     lenient: bool = False
     max_body_bytes: int = 8 * 2**20
@@ -151,17 +159,17 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The root: what the two processes of an engine are made from."""
+    """The whole configuration of the two processes of an engine."""
 
     model: ModelOptions
     cache: CacheOptions
     scheduler: SchedulerOptions
     server: ServerOptions
     threads: int
-    """Compute threads of the engine process; the CPU quota of the cgroup unless a flag says otherwise."""
+    """Compute threads of the engine process; the CPU quota of the cgroup unless a flag sets them."""
     device: DeviceOptions = field(default_factory=DeviceOptions)
     text: TextOptions = field(default_factory=TextOptions)
     log: LogOptions = field(default_factory=LogOptions)
     engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)
     cpu: CpuLimits | None = None
-    """What the engine process may use of the CPU, as it was found by trials; None where there are none."""
+    """The CPU instructions that the engine process may use, as found by trials; None without trials."""

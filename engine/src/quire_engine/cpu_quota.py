@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: the least of its affinity and the quotas of its cgroup and those above."""
+"""The number of CPUs that this process may use, by its affinity and the quotas of its cgroup and its ancestors."""
 
 import math
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the number of CPUs that this process may use, at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     folders = _folders_v2(cgroup_root, own_cgroup)
     quotas = [quota for folder in folders if (quota := _quota_v2(folder / "cpu.max")) is not None]
@@ -15,7 +16,7 @@ def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = P
 
 
 def _folders_v2(root: Path, own_cgroup: Path) -> list[Path]:
-    """This process's cgroup and every one above it; in a container with its own cgroup namespace, only the root."""
+    """Return this process's cgroup and its ancestors; in a container with a cgroup namespace this is only the root."""
     try:
         lines = own_cgroup.read_text().splitlines()
     except OSError:

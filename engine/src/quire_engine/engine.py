@@ -1,7 +1,7 @@
-"""A step of the engine: schedule, execute, commit. The only place that joins the core's decisions to a runner.
+"""A step of the engine: schedule, execute, commit. Only this module connects the core's decisions with a runner.
 
-Below it nothing knows of requests' clients, above it nothing knows of batches. It reads the clock for both. Called from
-one thread; ``ipc.loop`` drives it in the engine process, benchmarks drive it directly.
+The layers below know nothing of the clients of requests, the layers above know nothing of batches. The engine reads the
+clock for both. One thread calls it: ``ipc.loop`` in the engine process, or a benchmark directly.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,11 @@ from quire_engine.core.stats import Counters, Gauges, StepSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
+    """The output of one step, with its times in monotonic seconds."""
+
     output: StepOutput
     began: float
-    """When this step was scheduled."""
+    """The time at which this step was scheduled."""
     ended: float
 
 
@@ -35,7 +37,10 @@ class _Flight:
 
 
 class Engine:
-    """``overlap`` schedules a step while the one before still runs: right for a runner that does not wait itself."""
+    """A scheduler and a runner, stepped together.
+
+    ``overlap`` schedules a step while the previous one still runs, for a runner that does not wait itself.
+    """
 
     def __init__(
         self, *, scheduler: Scheduler, runner: Runner, overlap: bool = False, now: Callable[[], float] = monotonic
@@ -49,17 +54,20 @@ class Engine:
         self.last_step_time = now()
 
     def add(self, request: Request) -> Refusal | None:
+        """Queue a request, or return the reason why it can never run."""
         return self._scheduler.add(request)
 
     def cancel(self, key: int) -> bool:
+        """Cancel a request; its blocks are free at the next step. Returns False if there is no such request."""
         return self._scheduler.cancel(key)
 
     @property
     def has_work(self) -> bool:
+        """True while requests are unfinished, or the output of a step is still to come."""
         return self._flight is not None or self._scheduler.has_unfinished
 
     def step(self) -> Step | None:
-        """Run one step; what came of it, or, overlapped, of the one before: None when that was the first."""
+        """Run one step and return its output; with overlap that of the previous step, None at the first."""
         began = self._now()
         batch = self._scheduler.schedule()
         scheduled = self._now()
@@ -91,29 +99,34 @@ class Engine:
         return Step(output=output, began=flight.began, ended=ended)
 
     def gauges(self) -> Gauges:
+        """Return the current state of queue and cache."""
         return self._scheduler.gauges()
 
     @property
     def counters(self) -> Counters:
+        """The counters since the start, or since ``reset_counters``."""
         return self._scheduler.counters
 
     def reset_counters(self) -> None:
-        """Begin to count, after the warm-up."""
+        """Reset the counters, after the warm-up."""
         self._scheduler.counters = Counters()
         self.seconds = StepSeconds()
 
     def forget_prefixes(self) -> None:
+        """Let no prefix computed so far be found any more."""
         self._scheduler.forget_prefixes()
 
     def check_integrity(self) -> None:
+        """Raise AssertionError if blocks, rows or queues are inconsistent."""
         self._scheduler.check_integrity()
 
     def close(self) -> None:
+        """Release the runner."""
         self._runner.close()
 
 
 def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: CacheOptions) -> Engine:
-    """An engine over a loaded model, as it was configured."""
+    """Return an engine over a loaded model, as configured."""
     config = SchedulerConfig(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,

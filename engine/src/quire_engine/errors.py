@@ -1,14 +1,14 @@
-"""What a person can do wrong, and what the engine then says: raised anywhere, shown in one place each.
+"""The tree of user errors: they are raised anywhere, and each branch is shown in one place.
 
     EngineError
-    ├── StartError              printed by __main__ as it is, without a traceback; the process ends with exit_code
+    ├── StartError              printed by __main__ without a traceback; the process ends with exit_code
     │   ├── ModelFolderError    the folder, its config, tokenizer, template or weights
-    │   ├── TracingError        what OpenTelemetry needs is not there
+    │   ├── TracingError        the packages of OpenTelemetry are missing
     │   ├── AddressError        the address to listen on
-    │   ├── DeviceError         a GPU that ran out of memory or failed, at the start or in a later step
-    │   └── EngineStartError    what the engine process said before it ended
+    │   ├── DeviceError         a GPU ran out of memory or failed, at the start or in a later step
+    │   └── EngineStartError    the engine process ended before it was ready
     ├── FetchError              printed by quire-fetch: a model that cannot be downloaded, with details and a hint
-    └── RequestError            answered by server.problems in OpenAI's error shape
+    └── RequestError            server.http.problems turns it into OpenAI's error object
         ├── InvalidRequest      400
         ├── Unauthorized        401
         ├── Forbidden           403
@@ -18,7 +18,7 @@
         ├── BodyTooLarge        413
         ├── UnsupportedMedia    415
         ├── Overloaded          429, with Retry-After
-        ├── InternalError       500: a fault of ours; the message tells nothing of the inside
+        ├── InternalError       500: a bug; the message contains no internals
         └── Unavailable         503, with Retry-After
 
 Unusable flags, key files and certificates raise ``quire_common.errors.ConfigurationError``, which ``__main__`` prints
@@ -30,37 +30,38 @@ from typing import ClassVar
 
 
 class EngineError(Exception):
-    """The root; ``str(error)`` is the whole message for the person."""
+    """The root of the tree; ``str(error)`` is the whole message for the user."""
 
 
 class StartError(EngineError):
-    """The process cannot start. Exit code 2 tells whoever restarts it that no restart will mend this."""
+    """An error that prevents the process from starting."""
 
     exit_code: int = 1
+    """The exit status; 2 means that a restart cannot help."""
 
 
 class ModelFolderError(StartError):
-    """The model folder cannot be served as it is; no restart mends that."""
+    """A model folder that cannot be served."""
 
     exit_code = 2
 
 
 class TracingError(StartError):
-    """Spans are wanted, but what sends them is not installed."""
+    """Missing packages for the tracing that a flag requests."""
 
     exit_code = 2
 
 
 class AddressError(StartError):
-    """The address cannot be listened on."""
+    """An address on which the server cannot listen."""
 
 
 class DeviceError(StartError):
-    """The GPU ran out of memory, or failed. In a step it ends the engine process, and another is started."""
+    """A GPU that ran out of memory or failed. In a step it ends the engine process, and another one is started."""
 
 
 class EngineStartError(StartError):
-    """The engine process did not get ready."""
+    """An engine process that ended before it was ready."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -80,7 +81,7 @@ class FetchError(EngineError):
 
 
 class RequestError(EngineError):
-    """A request cannot be served; class attributes say how HTTP tells it."""
+    """A request that cannot be served; the class attributes are its HTTP status, OpenAI type and default code."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -102,57 +103,79 @@ class RequestError(EngineError):
 
 
 class InvalidRequest(RequestError):
+    """A request that this model and server cannot accept."""
+
     status = 400
     type = "invalid_request_error"
 
 
 class Unauthorized(RequestError):
+    """A request without a valid API key or client certificate."""
+
     status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
 
 
 class Forbidden(RequestError):
+    """A request to a route that is not open to this client."""
+
     status = 403
     type = "permission_error"
 
 
 class NotFound(RequestError):
+    """A request for a route or model that does not exist."""
+
     status = 404
     type = "invalid_request_error"
 
 
 class MethodNotAllowed(RequestError):
+    """A request with a method that the route does not accept."""
+
     status = 405
     type = "invalid_request_error"
 
 
 class RequestTimeout(RequestError):
+    """A client that sends its request or reads its answer too slowly."""
+
     status = 408
     type = "invalid_request_error"
 
 
 class BodyTooLarge(RequestError):
+    """A body above the size limit."""
+
     status = 413
     type = "invalid_request_error"
     default_code = "body_too_large"
 
 
 class UnsupportedMedia(RequestError):
+    """A body that is not plain JSON."""
+
     status = 415
     type = "invalid_request_error"
 
 
 class Overloaded(RequestError):
+    """A request above the bound of the queue or the limits of its key."""
+
     status = 429
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
 
 
 class InternalError(RequestError):
+    """A request that failed because of a bug."""
+
     status = 500
 
 
 class Unavailable(RequestError):
+    """A request that the server cannot serve now."""
+
     status = 503
     default_code = "unavailable"

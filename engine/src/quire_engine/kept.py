@@ -35,8 +35,10 @@ def read(kind: str, key: str, type: type[Kept]) -> Kept | None:
 
 
 def write(kind: str, key: str, value: Any) -> None:
-    """Keep a value, whole or not at all, as several engines may start at once. A folder that cannot be written is no
-    error here."""
+    """Write a value atomically, because several engines may start at once.
+
+    A folder that cannot be written is not an error here.
+    """
     import msgspec
 
     with contextlib.suppress(OSError, RuntimeError):

@@ -1,7 +1,7 @@
-"""Whether a model folder can be served, found out in milliseconds before anything slow: config and weight files.
+"""A quick check of a model folder before anything slow: its configuration and its weight files.
 
-Reads a few kilobytes: config.json and the headers of the safetensors files. What is inside the tensors, the loader of
-the engine process checks; this catches what people meet: a wrong path, a download cut short, a pickle checkpoint.
+It reads a few kilobytes in milliseconds: config.json and the headers of the safetensors files. The engine process
+checks the tensors themselves; this finds the common mistakes: a wrong path, an incomplete download, pickled weights.
 """
 
 import json
@@ -17,22 +17,27 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
+    """The properties of a model that the server needs before the engine process has loaded it."""
+
     path: Path
     name: str
-    """What clients call the model, when no flag says otherwise."""
+    """The name of the model for clients, unless a flag sets another."""
     vocab_size: int | None
     max_position_embeddings: int | None
     scaled_positions: bool
-    """Whether the model stretches its positions, so that its limit is the loader's to know."""
+    """True if the model scales its positions, so that only the loader knows its maximum length."""
 
 
 def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
-    """``weights`` False leaves weight files aside. Raises ModelFolderError."""
+    """Return the properties of a model folder, and check its weight files too with ``weights``.
+
+    Raises ModelFolderError.
+    """
     if not path.exists():
         hint = "; quire-engine serves local folders, `quire up` downloads hf:// models" if _looks_like_hub(path) else ""
-        raise ModelFolderError(f"there is no folder {path}{hint}")
+        raise ModelFolderError(f"the folder {path} does not exist{hint}")
     if not path.is_dir():
-        raise ModelFolderError(f"{path} is a file; --model takes the folder that holds config.json")
+        raise ModelFolderError(f"{path} is a file; --model expects the folder that contains config.json")
     config = _config(path)
     if weights:
         _check_weights(path)
@@ -47,18 +52,18 @@ def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
 
 
 def pinned(path: Path) -> Path:
-    """The folder that a link names now: the next version may take its place while this one is read, or read again."""
+    """Resolve a symbolic link, because it may point to another version before this one is read again."""
     return path.resolve() if path.is_symlink() else path
 
 
 def check_model_len(folder: ModelFolder, max_model_len: int | None) -> None:
-    """Raises ModelFolderError where more positions are asked for than the model has."""
+    """Raise ModelFolderError for a maximum length above the positions of the model."""
     positions = folder.max_position_embeddings
     if max_model_len is None or positions is None or folder.scaled_positions:
         return
     if max_model_len > positions:
         raise ModelFolderError(
-            f"--max-model-len {max_model_len} is more than the {positions} positions of this model "
+            f"--max-model-len {max_model_len} exceeds the {positions} positions of this model "
             f"(max_position_embeddings in {folder.path / 'config.json'})"
         )
 
@@ -78,10 +83,10 @@ def _looks_like_hub(path: Path) -> bool:
 def _config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
-        raise ModelFolderError(f"{path} holds no config.json: it is no model folder in Hugging Face layout")
+        raise ModelFolderError(f"{path} contains no config.json: it is not a model folder in Hugging Face layout")
     config = read_json_object(file)
     if not isinstance(config.get("model_type"), str):
-        raise ModelFolderError(f"{file} names no model_type")
+        raise ModelFolderError(f"{file} has no model_type")
     return config
 
 
@@ -97,15 +102,15 @@ def _check_weights(path: Path) -> None:
         missing = sorted(name for name in _indexed_files(index) if not (path / name).is_file())
         if missing:
             others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
-            raise ModelFolderError(f"{index} names {missing[0]}{others}: not there")
+            raise ModelFolderError(f"{index} lists {missing[0]}{others}, which do not exist")
     if not files:
         pickled = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern)), None)
         if pickled:
             raise ModelFolderError(
-                f"{path} holds pickled weights ({pickled}), which can run code when loaded; "
+                f"{path} contains pickled weights ({pickled}), which can run code when loaded; "
                 "save the model as safetensors"
             )
-        raise ModelFolderError(f"{path} holds no *.safetensors (--load-format dummy runs without weights)")
+        raise ModelFolderError(f"{path} contains no *.safetensors (--load-format dummy runs without weights)")
     for file in files:
         check_safetensors(file)
 
@@ -115,29 +120,35 @@ def _indexed_files(index: Path) -> set[str]:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return {str(name) for name in names}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFolderError(f"{index} is not an index of weights: {error!r}") from error
+        raise ModelFolderError(f"{index} is not a valid index of weights: {error!r}") from error
 
 
 def check_safetensors(file: Path) -> None:
-    """Header and length: 8 bytes of header length, the header as JSON, then exactly the bytes it speaks of."""
+    """Check the header and the length of a safetensors file. Raises ModelFolderError.
+
+    The format is 8 bytes of header length, the header as JSON, then exactly the bytes that the header describes; see
+    https://huggingface.co/docs/safetensors.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         head = stream.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelFolderError(f"{file} is no safetensors file, or was cut short ({size} bytes)")
+            raise ModelFolderError(f"{file} is not a safetensors file, or is truncated ({size} bytes)")
         raw = stream.read(length)
     try:
         header = json.loads(raw)
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise ModelFolderError(f"{file} has a header that cannot be read: the file is damaged") from None
+        raise ModelFolderError(f"{file} has an invalid header: the file is damaged") from None
     if size != 8 + length + end:
-        raise ModelFolderError(f"{file} has {size} bytes, its header speaks of {8 + length + end}: it was cut short")
+        raise ModelFolderError(
+            f"{file} has {size} bytes, but its header describes {8 + length + end}: the file is truncated"
+        )
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a file; {} where there is no file. Raises ModelFolderError."""
+    """Return the JSON object in a file; {} where the file does not exist. Raises ModelFolderError."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -145,5 +156,5 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ModelFolderError(f"{file} holds {type(content).__name__}, not an object")
+        raise ModelFolderError(f"{file} contains {type(content).__name__} instead of a JSON object")
     return content

@@ -11,8 +11,8 @@ import pytest
 from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
 
-from quire_engine.server.openai.later import LATER
 from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
+from quire_engine.server.openai.unsupported import UNSUPPORTED
 
 ASK: Any = [{"role": "user", "content": "What is a list?"}]
 START = "The list"
@@ -143,7 +143,7 @@ def test_fields_that_change_no_answer_are_taken(client: openai.OpenAI) -> None:
 def test_every_argument_of_the_client_is_known_by_name(create: Callable[..., Any], schema: Any) -> None:
     """Taken or refused with a reason, but never an unknown field."""
     transport = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
-    assert set(inspect.signature(create).parameters) - transport - set(schema.model_fields) - set(LATER) == set()
+    assert set(inspect.signature(create).parameters) - transport - set(schema.model_fields) - set(UNSUPPORTED) == set()
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_raw_responses_carry_the_requests_id(client: openai.OpenAI) -> None:
     ("fields", "kind", "message"),
     [
         ({"temperature": 7}, openai.BadRequestError, "temperature: should be less than or equal to 2"),
-        ({"max_completion_tokens": 10**6}, openai.BadRequestError, "context is 4096 tokens"),
+        ({"max_completion_tokens": 10**6}, openai.BadRequestError, "context of 4096 tokens"),
         ({"messages": []}, openai.BadRequestError, "messages"),
         ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "did you mean temperature"),
         ({"model": "gpt-4o"}, openai.NotFoundError, "this server has demo"),
@@ -260,7 +260,7 @@ def test_the_client_waits_and_tries_again_when_the_queue_is_full(
             next(iter(running))
             waiting = pool.submit(client.completions.create, **options, max_tokens=2)
             server.until(lambda: server.metric("vllm:num_requests_waiting") == 1)
-            with pytest.raises(openai.RateLimitError, match="1 sequences with 3 prompt tokens wait") as caught:
+            with pytest.raises(openai.RateLimitError, match="1 sequences with 3 prompt tokens") as caught:
                 client.completions.create(**options, max_tokens=1)
             assert caught.value.response.headers["retry-after"] == "1"
             patient = pool.submit(client.with_options(max_retries=4).completions.create, **options, max_tokens=3)

@@ -376,7 +376,7 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "has no config.json"), ("{", "cannot be read as JSON"), ("[]", "holds list, not an object")],
+    [(None, "has no config.json"), ("{", "cannot be read as JSON"), ("[]", "contains list instead of a JSON object")],
 )
 def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 
-from quire_engine.server.openai.answers import ChatCompletionChunk, Completion
+from quire_engine.server.openai.responses import ChatCompletionChunk, Completion
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "20"))
 
@@ -44,10 +44,10 @@ OPERATIONS = [
 WITH_BODIES = [operation for operation in OPERATIONS if operation[0] == "POST" and "admin" not in operation[1]]
 
 SEMANTIC = re.compile(
-    r"context is \d+ tokens|the prompt is empty|differs from max_tokens|best_of: (is \d+, fewer|the best are known)"
-    r"|has no tokens of this|at most \d+ are given|may forbid every"
-    r"|min_tokens|max_tokens|chat template|is not a token of this model|may not set|more than may wait here"
-    r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are taken"
+    r"context of \d+ tokens|prompt: is empty|differs from max_tokens|best_of: (is \d+;|should equal n)"
+    r"|has no tokens of this|at most \d+ are accepted|exceeds the limit of \d+|may forbid"
+    r"|min_tokens|max_tokens|chat template|is not a token id of this model|may not set|that may be queued"
+    r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are accepted"
 )
 """Limits that lie in several fields together, in the model, or in the load: what a schema cannot say."""
 

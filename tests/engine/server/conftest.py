@@ -23,12 +23,12 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.limits import CpuLimits
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.stream import Update
-from quire_engine.server.app import make_app
+from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
-from quire_engine.server.generation.queue_limit import Admission
+from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
@@ -171,8 +171,8 @@ class Running:
     openai: openai.AsyncOpenAI
 
     @property
-    def admission(self) -> Admission:
-        return self.context.desk.admission
+    def queue(self) -> QueueLimit:
+        return self.context.services.queue
 
     async def chat(self, **fields: Any) -> httpx.Response:
         body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], **fields}
@@ -213,12 +213,10 @@ async def running(
 ) -> AsyncIterator[Running]:
     metrics = Metrics("demo", MAX_MODEL_LEN)
     admission = admission or AdmissionOptions()
-    desk = Desk(
+    services = ServerServices(
         engine=engine,
         metrics=metrics,
-        admission=Admission(
-            max_requests=admission.max_queued_requests, max_tokens=admission.max_queued_tokens or 10**6
-        ),
+        queue=QueueLimit(max_requests=admission.max_queued_requests, max_tokens=admission.max_queued_tokens or 10**6),
         lifecycle=Lifecycle(),
         now=time.monotonic,
         max_queue_seconds=admission.max_queue_seconds,
@@ -232,14 +230,14 @@ async def running(
         sampling_defaults=defaults or SamplingDefaults(),
         vocab_size=TOKENIZER.vocab_size,
         priorities=priorities,
-        desk=desk,
+        services=services,
         metrics=metrics,
     )
     exposition = Exposition(metrics, CacheOptions(), time.monotonic, None if tls is None else tls.certificate_expiry)
     guard = Access(
         access or AccessOptions(), time.monotonic, certificates=tls is not None and tls.asks_for_certificates
     )
-    app = make_app(context, exposition, guard, log_requests=log_requests, tracing=tracing)
+    app = create_app(context, exposition, guard, log_requests=log_requests, tracing=tracing)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = QuietServer(

@@ -192,7 +192,7 @@ def test_text_in_any_script_goes_in_and_comes_back(server: Server) -> None:
 
 
 def test_an_over_long_prompt_is_refused_with_numbers(server: Server) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"context is \d+ tokens; the prompt has \d+"):
+    with pytest.raises(openai.BadRequestError, match=r"\d+ tokens of the prompt.* context of \d+ tokens"):
         server.openai.completions.create(model="demo", prompt="list " * 5000, max_tokens=1)
 
 

@@ -84,7 +84,7 @@ def test_flags_win_over_variables_and_these_over_defaults() -> None:
     assert (config.scheduler.max_num_seqs, config.server.port, config.server.lenient) == (32, 9001, True)
 
 
-def test_variables_of_a_kubernetes_service_of_our_name_are_not_ours() -> None:
+def test_variables_of_a_kubernetes_service_are_ignored() -> None:
     links = {
         "QUIRE_ENGINE_PORT": "tcp://10.0.0.1:8000",
         "QUIRE_ENGINE_SERVICE_HOST": "10.0.0.1",

@@ -44,20 +44,20 @@ def test_a_benchmark_of_a_shape_needs_no_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "part"),
     [
-        ({"config.json": ""}, "holds no config.json"),
+        ({"config.json": ""}, "no config.json"),
         ({"config.json": "{"}, "cannot be read as JSON"),
-        ({"config.json": "[]"}, "holds list, not an object"),
-        ({"config.json": "{}"}, "names no model_type"),
-        ({"model.safetensors": ""}, "holds no *.safetensors"),
+        ({"config.json": "[]"}, "contains list instead of"),
+        ({"config.json": "{}"}, "no model_type"),
+        ({"model.safetensors": ""}, "no *.safetensors"),
         ({"model.safetensors": "", "pytorch_model.bin": "x"}, "pickled weights (pytorch_model.bin)"),
-        ({"model.safetensors": safetensors(cut=3)}, "was cut short"),
-        ({"model.safetensors": safetensors(cut=40)}, "was cut short"),
-        ({"model.safetensors": b"\0" * 4}, "no safetensors file"),
-        ({"model.safetensors": struct.pack("<Q", 2**60) + b"{}"}, "no safetensors file"),
+        ({"model.safetensors": safetensors(cut=3)}, "truncated"),
+        ({"model.safetensors": safetensors(cut=40)}, "truncated"),
+        ({"model.safetensors": b"\0" * 4}, "not a safetensors file"),
+        ({"model.safetensors": struct.pack("<Q", 2**60) + b"{}"}, "not a safetensors file"),
         ({"model.safetensors": struct.pack("<Q", 5) + b"nojso"}, "the file is damaged"),
         ({"model.safetensors": struct.pack("<Q", 8) + b'{"w": 1}'}, "the file is damaged"),
-        ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "no safetensors file"),
-        ({"model.safetensors.index.json": "{}"}, "is not an index of weights"),
+        ({"model.safetensors": b"version https://git-lfs.github.com/spec/v1"}, "not a safetensors file"),
+        ({"model.safetensors.index.json": "{}"}, "index.json is not a valid index"),
         ({"model.safetensors.index.json": {"weight_map": {"w": "model-2.safetensors"}}}, "model-2.safetensors"),
     ],
 )
@@ -68,7 +68,7 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, files: dict[str, bytes |
 
 
 @pytest.mark.parametrize(
-    ("path", "part"), [("/none/here", "there is no folder"), ("meta/llama", "`quire up` downloads")]
+    ("path", "part"), [("/none/here", "/none/here does not exist"), ("meta/llama", "`quire up` downloads")]
 )
 def test_a_path_to_nothing_is_an_error(path: str, part: str) -> None:
     with pytest.raises(ModelFolderError, match=part):
@@ -109,11 +109,11 @@ def test_more_positions_than_the_model_has_are_refused(
     if fits:
         check_model_len(found, asked)
         return
-    with pytest.raises(ModelFolderError, match="65 is more than the 64 positions"):
+    with pytest.raises(ModelFolderError, match="65 exceeds the 64 positions"):
         check_model_len(found, asked)
 
 
-def test_the_version_that_a_link_names_at_the_start_is_the_one_that_is_served(tmp_path: Path) -> None:
+def test_a_linked_folder_is_resolved_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "v1").mkdir()
     (tmp_path / "v2").mkdir()
     latest = tmp_path / "latest"

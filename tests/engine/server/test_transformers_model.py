@@ -91,5 +91,5 @@ def test_it_completes_the_same_alone_and_in_company(server: Server) -> None:
 
 
 def test_its_positions_bound_a_prompt(server: Server) -> None:
-    with pytest.raises(openai.BadRequestError, match="context is 96 tokens"):
+    with pytest.raises(openai.BadRequestError, match="context of 96 tokens"):
         server.openai.completions.create(model="tiny-gpt2", prompt="!" * 300, max_tokens=1)

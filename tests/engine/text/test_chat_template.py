@@ -160,7 +160,7 @@ def test_finds_the_template(tmp_path: Path, files: dict[str, str], expected: str
         ("chat_template.jinja", "a\n{% if %}", "line 2"),
         ("tokenizer_config.json", '{"chat_template": "{% endfor %}"}', "tokenizer_config.json"),
         ("tokenizer_config.json", "{", "JSON"),
-        ("tokenizer_config.json", "[]", "not an object"),
+        ("tokenizer_config.json", "[]", "instead of a JSON object"),
     ],
 )
 def test_a_broken_template_stops_the_start(tmp_path: Path, name: str, content: str, part: str) -> None:

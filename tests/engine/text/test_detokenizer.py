@@ -38,7 +38,7 @@ def test_encoded_text_comes_back(byte_level: Tokenizer, byte_fallback: Tokenizer
 
 
 @given(ids=st.lists(st.integers(0, 255), max_size=30))
-def test_bytes_that_are_no_text_decode_as_the_library_decodes_them(byte_level: Tokenizer, ids: list[int]) -> None:
+def test_invalid_utf8_decodes_as_in_the_library(byte_level: Tokenizer, ids: list[int]) -> None:
     detokenizer = Detokenizer(byte_level)
     streamed = "".join(detokenizer.feed([token_id]).text for token_id in ids)
     whole = byte_level.decode(ids)

@@ -53,9 +53,9 @@ def test_reads_what_templates_call_special_tokens(
 @pytest.mark.parametrize(
     ("files", "part"),
     [
-        ({}, r"holds no tokenizer: needed is tokenizer\.json"),
-        ({"tokenizer.json": "{"}, r"tokenizer\.json is not a tokenizer"),
-        ({"tokenizer.json": '{"model": {}}'}, r"tokenizer\.json is not a tokenizer"),
+        ({}, r"contains no tokenizer: expected tokenizer\.json"),
+        ({"tokenizer.json": "{"}, r"tokenizer\.json is not a valid tokenizer"),
+        ({"tokenizer.json": '{"model": {}}'}, r"tokenizer\.json is not a valid tokenizer"),
     ],
 )
 def test_a_folder_without_a_usable_tokenizer_is_an_error(tmp_path: Path, files: dict[str, str], part: str) -> None:

@@ -188,7 +188,7 @@ CASES: dict[str, Case] = {
     ),
     "invalid": Case(
         reason="InvalidSpec",
-        words="spec.resources.limits.nvidia.com/gpu",
+        words="spec.resources.limits[nvidia.com/gpu]",
         spec={"resources": {"limits": {"nvidia.com/gpu": "2"}}},
         mend={"replicas": 1},
     ),

@@ -17,12 +17,12 @@ from quire_engine.core.batch import FinishedSequence
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.stream import Stream
-from quire_engine.server.app import make_app
+from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
-from quire_engine.server.generation.queue_limit import Admission
+from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.chat_template import ChatTemplate
@@ -144,10 +144,10 @@ def _scope(route: str) -> dict[str, Any]:
 
 def _app(engine: _Engine) -> Any:
     metrics = Metrics("demo", _MAX_MODEL_LEN)
-    desk = Desk(
+    services = ServerServices(
         engine=engine,
         metrics=metrics,
-        admission=Admission(max_requests=8, max_tokens=10**6),
+        queue=QueueLimit(max_requests=8, max_tokens=10**6),
         lifecycle=Lifecycle(),
         now=monotonic,
     )
@@ -161,9 +161,9 @@ def _app(engine: _Engine) -> Any:
         sampling_defaults=SamplingDefaults(),
         vocab_size=tokenizer.vocab_size,
         priorities=False,
-        desk=desk,
+        services=services,
         metrics=metrics,
     )
     exposition = Exposition(metrics, CacheOptions(), monotonic, None)
     access = Access(AccessOptions(), monotonic, certificates=False)
-    return make_app(context, exposition, access, log_requests=False)
+    return create_app(context, exposition, access, log_requests=False)

@@ -1,1 +1,1 @@
-"""The API process's HTTP side: OpenAI-compatible routes, health, metrics. No torch, no transformers."""
+"""The HTTP server of the API process: OpenAI-compatible routes, health, metrics. No torch, no transformers."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, error answers, and the edge every request passes first."""
+"""The ASGI application: the routes, the responses to errors, and the edge that every request passes first."""
 
 import logging
 
@@ -26,12 +26,12 @@ from quire_engine.server.openai.openapi import describe
 _log = logging.getLogger(__name__)
 
 _EXPOSED = ("x-request-id", "retry-after", "traceparent")
-"""Headers of answers that a web page may read."""
+"""The response headers that a web page may read."""
 
-_DESCRIPTION = "An OpenAI-compatible address for one language model, served by quire's engine."
+_DESCRIPTION = "OpenAI-compatible API of one language model, served by quire's engine."
 
 
-def make_app(
+def create_app(
     context: Context,
     exposition: Exposition,
     access: Access,
@@ -39,6 +39,7 @@ def make_app(
     log_requests: bool,
     tracing: Tracing | None = None,
 ) -> ASGIApp:
+    """Return the application of one server."""
     app = FastAPI(
         title="quire-engine",
         version=__version__,
@@ -52,15 +53,15 @@ def make_app(
     for router in (chat.router, completions.router, models.router, tokenize.router, health.router, docs_page.router):
         app.include_router(router)
     describe(app, context)
-    app.add_exception_handler(RequestError, _told)
-    app.add_exception_handler(HTTPException, _of_routing)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _ours)
+    app.add_exception_handler(RequestError, _request_error)
+    app.add_exception_handler(HTTPException, _routing_error)
+    app.add_exception_handler(ClientDisconnect, _client_disconnected)
+    app.add_exception_handler(Exception, _internal_error)
     edge = Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing)
     origins = context.options.allowed_origins
     if not origins:
         return edge
-    # Outside of the keys: a browser asks first whether it may send them at all.
+    # Outside of the authentication: a browser asks first, without a key, whether it may send one.
     return CORSMiddleware(edge, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=_EXPOSED)
 
 
@@ -70,33 +71,33 @@ _REJECTED = {
     "engine_restarting": "no_engine",
     "engine_failed": "no_engine",
 }
-"""Codes of errors that turn a sound request away; the queue and the keys count their own."""
+"""The reason under which a refused request is counted, by error code; the queue and the keys count their own."""
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if (reason := _REJECTED.get(error.code or "")) is not None:
         request.app.state.context.metrics.rejected[reason] += 1
     return error_response(error)
 
 
-async def _of_routing(request: Request, error: Exception) -> Response:
+async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path, 200)
-    told: RequestError = InvalidRequest(str(error.detail))
+    answer: RequestError = InvalidRequest(str(error.detail))
     if error.status_code == 404:
-        told = NotFound(f"there is no {path}; /docs lists what there is")
+        answer = NotFound(f"no route {path}; /docs lists the routes of this server")
     elif error.status_code == 405:
-        told = MethodNotAllowed(f"{path} does not take {request.method}")
-    response = error_response(told)
+        answer = MethodNotAllowed(f"{path} does not accept {request.method}")
+    response = error_response(answer)
     response.headers.update(error.headers or {})
     return response
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _client_disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _ours(request: Request, error: Exception) -> Response:
-    # Starlette logs the traceback after this answer.
-    return error_response(InternalError("the server failed; see its log"))
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # Starlette logs the traceback after this response.
+    return error_response(InternalError("internal server error; the server's log has the details"))

@@ -1,4 +1,4 @@
-"""What the routes of one server share: made once by ``serve``, read everywhere, changed by nobody."""
+"""The state that the routes of one server share: ``serve`` creates it once, and nothing changes it afterwards."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from quire_engine.config import ServerOptions
 from quire_engine.errors import NotFound, Unavailable
 from quire_engine.ipc.client import EngineService
 from quire_engine.ipc.messages import Ready
-from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.chat_template import ChatTemplate
@@ -19,45 +19,51 @@ from quire_engine.text.tokenizer import Tokenizer
 
 _STARTING_RETRY_SECONDS = 2
 _LONG_TEXT_CHARACTERS = 4096
-"""Above that a text is encoded in a thread: the event loop streams for others meanwhile."""
+"""A longer text is encoded in a thread, so that the event loop can serve others meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
+    """The options, the model's text tools and the services of one server."""
+
     options: ServerOptions
     model_names: tuple[str, ...]
     created: int
-    """When this server started, in Unix seconds: what /v1/models calls the model's creation."""
+    """The time at which this server started, in Unix seconds: /v1/models reports it as the model's creation."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     sampling_defaults: SamplingDefaults
     vocab_size: int
     priorities: bool
-    desk: Desk
+    services: ServerServices
     metrics: Metrics
 
     @property
     def engine(self) -> EngineService:
-        return self.desk.engine
+        """The engine that generates the answers."""
+        return self.services.engine
 
     @property
     def lifecycle(self) -> Lifecycle:
-        return self.desk.lifecycle
+        """The drain of this server."""
+        return self.services.lifecycle
 
     @property
     def now(self) -> Callable[[], float]:
-        return self.desk.now
+        """The monotonic clock, in seconds."""
+        return self.services.now
 
     def check_model(self, name: str) -> None:
+        """Raise NotFound for a model name that this server does not serve."""
         if name not in self.model_names:
             raise NotFound(
-                f"the model {name[:100]!r} is not served here; this server has {', '.join(self.model_names)}",
+                f"model: {name[:100]!r} is not served here; this server serves {', '.join(self.model_names)}",
                 param="model",
                 code="model_not_found",
             )
 
     def ready(self) -> Ready:
-        """Raises Unavailable while there is no engine."""
+        """Return the report of the running engine. Raises Unavailable while it is not ready."""
         ready = self.engine.ready
         if ready is None:
             raise Unavailable(
@@ -68,6 +74,8 @@ class Context:
         return ready
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return the token ids of each text."""
+
         def encode_all() -> list[list[int]]:
             return [self.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
@@ -77,5 +85,6 @@ class Context:
 
 
 def context_of(request: Request) -> Context:
+    """Return the context of the server that handles a request."""
     context: Context = request.app.state.context
     return context

@@ -1,9 +1,10 @@
-"""quire-engine as it is, over ``core.fake_runner``: real processes and real HTTP, but no model behind them.
+"""quire-engine over ``core.fake_runner``: the same processes and the same HTTP server, without a model.
 
     python -m quire_engine.server.fake '{"step_seconds": 0.01}' --model DIR …
 
-The fake runner's options as JSON, then quire-engine's own flags; of the folder only config and tokenizer are read. For
-tests and benchmarks of what is around the model: no flag leads here.
+The arguments are the fake runner's options as JSON, then quire-engine's own flags. Only the configuration and the
+tokenizer of the model folder are read. This is for tests and benchmarks of everything but the model; no flag leads
+here.
 """
 
 import json
@@ -19,6 +20,7 @@ from quire_engine.text.model_text import load_model_text
 
 
 def main(argv: list[str]) -> int:
+    """Serve until a signal arrives, and return the exit status."""
     options, *rest = argv
     config = flags.parse(rest, os.environ)
     folder = inspect_model_folder(config.model.path, weights=False)

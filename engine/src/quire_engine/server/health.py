@@ -1,4 +1,4 @@
-"""Probes, metrics, version and the drain: what operators, not clients, call."""
+"""The routes for the operators of a server: probes, metrics, version and the drain."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ router = APIRouter()
 
 @router.get("/livez")
 async def livez(request: Request) -> Response:
-    """200 while this server can still come to answer; 503 asks for it to be restarted."""
+    """Return 200 while this server can recover by itself; 503 means that it must be restarted."""
     context = context_of(request)
     if context.engine.failure is not None:
         return JSONResponse({"status": "failed", "reason": context.engine.failure}, status_code=503)
@@ -24,13 +24,13 @@ async def livez(request: Request) -> Response:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """200 once a token was produced and while requests are taken."""
+    """Return 200 once the engine has produced a token, and while requests are accepted."""
     return _readiness(context_of(request))
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """The same as /readyz."""
+    """Return the same as /readyz."""
     return _readiness(context_of(request))
 
 
@@ -45,7 +45,7 @@ def _readiness(context: Context) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format, whatever else a scraper would take as well.
+    """Return the metrics in Prometheus' text format, whichever other formats a scraper accepts.
 
     In OpenMetrics the client library writes ``vllm_…`` for ``vllm:…``, and no dashboard would find its metrics.
     """
@@ -61,7 +61,7 @@ async def version(request: Request) -> dict[str, Any]:
 
 @router.post("/admin/drain")
 async def drain(request: Request) -> dict[str, Any]:
-    """Take no new requests; what runs may finish. The process stays until it is told to end."""
+    """Accept no new requests; running ones may finish. The process stays until it gets a signal to end."""
     lifecycle = context_of(request).lifecycle
     lifecycle.begin_drain()
     return {"status": "draining", "in_flight": lifecycle.in_flight}
@@ -69,7 +69,7 @@ async def drain(request: Request) -> dict[str, Any]:
 
 @router.post("/admin/cache/reset")
 async def reset_cache(request: Request) -> dict[str, str]:
-    """Forget every cached prefix that no running request uses."""
+    """Drop every cached prefix that no running request uses."""
     context = context_of(request)
     context.ready()
     context.engine.reset_prefix_cache()

@@ -1,7 +1,7 @@
-"""Runs one engine: starts the engine process, serves, drains, ends.
+"""The life of one server: it starts the engine process, serves, drains and ends.
 
-The imperative shell of the API process: here are the sockets, the signals and the order of things. Raises StartError
-or ConfigurationError for whatever a person can put right.
+This is the imperative shell of the API process, with its sockets, its signals and the order of events. It raises
+StartError or ConfigurationError for everything that a user can correct.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import ModelFolder
-from quire_engine.server.app import make_app
+from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.generation.generation import Desk
+from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
-from quire_engine.server.generation.queue_limit import Admission
+from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
@@ -44,11 +44,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
-"""Longer than the gateway keeps an idle connection, so that it never writes to one that is being closed."""
-_LAST_WORDS_SECONDS = 5
-"""After the drain: for error events to go out and connections to close."""
-_KV_FULLS_QUEUED = 8
+"""Longer than the gateway keeps an idle connection, so that the gateway never writes to one that is being closed."""
+_SHUTDOWN_SECONDS = 5
+"""The time after the drain in which error events are sent and connections close."""
+_QUEUED_CACHE_SIZES = 8
+"""The default bound of the queue in prompt tokens, in multiples of the KV cache's size."""
 INTERRUPTED = 130
+"""The exit status after a second Ctrl-C."""
 
 
 def serve(
@@ -62,10 +64,11 @@ def serve(
     cpu: CpuChoice | None = None,
     began: float | None = None,
 ) -> int:
-    """Until told to end; the exit status. The folder was inspected and its text read, the socket listens.
+    """Serve until a signal arrives, and return the exit status. The socket must listen already.
 
-    ``factory`` stands in for the model in tests and benchmarks; no flag leads to it. ``spawned`` is the engine process
-    where it loads already, ``cpu`` what engine processes may use of the CPU, and ``began`` when this process did.
+    ``factory`` replaces the model in tests and benchmarks; no flag sets it. ``spawned`` is the engine process if it is
+    already loading, ``cpu`` the CPU instructions that engine processes may use, and ``began`` the monotonic time at
+    which this process began.
     """
     began = time.monotonic() if began is None else began
     logs.set_up(config.log)
@@ -90,7 +93,7 @@ def serve(
 
 
 def _tracing(endpoint: str) -> "OtlpTracing":
-    """OpenTelemetry is loaded here and nowhere else: whoever does not trace does not pay for it."""
+    """Return the sender of spans. OpenTelemetry is imported only here, so that it costs nothing without tracing."""
     try:
         from quire_engine.server.observability.otlp import OtlpTracing
     except ImportError as error:
@@ -102,7 +105,7 @@ def _tracing(endpoint: str) -> "OtlpTracing":
 
 
 class _Http(uvicorn.Server):
-    """uvicorn without its signal handlers: a signal here begins a drain, during which it must go on answering."""
+    """A uvicorn server without signal handlers: a signal begins a drain, during which the server must still answer."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -136,13 +139,13 @@ class _Server:
         self._engine = EngineClient(config, factory=factory, observer=self._metrics, spawned=spawned, cpu=cpu)
         self._lifecycle = Lifecycle()
         options = config.server.admission
-        self._admission = Admission(
+        self._queue = QueueLimit(
             max_requests=options.max_queued_requests, max_tokens=options.max_queued_tokens or limit
         )
-        desk = Desk(
+        services = ServerServices(
             engine=self._engine,
             metrics=self._metrics,
-            admission=self._admission,
+            queue=self._queue,
             lifecycle=self._lifecycle,
             now=time.monotonic,
             max_queue_seconds=options.max_queue_seconds,
@@ -156,12 +159,12 @@ class _Server:
             sampling_defaults=text.sampling_defaults,
             vocab_size=folder.vocab_size or text.tokenizer.vocab_size,
             priorities=config.scheduler.policy == "priority",
-            desk=desk,
+            services=services,
             metrics=self._metrics,
         )
         expiry = None if tls is None else tls.certificate_expiry
         exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry)
-        app = make_app(context, exposition, access, log_requests=config.log.requests, tracing=tracing)
+        app = create_app(context, exposition, access, log_requests=config.log.requests, tracing=tracing)
         self._http = _Http(
             uvicorn.Config(
                 app,
@@ -171,9 +174,9 @@ class _Server:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # who asks is who is connected: see access
+                proxy_headers=False,  # the client is the peer of the connection: see auth.access
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             )
         )
         self._http.config.load()
@@ -198,10 +201,10 @@ class _Server:
             self._http.force_exit = self._interrupted.is_set()
             for task in (starting, stop):
                 task.cancel()
-            await asyncio.wait({http}, timeout=2 * _LAST_WORDS_SECONDS)
+            await asyncio.wait({http}, timeout=2 * _SHUTDOWN_SECONDS)
             await self._engine.close()
             if self._tracing is not None:
-                await _within(self._tracing.close, _LAST_WORDS_SECONDS)
+                await _within(self._tracing.close, _SHUTDOWN_SECONDS)
 
     def _address(self) -> str:
         if self._config.server.uds is not None:
@@ -213,7 +216,7 @@ class _Server:
     async def _start_engine(self) -> None:
         ready = await self._engine.start()
         if self._config.server.admission.max_queued_tokens is None:
-            self._admission.max_tokens = _KV_FULLS_QUEUED * ready.num_blocks * ready.block_size
+            self._queue.max_tokens = _QUEUED_CACHE_SIZES * ready.num_blocks * ready.block_size
         _log.info("%s", _summary(ready))
         _log.info("ready: %s", _phases(self._metrics.model_name, ready, time.monotonic() - self._began))
 
@@ -222,22 +225,22 @@ class _Server:
             self._interrupted.set()
             return
         if not self._stop.is_set():
-            _log.info("%s: draining, %d requests under way", number.name, self._lifecycle.in_flight)
+            _log.info("draining after %s: %d requests in flight", number.name, self._lifecycle.in_flight)
         self._lifecycle.begin_drain()
         self._stop.set()
 
     async def _drain(self) -> int:
-        """Let what runs finish within its time; tell what is left, and end."""
+        """Let running requests finish within the drain timeout, fail the others, and return the exit status."""
         self._lifecycle.begin_drain()
         drained = asyncio.create_task(self._lifecycle.drained())
         interrupted = asyncio.create_task(self._interrupted.wait())
         timeout = self._config.server.drain_timeout_seconds
         await asyncio.wait({drained, interrupted}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not drained.done():
-            _log.warning("ending %d requests that are still under way", self._lifecycle.in_flight)
-            why = "it was interrupted" if interrupted.done() else f"its drain timeout of {timeout:g} s is over"
-            self._lifecycle.give_up(Unavailable(f"the server is stopping: {why}", code="shutting_down"))
-            await asyncio.wait({drained}, timeout=1.0 if interrupted.done() else _LAST_WORDS_SECONDS)
+            why = "interrupted" if interrupted.done() else f"the drain timeout of {timeout:g} s is over"
+            _log.warning("drain ended: %s; aborting %d requests", why, self._lifecycle.in_flight)
+            self._lifecycle.fail_all(Unavailable(f"the server is stopping: {why}", code="shutting_down"))
+            await asyncio.wait({drained}, timeout=1.0 if interrupted.done() else _SHUTDOWN_SECONDS)
         status = INTERRUPTED if interrupted.done() else 0
         for task in (drained, interrupted):
             task.cancel()
@@ -245,29 +248,29 @@ class _Server:
 
 
 async def _within(work: Callable[[], None], seconds: float) -> None:
-    """Run it in a thread that is left behind when it takes longer: the process may end all the same."""
+    """Run ``work`` in a thread for at most ``seconds``; a thread that takes longer does not keep the process alive."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
         work()
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits any more
             loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=run, name="last words", daemon=True).start()
+    threading.Thread(target=run, name="shutdown", daemon=True).start()
     with suppress(TimeoutError):
         await asyncio.wait_for(done.wait(), seconds)
 
 
 def _summary(ready: Ready) -> str:
     return (
-        f"computes in {ready.dtype}; weights {ready.weights}, {ready.model_bytes / 2**20:.1f} MiB; "
+        f"model loaded: computes in {ready.dtype}; weights {ready.weights}, {ready.model_bytes / 2**20:.1f} MiB; "
         f"KV cache {ready.num_blocks} blocks of {ready.block_size} tokens, {ready.kv_cache_bytes / 2**20:.1f} MiB; "
-        f"at most {ready.max_model_len} tokens a request"
+        f"at most {ready.max_model_len} tokens per request"
     )
 
 
 def _phases(name: str, ready: Ready, total: float) -> str:
-    """The last line of a start, with what it took; phases too short to tell are left out."""
-    told = {phase: f"{seconds:.1f}" for phase, seconds in ready.phase_seconds.items()}
-    parts = ", ".join(f"{phase} {seconds}" for phase, seconds in told.items() if seconds != "0.0")
+    """Return the duration of the start and of its phases; phases under 0.05 s are omitted."""
+    shown = {phase: f"{seconds:.1f}" for phase, seconds in ready.phase_seconds.items()}
+    parts = ", ".join(f"{phase} {seconds}" for phase, seconds in shown.items() if seconds != "0.0")
     return f"{name} in {total:.1f} s" + (f" ({parts})" if parts else "")

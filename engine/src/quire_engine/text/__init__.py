@@ -1,1 +1,1 @@
-"""Between characters and token ids: tokenizer, chat template, detokenizer. No torch, no transformers."""
+"""Text and token ids: tokenizer, chat template, detokenizer, stop strings. No torch, no transformers."""

@@ -1,7 +1,7 @@
-"""A model's chat template: messages to one prompt text, with the environment that templates are written for.
+"""Chat templates of models: from messages to the text of a prompt, in the environment that templates expect.
 
-The reference is transformers' ``apply_chat_template``; tests hold the two equal. Templates come with models, so they
-run in Jinja's sandbox, and see plain JSON values only. Called by ``server.openai.chat``.
+The reference is transformers' ``apply_chat_template``; tests compare the results. Templates come with models, so they
+run in Jinja's sandbox and see plain JSON values only.
 """
 
 import json
@@ -23,11 +23,11 @@ from quire_engine.model_folder import read_json_object
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _MARK = "\U000f51c3continue\U000f51c3"
-"""Put after the message that is to be continued; the space behind it tells whether the template trims."""
+"""A mark after the message to continue; the space after the mark shows whether the template trims messages."""
 
 
 TextParts = list[dict[str, str]]
-"""Content in parts, each {"type": "text", "text": …}."""
+"""The content of a message in parts, each {"type": "text", "text": …}."""
 
 _PROBES = ("\U000f51c3one\U000f51c3", "\U000f51c3two\U000f51c3")
 _PROBE_PARTS = [{"type": "text", "text": probe} for probe in _PROBES]
@@ -36,37 +36,41 @@ _CALL = {"id": "call_1", "type": "function", "function": {"name": "probe", "argu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentForms:
-    """How a template takes the content of a message: as one text, as a list of parts, or either."""
+    """The forms of a message's content that a template renders: one text, a list of parts, or both."""
 
     text: bool
     parts: bool
 
 
 class ChatTemplate:
-    """Renders conversations. Raises ModelFolderError where the source is no template."""
+    """A compiled chat template. Raises ModelFolderError if the source is not a valid template."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str], *, origin: str = "chat template") -> None:
         self._source = source
         self._named_tokens = dict(named_tokens)
-        self._reads: dict[str, ContentForms] = {}
+        self._forms: dict[str, ContentForms] = {}
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelFolderError(f"{origin}, line {error.lineno}: {error.message}") from error
 
     def mentions(self, word: str) -> bool:
-        """Whether the template's source has this word, as a role it knows would be."""
+        """Return whether the template's source contains this word, as it does for every role it handles."""
         return word in self._source
 
-    def reads(self, role: str) -> ContentForms:
-        """Found out by rendering a message of this role either way: a template is a program, not a declaration."""
-        if role not in self._reads:
-            self._reads[role] = ContentForms(
-                text=_PROBES[0] in self._tried(role, _PROBES[0]), parts=_shows_parts(self._tried(role, _PROBE_PARTS))
-            )
-        return self._reads[role]
+    def content_forms(self, role: str) -> ContentForms:
+        """Return the forms of content that the template renders for a role.
 
-    def _tried(self, role: str, content: str | TextParts) -> str:
+        A template is a program that declares nothing, so a message of this role is rendered in both forms.
+        """
+        if role not in self._forms:
+            self._forms[role] = ContentForms(
+                text=_PROBES[0] in self._try_render(role, _PROBES[0]),
+                parts=_shows_parts(self._try_render(role, _PROBE_PARTS)),
+            )
+        return self._forms[role]
+
+    def _try_render(self, role: str, content: str | TextParts) -> str:
         try:
             return self.render(_conversation(role, content))
         except InvalidRequest:
@@ -80,7 +84,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """``variables`` are more names for the template (chat_template_kwargs). Raises InvalidRequest."""
+        """Return the text of a conversation. Raises InvalidRequest.
+
+        ``variables`` are further variables of the template (chat_template_kwargs).
+        """
         conversation = [_without_nulls(message) for message in messages]
         if continue_final_message:
             conversation[-1] = _marked(conversation[-1])
@@ -100,17 +107,20 @@ class ChatTemplate:
             return self._template.render(names)
         except jinja2.TemplateError as error:
             raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"messages: the model's chat template refuses them: {error}", param="messages"
             ) from error
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-            # A template is a program over what the client sent: what it trips over is in the messages.
+            # A template is a program that runs over the client's messages, so its errors are caused by them.
             raise InvalidRequest(
-                f"the model's chat template cannot render these messages: {error}", param="messages"
+                f"messages: the model's chat template cannot render them: {error}", param="messages"
             ) from error
 
 
 def load_chat_template(folder: Path, override: Path | None, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """From ``override``, else chat_template.jinja, else tokenizer_config.json. None where there is none."""
+    """Load ``override``, else chat_template.jinja, else the one in tokenizer_config.json; None without any of them.
+
+    Raises ModelFolderError.
+    """
     file = override or folder / "chat_template.jinja"
     if override is not None or file.is_file():
         try:
@@ -118,7 +128,7 @@ def load_chat_template(folder: Path, override: Path | None, named_tokens: Mappin
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFolderError(f"the chat template {file} cannot be read: {error}") from error
     configured = read_json_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(configured, list):  # several by name: the one called default
+    if isinstance(configured, list):  # several templates by name, of which the one called default applies
         named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
         configured = named.get("default")
     if not isinstance(configured, str):
@@ -127,14 +137,14 @@ def load_chat_template(folder: Path, override: Path | None, named_tokens: Mappin
 
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Clients send null for what is not there; templates test for presence. Reasoning goes by three names."""
+    """Return the message without nulls, because templates test for presence, and with all names of its reasoning."""
     plain = {name: value for name, value in message.items() if value is not None}
     reasoning = next((plain[name] for name in _REASONING_NAMES if name in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 
 def _conversation(role: str, content: str | TextParts) -> list[dict[str, Any]]:
-    """A short one in which a message of this role has this content."""
+    """Return a short conversation in which a message of this role has this content."""
     question = {"role": "user", "content": "Hi"}
     message = {"role": role, "content": content}
     match role:
@@ -150,7 +160,7 @@ def _conversation(role: str, content: str | TextParts) -> list[dict[str, Any]]:
 
 
 def _shows_parts(text: str) -> bool:
-    """Whether both parts are there, and as text: a template that knows no parts may write the list out in Python."""
+    """Return whether both parts occur as text: a template that supports no parts may print the list as Python."""
     _, one, rest = text.partition(_PROBES[0])
     between, two, _ = rest.partition(_PROBES[1])
     return bool(one and two) and "type" not in between
@@ -162,7 +172,7 @@ def _marked(message: dict[str, Any]) -> dict[str, Any]:
         *others, last = content
         return {**message, "content": [*others, {**last, "text": last["text"] + _MARK + " "}]}
     if not isinstance(content, str):
-        raise InvalidRequest("continue_final_message needs text in the last message", param="messages")
+        raise InvalidRequest("messages: continue_final_message needs text in the last message", param="messages")
     return {**message, "content": content + _MARK + " "}
 
 
@@ -170,7 +180,8 @@ def _up_to_mark(text: str) -> str:
     place = text.rfind(_MARK)
     if place < 0:
         raise InvalidRequest(
-            "continue_final_message: the model's chat template leaves out or rewrites the last message",
+            "messages: continue_final_message is not possible, because the model's chat template omits or rewrites the "
+            "last message",
             param="messages",
         )
     trimmed = not text.startswith(_MARK + " ", place)
@@ -178,7 +189,7 @@ def _up_to_mark(text: str) -> str:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """``{% generation %}`` marks what an assistant wrote, for training; here it only shows its body."""
+    """The tag ``{% generation %}``, which marks an assistant's text for training; here it only renders its body."""
 
     tags = {"generation"}
 
@@ -189,7 +200,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's, without names that reach into Python."""
+    """Jinja's namespace without names that give access to Python's internals."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *positional = args
@@ -205,7 +216,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
+        raise jinja2.exceptions.SecurityError(f"a namespace may not contain {name!r}")
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
@@ -223,7 +234,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own escapes for HTML, which a prompt is not."""
+    """Encode as JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,6 +1,6 @@
-"""Makes a tokenizer.json for a folder that has none, once, by a subprocess that may import transformers.
+"""Conversion of a model's tokenizer to tokenizer.json, by a subprocess that may import transformers.
 
-The result is cached under a hash of the files it came from, outside the model folder, which may be read-only.
+The result is cached under a hash of its source files, outside the model folder, which may be read-only.
 """
 
 import hashlib
@@ -28,10 +28,11 @@ _TIMEOUT_SECONDS = 300.0
 
 
 def converted_tokenizer_file(folder: Path, converter: Sequence[str] = _CONVERTER) -> Path:
-    """The cached conversion, made now if need be by ``converter FOLDER FILE``. Raises ModelFolderError."""
+    """Return the cached conversion, or run ``converter FOLDER FILE`` first. Raises ModelFolderError."""
     if not any((folder / name).is_file() for name in _SOURCES):
         raise ModelFolderError(
-            f"{folder} holds no tokenizer: needed is tokenizer.json, or one that converts to it ({', '.join(_SOURCES)})"
+            f"{folder} contains no tokenizer: expected tokenizer.json, or a file that can be converted to it "
+            f"({', '.join(_SOURCES)})"
         )
     target = _cache_folder() / f"{_digest(folder)}.json"
     if not target.is_file():
@@ -42,8 +43,8 @@ def converted_tokenizer_file(folder: Path, converter: Sequence[str] = _CONVERTER
 def _convert(folder: Path, target: Path, converter: Sequence[str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch, "tokenizer.json")
-        command = [*converter, str(folder), str(made)]
+        result = Path(scratch, "tokenizer.json")
+        command = [*converter, str(folder), str(result)]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         try:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
@@ -51,10 +52,10 @@ def _convert(folder: Path, target: Path, converter: Sequence[str]) -> None:
             raise ModelFolderError(
                 f"converting the tokenizer of {folder} took more than {_TIMEOUT_SECONDS:g} s"
             ) from None
-        if done.returncode != 0 or not made.is_file():
+        if done.returncode != 0 or not result.is_file():
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise ModelFolderError(f"the tokenizer of {folder} cannot be converted to tokenizer.json: {lines[-1]}")
-        made.replace(target)
+        result.replace(target)
 
 
 def _digest(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""From the token ids of one sequence, as they are drawn, to its text: never half a character, cut at stop strings.
+"""From the token ids of one sequence, as they are sampled, to its text: never half a character, cut at stop strings.
 
 ``server.generation`` calls it with the ids of each step. It knows nothing of sampling, messages or HTTP.
 """
@@ -12,7 +12,7 @@ from quire_engine.text.stop_strings import StopStrings
 from quire_engine.text.tokenizer import Tokenizer
 
 _CONTEXT_TOKENS = 6
-"""Tokens of the prompt that a window begins with, so that spaces between tokens come out as in the whole text."""
+"""The tokens of context before a window, so that the spaces between tokens are those of the whole text."""
 _MAX_CHARACTER_BYTES = 4
 _MAX_OPEN_TOKENS = 8
 """A character has at most four bytes, each at most a token; with more tokens open the bytes are no character."""
@@ -21,18 +21,22 @@ _REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
+    """The text that may be shown after some tokens."""
+
     text: str
     num_tokens: int
-    """How many of the ids fed belong to the sequence: all, but where a stop string ended it before."""
+    """The number of these tokens that belong to the answer: all of them, unless a stop string ended it earlier."""
     stop: str | None = None
+    """The stop string that ended the text."""
 
 
 class _Decoder(Protocol):
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete."""
 
 
 def open_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> bytes:
-    """The first bytes of a character in which a prompt of ids ends: the answer completes it."""
+    """Return the first bytes of a character with which a prompt of token ids ends, and which the answer completes."""
     if tokenizer.pieces is None:
         return b""
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -41,7 +45,7 @@ def open_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> bytes:
 
 
 class _BytesDecoder:
-    """Adds up the tokens' bytes and decodes what is complete UTF-8."""
+    """A decoder that concatenates the tokens' bytes and returns the characters that are complete in UTF-8."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip: frozenset[int]) -> None:
         assert tokenizer.pieces is not None
@@ -56,7 +60,7 @@ class _BytesDecoder:
 
 
 class _WindowDecoder:
-    """Asks the tokenizer for the text of the last few tokens with and without the new ones; the difference is new."""
+    """A decoder that compares the tokenizer's text of the last tokens with and without the new one."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -79,10 +83,10 @@ class _WindowDecoder:
 
 
 class Detokenizer:
-    """One sequence's text. ``feed`` returns what may be shown; ``flush`` what was held back when it ended otherwise.
+    """The text of one sequence. ``feed`` returns what may be shown; ``flush`` returns what is held back at the end.
 
-    Bytes that can no longer become a character turn into U+FFFD; a character still open when the sequence ends is left
-    out. Stop strings do not count within the text of the first ``min_tokens`` tokens.
+    Bytes that can no longer become a character become U+FFFD; a character that is incomplete at the end is omitted.
+    Stop strings do not count within the text of the first ``min_tokens`` tokens.
     """
 
     def __init__(
@@ -99,16 +103,17 @@ class Detokenizer:
         decoder = _WindowDecoder if tokenizer.pieces is None else _BytesDecoder
         self._decoder: _Decoder = decoder(tokenizer, prompt, skip)
         self._stops = StopStrings(stops, included=include_stop) if stops else None
-        self._unwatched = min_tokens
+        self._tokens_without_stops = min_tokens
 
     def feed(self, token_ids: Sequence[int]) -> Piece:
+        """Return the text that may be shown after these tokens."""
         if self._stops is None:
             return Piece(self._decoder.decode(token_ids), len(token_ids))
         shown: list[str] = []
         for count, token_id in enumerate(token_ids, start=1):
             text = self._decoder.decode((token_id,))
-            if self._unwatched > 0:
-                self._unwatched -= 1
+            if self._tokens_without_stops > 0:
+                self._tokens_without_stops -= 1
                 shown.append(text)
                 continue
             cut = self._stops.feed(text)
@@ -118,4 +123,5 @@ class Detokenizer:
         return Piece("".join(shown), len(token_ids))
 
     def flush(self) -> str:
+        """Return the text that is held back, when the sequence has ended without a stop string."""
         return "" if self._stops is None else self._stops.flush()

@@ -1,4 +1,4 @@
-"""All that a model folder says about text, read at once before anything slow."""
+"""The text side of a model folder, which is read before anything slow: tokenizer, chat template, sampling defaults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,13 +53,15 @@ def _checked(file: Path, name: str, value: Any, permitted: ModelRange) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelText:
+    """The text side of a model."""
+
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     sampling_defaults: SamplingDefaults
 
 
 def load_model_text(folder: Path, options: TextOptions) -> ModelText:
-    """Raises ModelFolderError."""
+    """Load the text side of a model folder. Raises ModelFolderError."""
     tokenizer = load_tokenizer(folder)
     ignored = options.generation_config == "none"
     return ModelText(

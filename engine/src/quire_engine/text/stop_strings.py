@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text: cut exactly there, over any border, and hold back no more than may become one."""
+"""Stop strings in streamed text: the text is cut exactly there, and only what may become a stop string is held back."""
 
 import re
 from collections.abc import Sequence
@@ -8,19 +8,21 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True)
 class Cut:
+    """The text that may be shown now, and the stop string if one was completed."""
+
     text: str
-    """What may be shown now."""
     stop: str | None = None
     """The stop string that ended the text."""
 
 
 class StopStrings:
-    """Watches a text that arrives in parts. The result does not depend on where the parts end.
+    """A search for stop strings in a text that arrives in parts, whose result does not depend on where the parts end.
 
-    The text ends where, read character by character, a stop string is first complete; of several that complete at the
-    same character the longest counts. ``included`` keeps it in the text.
+    The text ends at the first character that completes a stop string; of several that the same character completes,
+    the longest counts. ``included`` keeps it in the text.
 
-    By Knuth, Morris and Pratt, so that a character costs the same whatever the stop strings are: clients choose them.
+    The search is that of Knuth, Morris and Pratt (SIAM Journal on Computing 6, 1977): a character costs the same for
+    all stop strings, which clients choose.
     """
 
     def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
@@ -30,15 +32,16 @@ class StopStrings:
         self._included = included
         self._held = ""
         self._matched = [0] * len(self._stops)
-        """Of each stop string how much the text ends with."""
+        """For each stop string, the length of its prefix with which the text ends."""
 
     def feed(self, text: str) -> Cut:
+        """Return what of the text so far may be shown now, after ``text`` has arrived."""
         start = 0
-        if not self._held:  # nothing is begun: nearly all of a text
-            begun = self._begin.search(text)
-            if begun is None:
+        if not self._held:  # no stop string has started, as in nearly all of a text
+            found = self._begin.search(text)
+            if found is None:
                 return Cut(text)
-            start = begun.start()
+            start = found.start()
         buffer = self._held + text
         for end, character in enumerate(text[start:], start=len(self._held) + start + 1):
             stop = self._step(character)
@@ -50,12 +53,12 @@ class StopStrings:
         return Cut(buffer[:shown])
 
     def flush(self) -> str:
-        """What was held back, when the text ended otherwise."""
+        """Return the text that is held back, when the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _step(self, character: str) -> str | None:
-        """One character further; the stop string that it completes."""
+        """Advance by one character, and return the stop string that it completes."""
         matched = self._matched
         for index, (stop, borders) in enumerate(self._stops):
             length = matched[index]
@@ -71,7 +74,7 @@ class StopStrings:
 
 @lru_cache(maxsize=1024)
 def _borders(stop: str) -> tuple[int, ...]:
-    """For each length of a beginning of ``stop`` the longest shorter one that this beginning also ends with."""
+    """Return, for each prefix of ``stop``, the length of its longest proper prefix that is also its suffix."""
     borders = [0, 0]
     length = 0
     for character in stop[1:]:

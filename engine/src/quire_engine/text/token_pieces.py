@@ -1,8 +1,8 @@
-"""What each token id adds to the text, as bytes, where the tokenizer's decoder is plain enough to say so.
+"""The bytes that each token id adds to the text, for tokenizers whose decoder is simple enough.
 
-Two kinds of decoder are: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece-like BPE with byte fallback (Llama 2,
-Mistral, Gemma). For these the text is the concatenation of the tokens' bytes, so decoding a stream is exact and costs
-a look-up. ``token_pieces`` returns None for any other; ``detokenizer`` then asks the tokenizer for windows of text.
+Two kinds of decoder are simple: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece-like BPE with byte fallback
+(Llama 2, Mistral, Gemma). For these the text is the concatenation of the tokens' bytes, so that decoding a stream is
+exact and costs one lookup per token. For all others ``detokenizer`` decodes windows of text.
 """
 
 import json
@@ -16,29 +16,30 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Vocabulary(Protocol):
     """The part of ``tokenizers.Tokenizer`` that is needed here."""
 
-    def id_to_token(self, id: int) -> str | None: ...
+    def id_to_token(self, id: int) -> str | None:
+        """Return the token with this id; None for an unknown id."""
 
 
 class TokenPieces:
-    """The bytes of each token, worked out when first asked for."""
+    """The bytes of each token, computed at the first lookup."""
 
     def __init__(self, vocabulary: Vocabulary, added: dict[int, str], to_bytes: Callable[[str], bytes]) -> None:
         self._vocabulary = vocabulary
         self._to_bytes = to_bytes
-        # Added tokens are matched in text as they stand, so they also stand for themselves.
+        # Added tokens are matched literally in text, so their text is their content.
         self._known = {token_id: content.encode() for token_id, content in added.items()}
 
     def __getitem__(self, token_id: int) -> bytes:
         piece = self._known.get(token_id)
         if piece is None:
             token = self._vocabulary.id_to_token(token_id)
-            # A model's vocabulary may be padded beyond the tokenizer's: such ids have no text.
+            # A model's vocabulary may be padded beyond that of the tokenizer: such ids have no text.
             piece = self._known[token_id] = b"" if token is None else self._to_bytes(token)
         return piece
 
 
 def token_pieces(vocabulary: Vocabulary, decoder: Any, added: dict[int, str]) -> TokenPieces | None:
-    """Pieces for this decoder (of ``tokenizers``), or None where tokens do not add up bytewise."""
+    """Return the pieces for a decoder of ``tokenizers``; None where the text is not the concatenation of tokens."""
     steps = [] if decoder is None else _flat(json.loads(decoder.__getstate__()))
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return TokenPieces(vocabulary, added, _byte_level_bytes)
@@ -63,9 +64,9 @@ def _flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fallback_replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]] | None:
-    """The replacements of a decoder that is Replace*, ByteFallback, Fuse, Strip of leading characters; else None.
+    """Return the replacements of a decoder of the form Replace*, ByteFallback, Fuse, optional leading Strip; else None.
 
-    The strip takes a space that begins a whole text. What is decoded here continues a prompt, so it stays.
+    The strip removes a space at the start of a whole text. The text decoded here continues a prompt, so it stays.
     """
     kinds = [step["type"] for step in steps]
     replaces = [step for step in steps if step["type"] == "Replace"]
@@ -80,7 +81,7 @@ def _fallback_replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as a printable character: itself where it is one, else one from U+0100 on."""
+    """Return the byte for each character of byte-level BPE's alphabet: printable bytes themselves, else U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""A model folder's tokenizer: tokenizer.json by the ``tokenizers`` library, and what tokenizer_config.json adds to it.
+"""The tokenizer of a model folder: tokenizer.json in the ``tokenizers`` library, with tokenizer_config.json's tokens.
 
-Loaded once by ``__main__``, before anything slow; then only read. A folder without tokenizer.json is converted once by
-``conversion``, in a process of its own.
+``__main__`` loads it once, before anything slow; afterwards it is only read. For a folder without tokenizer.json,
+``conversion`` creates one in a subprocess.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _NAMED_SPECIAL_TOKENS = (
 
 
 class Tokenizer:
-    """Text to ids and back. ``named_tokens`` are what chat templates know as ``bos_token`` and so on."""
+    """A tokenizer. ``named_tokens`` are the special tokens by the names that chat templates use, such as bos_token."""
 
     def __init__(self, backend: tokenizers.Tokenizer, named_tokens: dict[str, str]) -> None:
         backend.no_padding()
@@ -41,36 +41,38 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # The batch call leaves out offsets nobody reads, and lets other threads run meanwhile.
+        """Return the token ids of a text."""
+        # The batch call computes no offsets, and lets other threads run meanwhile.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for by itself: for logprobs."""
+        """Return the bytes of one token by itself, for logprobs."""
         if self.pieces is not None:
             return self.pieces[token_id]
         return self.decode([token_id]).encode()
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Raises ModelFolderError."""
+    """Load the tokenizer of a model folder. Raises ModelFolderError."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         file = converted_tokenizer_file(folder)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for a file it can't read
-        raise ModelFolderError(f"{file} is not a tokenizer: {error}") from error
+    except Exception as error:  # the library raises a bare Exception for a file that it cannot read
+        raise ModelFolderError(f"{file} is not a valid tokenizer: {error}") from error
     return Tokenizer(backend, _named_special_tokens(folder))
 
 
 def _named_special_tokens(folder: Path) -> dict[str, str]:
-    """tokenizer_config.json says; special_tokens_map.json fills in for older folders."""
+    """Return the special tokens by name, from tokenizer_config.json, else from special_tokens_map.json."""
     named: dict[str, str] = {}
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         content = read_json_object(folder / file)

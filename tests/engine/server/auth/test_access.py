@@ -9,7 +9,7 @@ from quire_common.errors import KeyFileError
 from quire_common.key_file import parse_keys
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, Unauthorized
-from quire_engine.server.auth.access import ANYBODY, Access
+from quire_engine.server.auth.access import ANONYMOUS, Access
 
 SECRET = hashlib.sha256(b"secret-key-1")
 
@@ -56,7 +56,7 @@ def test_every_path_but_the_probes_needs_the_key(tmp_path: Path, path: str) -> N
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
 def test_probes_and_metrics_are_open(tmp_path: Path, path: str) -> None:
-    assert guarded(tmp_path, Clock(), api="secret-key-1").check(path, Headers({}), None) == ANYBODY
+    assert guarded(tmp_path, Clock(), api="secret-key-1").check(path, Headers({}), None) == ANONYMOUS
 
 
 def test_metrics_can_have_a_key_of_their_own(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_metrics_can_have_a_key_of_their_own(tmp_path: Path) -> None:
 def test_admin_without_a_key_answers_this_host_only(tmp_path: Path, host: str | None, allowed: bool) -> None:
     access = guarded(tmp_path, Clock(), api="secret-key-1")
     if allowed:
-        assert access.check("/admin/drain", Headers({}), host) == ANYBODY
+        assert access.check("/admin/drain", Headers({}), host) == ANONYMOUS
         return
     with pytest.raises(Forbidden):
         access.check("/admin/drain", bearer("secret-key-1"), host)

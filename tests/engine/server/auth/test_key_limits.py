@@ -17,7 +17,7 @@ from quire_engine.config import AccessOptions
 from quire_engine.errors import InvalidRequest, Overloaded, Unavailable
 from quire_engine.server.auth.access import Access
 from quire_engine.server.auth.allowance import Allowance
-from quire_engine.server.auth.rate_limits import Bucket, missing, refilled, taken, written_duration
+from quire_engine.server.auth.rate_limits import Bucket, charged, missing, refilled, written_duration
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
@@ -109,7 +109,7 @@ def test_a_bucket_fills_evenly_up_to_a_minutes_worth(
 @pytest.mark.parametrize(
     ("level", "cost", "lack"), [(10.0, 4, 0.0), (10.0, 12, 2.0), (-5.0, 1, 6.0), (60.0, 500, 0.0), (59.0, 500, 1.0)]
 )
-def test_what_costs_more_than_a_minutes_worth_needs_a_full_bucket(level: float, cost: float, lack: float) -> None:
+def test_a_cost_above_the_capacity_needs_a_full_bucket(level: float, cost: float, lack: float) -> None:
     assert missing(Bucket(level, 0.0), cost, 60) == lack
 
 
@@ -120,7 +120,7 @@ def test_over_any_time_no_more_is_taken_than_flows_in(events: list[tuple[float, 
         now += passed
         bucket = refilled(bucket, per_minute, now)
         if missing(bucket, cost, per_minute) == 0.0:
-            bucket = taken(bucket, cost)
+            bucket = charged(bucket, cost)
             used += cost
         assert used <= per_minute * (1 + now / 60) + 40 + 1e-6  # one cost beyond: the debt
 
@@ -142,47 +142,47 @@ def refused(take: Callable[[], None]) -> int:
     return caught.value.retry_after_seconds
 
 
-def test_requests_are_limited_and_told_when_to_come_back() -> None:
+def test_requests_are_limited_with_retry_after() -> None:
     clock = Clock()
     allowance = Allowance("a", KeyLimits(requests_per_minute=6), clock)
     for _ in range(6):
-        allowance.take_request()
-    assert refused(allowance.take_request) == 10
+        allowance.charge_request()
+    assert refused(allowance.charge_request) == 10
     clock.now = 9.9
-    assert refused(allowance.take_request) == 1
+    assert refused(allowance.charge_request) == 1
     clock.now = 10.0
-    allowance.take_request()
+    allowance.charge_request()
 
 
-def test_drawn_tokens_leave_a_debt_that_later_requests_wait_for() -> None:
+def test_sampled_tokens_leave_a_debt_for_later_requests() -> None:
     clock = Clock()
     allowance = Allowance("a", KeyLimits(tokens_per_minute=60), clock)
-    allowance.take_work(1, 50)
-    allowance.use_tokens(40)
-    assert refused(lambda: allowance.take_work(1, 10)) == 40  # 30 of debt and 10 to take, at one a second
+    allowance.charge_sequences(1, 50)
+    allowance.charge_tokens(40)
+    assert refused(lambda: allowance.charge_sequences(1, 10)) == 40  # 30 of debt and 10 to take, at one a second
     clock.now = 40.0
-    allowance.take_work(1, 10)
+    allowance.charge_sequences(1, 10)
 
 
-def test_places_are_taken_and_given_back() -> None:
+def test_concurrent_sequences_are_released() -> None:
     allowance = Allowance("a", KeyLimits(max_concurrent=3), Clock())
-    allowance.take_work(2, 5)
-    refused(lambda: allowance.take_work(2, 5))
-    allowance.leave(1)
-    allowance.take_work(2, 5)
-    with pytest.raises(InvalidRequest, match=r"4 sequences .* more than this API key may have under way \(3\)"):
-        allowance.take_work(4, 5)
+    allowance.charge_sequences(2, 5)
+    refused(lambda: allowance.charge_sequences(2, 5))
+    allowance.release(1)
+    allowance.charge_sequences(2, 5)
+    with pytest.raises(InvalidRequest, match=r"^4 sequences .* 3 concurrent"):
+        allowance.charge_sequences(4, 5)
 
 
 def test_a_refused_request_costs_nothing() -> None:
     allowance = Allowance("a", KeyLimits(tokens_per_minute=60, max_concurrent=1), Clock())
-    allowance.take_work(1, 30)
-    refused(lambda: allowance.take_work(1, 30))
-    allowance.leave(1)
-    refused(lambda: allowance.take_work(1, 31))
-    allowance.take_work(1, 30)
-    allowance.give_back(1, 30)
-    assert (allowance.places, allowance.headers()["x-ratelimit-remaining-tokens"]) == (0, "30")
+    allowance.charge_sequences(1, 30)
+    refused(lambda: allowance.charge_sequences(1, 30))
+    allowance.release(1)
+    refused(lambda: allowance.charge_sequences(1, 31))
+    allowance.charge_sequences(1, 30)
+    allowance.refund(1, 30)
+    assert (allowance.running, allowance.headers()["x-ratelimit-remaining-tokens"]) == (0, "30")
 
 
 def test_limits_follow_the_file_while_requests_run(tmp_path: Path) -> None:
@@ -192,20 +192,20 @@ def test_limits_follow_the_file_while_requests_run(tmp_path: Path) -> None:
     headers = Headers({"authorization": "Bearer plain-key-1"})
     running = access.check("/v1/completions", headers, None).allowance
     assert running is not None
-    running.take_work(2, 10)
+    running.charge_sequences(2, 10)
     file.write_text("max_concurrent=3 requests_per_minute=1 a:plain-key-1")
     clock.now = 2.0
     now = access.check("/v1/completions", headers, None).allowance
-    assert now is running and (now.limits.max_concurrent, now.places) == (3, 2)
-    now.take_work(1, 10)
-    now.take_request()
-    refused(now.take_request)
+    assert now is running and (now.limits.max_concurrent, now.running) == (3, 2)
+    now.charge_sequences(1, 10)
+    now.charge_request()
+    refused(now.charge_request)
     file.write_text("a:plain-key-1")
     clock.now = 4.0
     access.check("/v1/completions", headers, None)
-    running.take_work(9, 10)
-    running.take_request()
-    running.leave(12)
+    running.charge_sequences(9, 10)
+    running.charge_request()
+    running.release(12)
 
 
 def test_keys_of_one_name_share_one_allowance(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ async def test_one_request_too_many_is_429_in_openais_words(serving: Serving, tm
         assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 30
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-        assert "ann is limited to 2 requests a minute" in error["message"]
+        assert "2 requests per minute" in error["message"]
         assert server.context.metrics.rejected == {"key_limit": 1}
         assert (await server.http.get("/v1/models")).status_code == 200  # a look costs nothing
 
@@ -254,7 +254,7 @@ async def test_places_come_back_however_requests_end(serving: Serving, tmp_path:
             number = len(server.engine.streams)
             first, second = await server.engine.stream(number), await server.engine.stream(number + 1)
             refused = await server.complete()
-            assert refused.status_code == 429 and "2 sequences at once" in refused.json()["error"]["message"]
+            assert refused.status_code == 429 and "2 concurrent sequences" in refused.json()["error"]["message"]
             assert (await server.complete(n=3)).status_code == 400
             if end == "finishes":
                 first.draw(token_ids("a"), "length")

@@ -40,9 +40,7 @@ async def read_until_broken(response: httpx.Response) -> str:
     return text
 
 
-async def test_an_engine_that_ends_mid_stream_is_an_error_event_and_no_done(
-    serving: Serving, token_ids: TokenIds
-) -> None:
+async def test_an_engine_lost_mid_stream_is_an_error_event_without_done(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server, streaming(server, token_ids("Hel")) as response:
         server.engine.streams[0].breaks(Unavailable("the engine stopped", code="engine_stopped"))
         text = await read_until_broken(response)
@@ -52,7 +50,7 @@ async def test_an_engine_that_ends_mid_stream_is_an_error_event_and_no_done(
         assert last.startswith("event: error\ndata: ")
         assert json.loads(last.partition("data: ")[2])["error"]["code"] == "engine_stopped"
         assert server.context.metrics.finished["error"] == 1
-        assert server.admission.requests == 0 and server.context.lifecycle.in_flight == 0
+        assert server.queue.requests == 0 and server.context.lifecycle.in_flight == 0
 
 
 async def test_openais_client_raises_when_a_stream_breaks(serving: Serving, token_ids: TokenIds) -> None:
@@ -84,9 +82,7 @@ async def test_what_breaks_before_the_first_token_is_a_status(
         assert response.headers.get("retry-after") == ("3" if status == 503 else None)
 
 
-async def test_an_answer_in_one_piece_that_breaks_is_an_error_and_not_half_an_answer(
-    serving: Serving, token_ids: TokenIds
-) -> None:
+async def test_a_failed_answer_without_stream_is_an_error(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         asking = asyncio.create_task(server.chat())
         stream = await server.engine.stream()
@@ -115,7 +111,7 @@ async def test_a_client_that_leaves_a_stream_ends_it_on_the_engine(
         assert server.context.metrics.finished["abort"] == 1
 
 
-async def test_a_client_that_leaves_an_answer_in_one_piece_ends_all_its_sequences(serving: Serving) -> None:
+async def test_a_disconnect_without_stream_ends_all_sequences(serving: Serving) -> None:
     async with serving() as server:
         body = {"model": "demo", "prompt": ["a", "b"], "n": 2}
         asking = asyncio.create_task(server.http.post("/v1/completions", json=body))
@@ -132,7 +128,7 @@ async def _quiet(server: Any) -> None:
     lifecycle = server.context.lifecycle
     lifecycle.begin_drain()
     await asyncio.wait_for(lifecycle.drained(), 60)
-    assert server.admission.requests == 0 and server.admission.tokens == 0
+    assert server.queue.requests == 0 and server.queue.tokens == 0
 
 
 async def test_one_of_several_answers_that_breaks_ends_them_all(serving: Serving, token_ids: TokenIds) -> None:
@@ -158,7 +154,7 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(serving: Serving, to
         stream.starts()
         stream.draw(token_ids("ok"), "length")
         assert (await waiting).status_code == 200
-        assert server.admission.requests == 0
+        assert server.queue.requests == 0
 
 
 async def test_who_waits_too_long_is_told_so_and_leaves_the_queue(serving: Serving) -> None:
@@ -200,7 +196,7 @@ async def test_a_drain_lets_what_runs_finish_and_refuses_the_rest(serving: Servi
 async def test_what_outlasts_the_drain_is_told(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server, streaming(server, token_ids("Hel")) as response:
         server.context.lifecycle.begin_drain()
-        server.context.lifecycle.give_up(Unavailable("the server is stopping", code="shutting_down"))
+        server.context.lifecycle.fail_all(Unavailable("the server is stopping", code="shutting_down"))
         text = await read_until_broken(response)
         assert "shutting_down" in text and "[DONE]" not in text
         assert server.engine.streams[0].cancelled.is_set()
@@ -214,25 +210,23 @@ async def test_without_an_engine_requests_are_told_to_come_back(serving: Serving
         assert int(response.headers["retry-after"]) > 0
 
 
-async def test_an_engine_that_goes_while_a_request_comes_in_leaves_no_place_taken(serving: Serving) -> None:
+async def test_an_engine_lost_during_submission_releases_the_queue(serving: Serving) -> None:
     async with serving() as server:
         server.engine.refuses = Unavailable("the engine is being restarted", code="engine_restarting")
         response = await server.chat(n=2)
         assert response.status_code == 503 and response.json()["error"]["code"] == "engine_restarting"
-        assert (server.admission.requests, server.admission.tokens) == (0, 0)
+        assert (server.queue.requests, server.queue.tokens) == (0, 0)
         assert server.context.metrics.arrived_requests == 0
 
 
-async def test_a_fault_of_ours_is_a_500_that_tells_nothing_of_the_inside(
-    serving: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_bug_is_a_500_without_internals(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as server:
         server.engine.refuses = RuntimeError("secret detail")
         response = await server.chat()
         assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
         assert "secret" not in response.text and "secret detail" in caplog.text
         assert (await server.http.get("/livez")).status_code == 200
-        assert (server.admission.requests, server.context.lifecycle.in_flight) == (0, 0)
+        assert (server.queue.requests, server.context.lifecycle.in_flight) == (0, 0)
 
 
 async def test_a_fault_of_ours_in_a_stream_is_an_error_event(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestError, UnsupportedMedia
-from quire_engine.server.http.body import read_object, validated
+from quire_engine.server.http.body import read_object, validate_body
 from quire_engine.server.http.problems import error_body
-from quire_engine.server.openai.later import LATER, take_out_later
 from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
+from quire_engine.server.openai.unsupported import UNSUPPORTED, remove_unsupported
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "Hi"}
@@ -48,8 +48,8 @@ async def test_a_body_comes_in_parts() -> None:
         (b'{"a": "\\ud800"}', "not JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        (b"[]", "must be a JSON object, not an array"),
-        (b"null", "must be a JSON object, not null"),
+        (b"[]", "an array"),
+        (b"null", "null"),
     ],
 )
 async def test_what_is_no_json_object_is_refused(body: bytes, part: str) -> None:
@@ -58,7 +58,7 @@ async def test_what_is_no_json_object_is_refused(body: bytes, part: str) -> None
     assert caught.value.code == "invalid_json" and len(error_body(caught.value)) <= 4096
 
 
-async def test_a_body_over_the_limit_is_refused_with_and_without_a_length() -> None:
+async def test_a_body_over_the_limit_is_refused_without_a_length_too() -> None:
     with pytest.raises(BodyTooLarge):
         await read_object(request_with(b"x" * 101), 100)
     with pytest.raises(BodyTooLarge):
@@ -82,106 +82,112 @@ async def test_other_media_are_refused(content_type: str, headers: dict[str, str
 def refusal(model: type[Any], content: dict[str, Any], *, lenient: bool = False) -> InvalidRequest:
     content = json.loads(json.dumps(content))
     with pytest.raises(InvalidRequest) as caught:
-        validated(model, content, lenient=lenient, reasons=take_out_later(content))
+        validate_body(model, content, lenient=lenient, reasons=remove_unsupported(content))
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "reason"),
+    ("field", "value", "place", "figures"),
     [
-        ("temperature", "hot", "temperature: should be a valid number"),
-        ("temperature", "0.5", "temperature: should be a valid number"),
-        ("temperature", -1, "temperature: should be greater than or equal to 0"),
-        ("temperature", True, "temperature: should be a valid number"),
-        ("top_p", 0, "top_p: should be greater than 0"),
-        ("max_tokens", -1, "max_tokens: should be greater than or equal to "),
-        ("max_tokens", 1.5, "max_tokens: should be a valid integer"),
-        ("n", 0, "n: should be greater"),
-        ("n", 10**6, "n: should be less than or equal to 128"),
-        ("seed", 2**64, "seed: should be less than"),
-        ("stream", "yes", "stream: should be a valid boolean"),
-        ("stop", 3, "stop: should be a string or an array of strings, not an integer"),
-        ("stop", [""], "stop: each stop string should have 1 to"),
-        ("stop", ["x"] * 17, "stop: has 17 stop strings"),
-        ("stop", "x" * 257, "stop: each stop string"),
-        ("stop_token_ids", [-1], "stop_token_ids[0]: should be greater than or equal to 0"),
-        ("logit_bias", {"x": 1}, "logit_bias: has the key 'x', which is not a token id"),
-        ("logit_bias", {"1": 101}, "logit_bias: the bias of token 1 should be a number from -100 to 100"),
-        ("logit_bias", [1], "logit_bias: should be an object"),
-        ("stream_options", {"include_usage": True}, "stream_options: only with stream set to true"),
-        ("min_token", 3, "min_token: unknown field; did you mean min_tokens?"),
-        ("guided_json", {"type": "object"}, "guided_json: structured output is not supported"),
-        ("prompt_logprobs", -1, "prompt_logprobs: should be greater than or equal to 0"),
-        ("prompt_logprobs", True, "prompt_logprobs: should be a valid integer"),
-        ("typical_p", 0, "typical_p: should be greater than 0"),
-        ("typical_p", 1.5, "typical_p: should be less than or equal to 1"),
-        ("allowed_token_ids", [], "allowed_token_ids: should be a non-empty array of token ids"),
-        ("allowed_token_ids", [3, -1], "allowed_token_ids: should be a non-empty array of token ids"),
-        ("allowed_token_ids", [3, True], "allowed_token_ids: should be a non-empty array of token ids"),
-        ("bad_words", ["a", ""], "bad_words[1]: should have at least 1 character"),
-        ("bad_words", ["a"] * 257, "bad_words: should have at most 256 items"),
-        ("bad_words", "a", "bad_words: should be a valid list"),
-        ("truncate_prompt_tokens", 0, "truncate_prompt_tokens: should be -1 or greater than 0"),
-        ("truncate_prompt_tokens", -2, "truncate_prompt_tokens: should be greater than or equal to -1"),
-        ("cache_salt", "", "cache_salt: should have at least 1 character"),
+        ("temperature", "hot", "temperature: ", ("number",)),
+        ("temperature", "0.5", "temperature: ", ("number",)),
+        ("temperature", -1, "temperature: ", ("0",)),
+        ("temperature", True, "temperature: ", ("number",)),
+        ("top_p", 0, "top_p: ", ("0",)),
+        ("max_tokens", -1, "max_tokens: ", ("greater",)),
+        ("max_tokens", 1.5, "max_tokens: ", ("integer",)),
+        ("n", 0, "n: ", ("greater",)),
+        ("n", 10**6, "n: ", ("128",)),
+        ("seed", 2**64, "seed: ", ("less",)),
+        ("stream", "yes", "stream: ", ("boolean",)),
+        ("stop", 3, "stop: ", ("integer",)),
+        ("stop", [""], "stop: ", ("1",)),
+        ("stop", ["x"] * 17, "stop: ", ("17",)),
+        ("stop", "x" * 257, "stop: ", ("256",)),
+        ("stop_token_ids", [-1], "stop_token_ids[0]: ", ("0",)),
+        ("logit_bias", {"x": 1}, "logit_bias: ", ("'x'",)),
+        ("logit_bias", {"1": 101}, "logit_bias: ", ("-100", "100")),
+        ("logit_bias", [1], "logit_bias: ", ("object",)),
+        ("stream_options", {"include_usage": True}, "stream_options: ", ("stream",)),
+        ("min_token", 3, "min_token: ", ("min_tokens",)),
+        ("guided_json", {"type": "object"}, "guided_json: ", ("not supported",)),
+        ("prompt_logprobs", -1, "prompt_logprobs: ", ("0",)),
+        ("prompt_logprobs", True, "prompt_logprobs: ", ("integer",)),
+        ("typical_p", 0, "typical_p: ", ("0",)),
+        ("typical_p", 1.5, "typical_p: ", ("1",)),
+        ("allowed_token_ids", [], "allowed_token_ids: ", ("array",)),
+        ("allowed_token_ids", [3, -1], "allowed_token_ids: ", ("token ids",)),
+        ("allowed_token_ids", [3, True], "allowed_token_ids: ", ("token ids",)),
+        ("bad_words", ["a", ""], "bad_words[1]: ", ("1",)),
+        ("bad_words", ["a"] * 257, "bad_words: ", ("256",)),
+        ("bad_words", "a", "bad_words: ", ("list",)),
+        ("truncate_prompt_tokens", 0, "truncate_prompt_tokens: ", ("-1", "0")),
+        ("truncate_prompt_tokens", -2, "truncate_prompt_tokens: ", ("-1",)),
+        ("cache_salt", "", "cache_salt: ", ("1",)),
     ],
 )
-def test_a_wrong_field_is_named_on_both_routes(field: str, value: Any, reason: str) -> None:
+def test_a_wrong_field_is_named_on_both_routes(field: str, value: Any, place: str, figures: tuple[str, ...]) -> None:
     for model, content in ((ChatCompletionRequest, CHAT), (CompletionRequest, COMPLETION)):
         error = refusal(model, {**content, field: value})
-        assert error.message.startswith(reason), error.message
-        assert error.param == field
+        assert error.message.startswith(place) and error.param == field
+        assert all(figure in error.message for figure in figures), error.message
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "place", "figures"),
     [
-        ({"model": "m"}, "messages: is required"),
-        ({**CHAT, "max_tokens": 0}, "max_tokens: should be greater than or equal to 1"),
-        ({**CHAT, "best_of": 2}, "best_of: unknown field"),
-        ({**CHAT, "messages": []}, "messages: should have at least 1 item"),
-        ({**CHAT, "messages": "Hi"}, "messages: should be a valid list"),
-        ({**CHAT, "messages": [{"role": "user"}]}, "messages[0]: content: is required"),
-        ({**CHAT, "messages": [{"role": "king", "content": "x"}]}, "messages[0].role: should be 'system'"),
-        ({**CHAT, "messages": [{"role": "user", "content": 3}]}, "messages[0].content: should be a string or an array"),
+        ({"model": "m"}, "messages", ("required",)),
+        ({**CHAT, "max_tokens": 0}, "max_tokens", ("1",)),
+        ({**CHAT, "best_of": 2}, "best_of", ("unknown",)),
+        ({**CHAT, "messages": []}, "messages", ("1",)),
+        ({**CHAT, "messages": "Hi"}, "messages", ("list",)),
+        ({**CHAT, "messages": [{"role": "user"}]}, "messages[0]", ("content",)),
+        ({**CHAT, "messages": [{"role": "king", "content": "x"}]}, "messages[0].role", ("'system'",)),
+        ({**CHAT, "messages": [{"role": "user", "content": 3}]}, "messages[0].content", ("array",)),
         (
             {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content: part 0 is of type 'image_url'; this version reads text parts only",
+            "messages[0].content",
+            ("0", "'image_url'"),
         ),
         (
             {**CHAT, "messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content: part 0 should be",
+            "messages[0].content",
+            ("0",),
         ),
-        ({**CHAT, "messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour: unknown field"),
-        ({**CHAT, "tools": [{"type": "function"}]}, "tools: tool calling is not supported"),
-        ({**CHAT, "response_format": {"type": "json_object"}}, "response_format: structured output is not supported"),
-        ({**CHAT, "top_logprobs": 2}, "top_logprobs: only with logprobs"),
-        ({**CHAT, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens: differs"),
-        ({**CHAT, "continue_final_message": True}, "continue_final_message: needs add_generation_prompt"),
-        ({**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs: may not set messages"),
+        ({**CHAT, "messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour", ("unknown",)),
+        ({**CHAT, "tools": [{"type": "function"}]}, "tools", ("not supported",)),
+        ({**CHAT, "response_format": {"type": "json_object"}}, "response_format", ("not supported",)),
+        ({**CHAT, "top_logprobs": 2}, "top_logprobs", ("logprobs",)),
+        ({**CHAT, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", ("max_tokens",)),
+        ({**CHAT, "continue_final_message": True}, "continue_final_message", ("add_generation_prompt",)),
+        ({**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", ("messages",)),
     ],
 )
-def test_a_wrong_chat_request_is_explained(content: dict[str, Any], reason: str) -> None:
-    assert refusal(ChatCompletionRequest, content).message.startswith(reason)
+def test_a_wrong_chat_request_is_explained(content: dict[str, Any], place: str, figures: tuple[str, ...]) -> None:
+    error = refusal(ChatCompletionRequest, content)
+    assert error.message.startswith(f"{place}: ") and error.param == place.partition("[")[0]
+    assert all(figure in error.message for figure in figures), error.message
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "place", "figures"),
     [
-        ({"prompt": []}, "prompt: should be a string"),
-        ({"prompt": [[]]}, "prompt: a prompt of token ids should be"),
-        ({"prompt": [1, "a"]}, "prompt: mixes"),
-        ({"prompt": [[1, -2]]}, "prompt: a prompt of token ids should be"),
-        ({"prompt": None}, "prompt: should be a string"),
-        ({"suffix": "end"}, "suffix: filling in the middle is not supported"),
-        ({"logit_bias": {str(i): 1 for i in range(10_001)}}, "logit_bias: has 10001 tokens; at most 10000 are taken"),
-        ({"best_of": 1, "n": 2}, "best_of: is 1, fewer than the 2 answers asked for by n"),
-        ({"best_of": 2, "stream": True}, "best_of: the best are known when all have ended; it cannot be streamed"),
-        ({"best_of": 129}, "best_of: should be less than or equal to 128"),
+        ({"prompt": []}, "prompt", ("array",)),
+        ({"prompt": [[]]}, "prompt", ("token ids",)),
+        ({"prompt": [1, "a"]}, "prompt", ("mixes",)),
+        ({"prompt": [[1, -2]]}, "prompt", ("token ids",)),
+        ({"prompt": None}, "prompt", ("string",)),
+        ({"suffix": "end"}, "suffix", ("not supported",)),
+        ({"logit_bias": {str(i): 1 for i in range(10_001)}}, "logit_bias", ("10001", "10000")),
+        ({"best_of": 1, "n": 2}, "best_of", ("1", "2")),
+        ({"best_of": 2, "stream": True}, "best_of", ("stream",)),
+        ({"best_of": 129}, "best_of", ("128",)),
     ],
 )
-def test_a_wrong_completion_request_is_explained(change: dict[str, Any], reason: str) -> None:
-    assert refusal(CompletionRequest, {**COMPLETION, **change}).message.startswith(reason)
+def test_a_wrong_completion_request_is_explained(change: dict[str, Any], place: str, figures: tuple[str, ...]) -> None:
+    error = refusal(CompletionRequest, {**COMPLETION, **change})
+    assert error.message.startswith(f"{place}: ") and error.param == place
+    assert all(figure in error.message for figure in figures), error.message
 
 
 @pytest.mark.parametrize(
@@ -189,7 +195,7 @@ def test_a_wrong_completion_request_is_explained(change: dict[str, Any], reason:
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
 def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
-    assert validated(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
+    assert validate_body(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
 
 
 def test_an_unknown_field_of_a_part_is_named_or_left_out() -> None:
@@ -200,9 +206,9 @@ def test_an_unknown_field_of_a_part_is_named_or_left_out() -> None:
         return {"model": "m", "messages": [{"role": "user", "content": parts}]}
 
     with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[1\]\.cache_control: unknown field$") as caught:
-        validated(ChatCompletionRequest, body(), lenient=False)
+        validate_body(ChatCompletionRequest, body(), lenient=False)
     assert caught.value.param == "messages"
-    made = validated(ChatCompletionRequest, body(), lenient=True)
+    made = validate_body(ChatCompletionRequest, body(), lenient=True)
     assert made.messages[0].content == [{"type": "text", "text": "a"}, {"type": "text", "text": "Hi"}]
 
 
@@ -212,13 +218,13 @@ def test_the_document_says_that_no_prompt_is_cut_to_nothing() -> None:
 
 
 def test_an_echo_of_null_is_none() -> None:
-    body = validated(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
+    body = validate_body(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
     assert not body.echo
 
 
-def test_fields_that_ask_for_nothing_are_taken() -> None:
+def test_fields_without_an_effect_are_accepted() -> None:
     nothing = {
-        **{name: None for name in LATER},
+        **{name: None for name in UNSUPPORTED},
         "tools": [],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
@@ -235,8 +241,8 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         },
     }
     content = {**nothing, **CHAT}
-    assert take_out_later(content) == []
-    validated(ChatCompletionRequest, content, lenient=False)
+    assert remove_unsupported(content) == []
+    validate_body(ChatCompletionRequest, content, lenient=False)
 
 
 def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
@@ -249,7 +255,7 @@ def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({**CHAT, **{f"f{number}": 1 for number in range(255)}}, "has 257 fields; at most 256 are taken"),
+        ({**CHAT, **{f"f{number}": 1 for number in range(255)}}, "has 257 fields; at most 256"),
         ({**CHAT, "messages": [{f"f{number}": 1 for number in range(257)}]}, "messages[0]: has 257 fields"),
         ({**CHAT, "messages": [{}] * 10_001}, "messages: should have at most 10000 items"),
     ],
@@ -260,17 +266,17 @@ def test_there_is_a_bound_to_how_much_can_be_wrong(content: dict[str, Any], reas
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), st.integers(), min_size=1))
-def test_a_large_wrong_body_makes_a_small_answer(content: dict[str, Any]) -> None:
+def test_a_large_invalid_body_gets_a_small_response(content: dict[str, Any]) -> None:
     error = refusal(ChatCompletionRequest, {**content, "messages": [{"role": "é" * 500, "€" * 9000: 1}] * 20})
     body = error_body(error)
     assert len(body) <= 4096 and json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
-def test_lenient_leaves_unknown_fields_out_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_lenient_drops_and_logs_unknown_fields(caplog: pytest.LogCaptureFixture) -> None:
     content = {**CHAT, "colour": "red", "messages": [{"role": "user", "content": "Hi", "mood": 1}]}
-    made = validated(ChatCompletionRequest, content, lenient=True)
+    made = validate_body(ChatCompletionRequest, content, lenient=True)
     assert made.messages[0].content == "Hi"
-    assert [record.getMessage().split()[1] for record in caplog.records] == ["messages[0].mood", "colour"]
+    assert [record.args for record in caplog.records] == [("messages[0].mood",), ("colour",)]
 
 
 def test_lenient_still_refuses_wrong_values() -> None:
@@ -283,7 +289,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-fields = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *LATER})
+fields = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields, *UNSUPPORTED})
 
 
 @given(st.dictionaries(st.sampled_from(fields), json_values, max_size=5), st.booleans())
@@ -291,6 +297,6 @@ def test_no_body_makes_anything_but_an_object_or_a_refusal(change: dict[str, Any
     for model, content in ((ChatCompletionRequest, CHAT), (CompletionRequest, COMPLETION)):
         body = {**content, **change}
         try:
-            validated(model, body, lenient=lenient, reasons=take_out_later(body))
+            validate_body(model, body, lenient=lenient, reasons=remove_unsupported(body))
         except RequestError as error:
             assert len(error_body(error)) <= 4096

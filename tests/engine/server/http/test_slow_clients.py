@@ -41,7 +41,7 @@ async def test_a_head_that_does_not_end_is_given_up(
         assert b"200 OK" not in await given_up
 
 
-async def test_a_head_that_does_not_end_on_a_used_connection_is_given_up(
+async def test_an_endless_head_on_a_used_connection_is_closed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)

@@ -24,7 +24,7 @@ from quire_common.tls import ReloadingTls, TlsFiles
 
 Serving = Callable[..., Any]
 END = datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)
-LATER = datetime(2050, 6, 1, 12, 0, tzinfo=UTC)
+UNSUPPORTED = datetime(2050, 6, 1, 12, 0, tzinfo=UTC)
 """From 2050 on a certificate writes years with four digits."""
 
 
@@ -69,7 +69,7 @@ def trusting(authority: trustme.CA, identity: Path | None = None) -> ssl.SSLCont
 # --- the files ---
 
 
-@pytest.mark.parametrize("end", [END, LATER])
+@pytest.mark.parametrize("end", [END, UNSUPPORTED])
 def test_the_end_of_a_certificate_is_read(authority: trustme.CA, tmp_path: Path, end: datetime) -> None:
     options = issue(authority, tmp_path, end)
     assert ReloadingTls(options, Clock()).certificate_expiry() == end.timestamp()
@@ -157,7 +157,7 @@ async def test_a_rotation_reaches_new_connections_and_drops_none(
     serving: Serving, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, clock = trustme.CA(), trustme.CA(), Clock()
-    issue(first, tmp_path / "1"), issue(second, tmp_path / "2", LATER)
+    issue(first, tmp_path / "1"), issue(second, tmp_path / "2", UNSUPPORTED)
     mounted = tmp_path / "..data"
     mounted.symlink_to(tmp_path / "1")
     tls = ReloadingTls(TlsFiles(certfile=mounted / "tls.crt", keyfile=mounted / "tls.key"), clock)
@@ -177,7 +177,7 @@ async def test_a_rotation_reaches_new_connections_and_drops_none(
         (line,) = [
             line for line in metrics.splitlines() if line.startswith("quire_tls_certificate_expiry_timestamp_seconds{")
         ]
-        assert float(line.rpartition(" ")[2]) == LATER.timestamp()
+        assert float(line.rpartition(" ")[2]) == UNSUPPORTED.timestamp()
         (tmp_path / "2" / "tls.key").write_text("half of a key")
         clock.now = 4.0
         async with httpx.AsyncClient(base_url=server.address, verify=trusting(second)) as later:
@@ -223,7 +223,7 @@ async def test_what_is_no_tls_ends_that_connection_only(
             assert (await http.post("/v1/completions", json=body)).text.endswith("data: [DONE]\n\n")
 
 
-async def test_a_client_of_a_removed_authority_cannot_resume_its_session(
+async def test_a_client_of_a_removed_authority_cannot_resume(
     serving: Serving, tmp_path: Path, authority: trustme.CA
 ) -> None:
     options, clock = issue(authority, tmp_path / "server"), Clock()
@@ -262,7 +262,7 @@ def test_files_that_vanish_while_they_are_read_again_end_nothing(
     options, clock = issue(authority, tmp_path), Clock()
     tls = ReloadingTls(options, clock)
     before = tls.certificate_expiry()
-    issue(authority, tmp_path, LATER)
+    issue(authority, tmp_path, UNSUPPORTED)
     clock.now = 2.0
 
     def vanished(*_: object) -> None:

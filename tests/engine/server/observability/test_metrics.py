@@ -256,7 +256,7 @@ def test_counters_go_on_over_a_restart_of_the_engine() -> None:
     assert found["quire_step_seconds_total"]["part=run"] == 1.5 and found["quire_engine_restarts_total"] == {"": 1}
 
 
-def test_steps_between_two_reports_count_as_steps_of_their_mean_size() -> None:
+def test_steps_between_reports_count_with_their_mean_size() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_stats(stats(steps=2, scheduled_tokens=10))
     metrics.engine_stats(stats(steps=3, scheduled_tokens=110))
@@ -312,7 +312,7 @@ def pending(metrics: Metrics) -> float:
     return scraped(metrics)["quire_pending_prefill_tokens"][""]
 
 
-def test_pending_prefill_tokens_are_what_runs_and_waits_and_what_the_engine_has_not_seen_yet() -> None:
+def test_pending_prefill_counts_running_queued_and_sent_tokens() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())
     metrics.engine_sent(100)
@@ -325,7 +325,7 @@ def test_pending_prefill_tokens_are_what_runs_and_waits_and_what_the_engine_has_
     assert pending(metrics) == 0
 
 
-def test_of_what_waits_the_prefix_cache_is_expected_to_hold_its_share() -> None:
+def test_expected_prefix_hits_reduce_queued_prefill_tokens() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())
     metrics.engine_sent(300)

@@ -116,9 +116,9 @@ async def test_logprobs_name_tokens_and_their_bytes(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("fields", "part", "param"),
     [
-        ({"messages": [{"role": "user", "content": "x" * 600}]}, "context is 512 tokens", "messages"),
-        ({"max_tokens": 510}, "and 510 more were asked for", "max_tokens"),
-        ({"top_logprobs": 21, "logprobs": True}, "at most 20 are given", "logprobs"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "512 tokens", "messages"),
+        ({"max_tokens": 510}, " and 510 ", "max_tokens"),
+        ({"top_logprobs": 21, "logprobs": True}, "logprobs: 21 exceeds the limit of 20", "logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool calling is not supported", "tools"),
     ],
 )
@@ -135,7 +135,7 @@ async def test_what_cannot_be_answered_is_refused(
 async def test_a_template_that_refuses_is_a_400(serving: Serving) -> None:
     async with serving("ok", template="{{ raise_exception('roles must alternate') }}") as server:
         error = (await server.chat()).json()["error"]
-        assert error["message"] == "the model's chat template refuses these messages: roles must alternate"
+        assert error["message"].endswith(": roles must alternate") and error["param"] == "messages"
 
 
 async def test_a_model_without_a_template_says_so(serving: Serving) -> None:

@@ -174,17 +174,17 @@ async def test_a_prompt_is_cut_to_its_end_on_request(serving: Serving, token_ids
 @pytest.mark.parametrize(
     ("fields", "status", "code", "part"),
     [
-        ({"prompt": "x" * 512}, 400, "context_length_exceeded", "context is 512 tokens; the prompt has 512"),
-        ({"prompt": "x" * 500, "max_tokens": 13}, 400, "context_length_exceeded", "has 500 and 13 more were asked for"),
-        ({"prompt": "x" * 140_000}, 400, "context_length_exceeded", "a prompt of 140000 characters is longer"),
-        ({"prompt": ""}, 400, None, "the prompt is empty"),
-        ({"prompt": [999]}, 400, None, "999 is not a token of this model"),
-        ({"logit_bias": {"999": 1}}, 400, None, "logit_bias: 999 is not a token"),
-        ({"stop_token_ids": [999]}, 400, None, "stop_token_ids: 999 is not a token"),
-        ({"logprobs": 21}, 400, None, "at most 20 are given"),
+        ({"prompt": "x" * 512}, 400, "context_length_exceeded", "512 tokens"),
+        ({"prompt": "x" * 500, "max_tokens": 13}, 400, "context_length_exceeded", "500 tokens of the prompt and 13 "),
+        ({"prompt": "x" * 140_000}, 400, "context_length_exceeded", "a prompt of 140000 characters"),
+        ({"prompt": ""}, 400, None, "prompt: is empty"),
+        ({"prompt": [999]}, 400, None, "prompt: 999 "),
+        ({"logit_bias": {"999": 1}}, 400, None, "logit_bias: 999 "),
+        ({"stop_token_ids": [999]}, 400, None, "stop_token_ids: 999 "),
+        ({"logprobs": 21}, 400, None, "logprobs: 21 exceeds the limit of 20"),
         ({"priority": 1}, 400, None, "--scheduling-policy priority"),
-        ({"model": "gpt-9"}, 404, "model_not_found", "'gpt-9' is not served here; this server has demo, alias"),
-        ({"n": 128, "prompt": ["a"] * 9}, 400, None, "more than may wait here"),
+        ({"model": "gpt-9"}, 404, "model_not_found", "demo, alias"),
+        ({"n": 128, "prompt": ["a"] * 9}, 400, None, "1152 sequences"),
     ],
 )
 async def test_what_this_model_cannot_do_is_refused_with_numbers(

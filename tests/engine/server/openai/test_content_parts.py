@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from quire_engine.server.http.body import validated
+from quire_engine.server.http.body import validate_body
 from quire_engine.server.openai.prompts import chat_prompt_text
 from quire_engine.server.openai.schemas import ChatCompletionRequest
 from quire_engine.text.chat_template import ChatTemplate
@@ -38,7 +38,7 @@ def parts(*texts: str) -> list[dict[str, str]]:
 
 
 def prompt(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    body = validated(ChatCompletionRequest, {"model": "m", "messages": messages}, lenient=False)
+    body = validate_body(ChatCompletionRequest, {"model": "m", "messages": messages}, lenient=False)
     settings = {"add_generation_prompt": False, "continue_final_message": False, "variables": None, **options}
     return chat_prompt_text(ChatTemplate(source, {}), body.messages, **settings)
 

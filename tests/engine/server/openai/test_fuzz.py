@@ -59,7 +59,7 @@ async def test_no_body_brings_a_server_error(serving: Serving) -> None:
 
         with httpx.Client(base_url=server.address, timeout=20) as client:
             await asyncio.to_thread(ask)
-        assert server.admission.requests == 0 and server.context.lifecycle.in_flight == 0
+        assert server.queue.requests == 0 and server.context.lifecycle.in_flight == 0
 
 
 async def test_no_bytes_bring_the_server_down(serving: Serving) -> None:
@@ -89,4 +89,4 @@ async def test_no_bytes_bring_the_server_down(serving: Serving) -> None:
         lifecycle = server.context.lifecycle
         lifecycle.begin_drain()
         await asyncio.wait_for(lifecycle.drained(), 60)
-        assert server.admission.requests == 0
+        assert server.queue.requests == 0

@@ -1,7 +1,8 @@
-"""Which key opens which route. Every path needs one but the probes; without a key file its group is open.
+"""Authentication: which API key opens which route.
 
-``/admin`` without its own file answers this host only: stopping an engine must not be anyone's. What a proxy passes on
-is not of this host, wherever the proxy runs.
+Every path needs a key, except the probes; a group of routes without a key file is open. ``/admin`` without its own key
+file answers clients on this host only, because not everyone may stop an engine. A request that a proxy forwards does
+not count as one from this host, wherever the proxy runs.
 """
 
 import ipaddress
@@ -18,30 +19,30 @@ from quire_engine.server.auth.allowance import Allowance
 from quire_engine.server.observability.tracing import Span
 
 PROBES = frozenset({"/livez", "/readyz"})
-_PASSED_ON = ("x-forwarded-for", "forwarded", "x-real-ip")
-"""Headers by which proxies tell for whom they ask."""
+_PROXY_HEADERS = ("x-forwarded-for", "forwarded", "x-real-ip")
+"""Headers with which proxies name the original client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who asks: what the edge learnt of a request before any route saw it."""
+class Identity:
+    """The identity of a client, which the edge has established before a route sees the request."""
 
     tenant: str | None = None
-    """The name of the key; None where no key is needed."""
+    """The name of the API key; None where no key is needed."""
     allowance: Allowance | None = None
-    """None where the key has no limits."""
+    """The rate limits of the tenant; None where its key has none."""
     span: Span | None = None
-    """None where nothing is traced."""
+    """The span of the request; None where nothing is traced."""
 
 
-ANYBODY = Caller()
+ANONYMOUS = Identity()
 
 
 class Access:
-    """Raises KeyFileError when made, if a file cannot be used.
+    """The access rules of one server.
 
-    With ``certificates`` every path but the probes is for clients only that showed a certificate TLS trusts. With
-    ``local`` every client is on this host, since the socket is a file.
+    With ``certificates`` every path except the probes needs a client certificate that TLS trusts. With ``local`` every
+    client is on this host, because the socket is a file. Raises KeyFileError if a key file cannot be used.
     """
 
     def __init__(
@@ -57,46 +58,48 @@ class Access:
         self._admin = load(options.admin_key_file)
         self._metrics = load(options.metrics_key_file)
         self._allowances: dict[str, Allowance] = {}
-        """By tenant; of those that had limits."""
+        """The allowances by tenant, of all tenants whose keys have had limits."""
 
-    def check(self, path: str, headers: Headers, client_host: str | None, *, certified: bool = False) -> Caller:
-        """Whose request it is. Raises Unauthorized or Forbidden."""
+    def check(self, path: str, headers: Headers, client_host: str | None, *, certified: bool = False) -> Identity:
+        """Return the identity behind a request. Raises Unauthorized or Forbidden."""
         if path in PROBES:
-            return ANYBODY
+            return ANONYMOUS
         if self._certificates and not certified:
             raise Unauthorized(
-                "show a client certificate that is signed by an authority this server trusts",
+                "a client certificate is required, signed by an authority that this server trusts",
                 code="missing_client_certificate",
             )
         if path == "/metrics":
-            return _caller(self._metrics, headers)
+            return _identity(self._metrics, headers)
         if path.startswith("/admin/"):
-            if self._admin is None and (_passed_on(headers) or not self._is_of_this_host(client_host)):
-                raise Forbidden("/admin answers this host only; start with --admin-key-file to open it to others")
-            return _caller(self._admin, headers)
+            if self._admin is None and (_is_forwarded(headers) or not self._is_on_this_host(client_host)):
+                raise Forbidden(
+                    "/admin is open to clients on this host only; start the server with --admin-key-file to open it"
+                )
+            return _identity(self._admin, headers)
         if self._api is None:
-            return ANYBODY
-        return self._limited(_matching(self._api, headers))
+            return ANONYMOUS
+        return self._limited(_matching_key(self._api, headers))
 
-    def _is_of_this_host(self, client_host: str | None) -> bool:
+    def _is_on_this_host(self, client_host: str | None) -> bool:
         return self._local or (client_host is not None and _is_loopback(client_host))
 
-    def _limited(self, key: Key) -> Caller:
-        """With the allowance of its tenant, as the key's limits are now."""
+    def _limited(self, key: Key) -> Identity:
+        """Return the identity of a key, with the allowance of its tenant set to the key's current limits."""
         allowance = self._allowances.get(key.tenant)
         if allowance is None:
             if key.limits == UNLIMITED:
-                return Caller(tenant=key.tenant)
+                return Identity(tenant=key.tenant)
             allowance = self._allowances[key.tenant] = Allowance(key.tenant, key.limits, self._now)
         allowance.limits = key.limits
-        return Caller(tenant=key.tenant, allowance=allowance)
+        return Identity(tenant=key.tenant, allowance=allowance)
 
 
-def _caller(keys: KeyFile | None, headers: Headers) -> Caller:
-    return ANYBODY if keys is None else Caller(tenant=_matching(keys, headers).tenant)
+def _identity(keys: KeyFile | None, headers: Headers) -> Identity:
+    return ANONYMOUS if keys is None else Identity(tenant=_matching_key(keys, headers).tenant)
 
 
-def _matching(keys: KeyFile, headers: Headers) -> Key:
+def _matching_key(keys: KeyFile, headers: Headers) -> Key:
     token = bearer_token(headers.get("authorization", ""))
     if token is None:
         raise Unauthorized("send an API key in the header Authorization: Bearer KEY", code="missing_api_key")
@@ -106,8 +109,8 @@ def _matching(keys: KeyFile, headers: Headers) -> Key:
     return key
 
 
-def _passed_on(headers: Headers) -> bool:
-    return any(name in headers for name in _PASSED_ON)
+def _is_forwarded(headers: Headers) -> bool:
+    return any(name in headers for name in _PROXY_HEADERS)
 
 
 def _is_loopback(host: str) -> bool:

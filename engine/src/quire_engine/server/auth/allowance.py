@@ -1,6 +1,7 @@
-"""What each tenant still may: asked by the edge for requests and by ``generation`` for tokens and places.
+"""The rate limits of a tenant: the edge charges requests to them, ``generation`` charges tokens and sequences.
 
-A tenant is the name of a key; keys of one name share one allowance. Limits may change at any time: what runs goes on.
+A tenant is the name of a key; keys with the same name share one allowance. Limits may change at any time; requests
+that already run are not affected.
 """
 
 import math
@@ -10,19 +11,19 @@ from quire_common.key_file import KeyLimits
 from quire_engine.errors import InvalidRequest, Overloaded
 from quire_engine.server.auth.rate_limits import (
     Bucket,
+    charged,
     missing,
     refilled,
     seconds_to_gain,
-    taken,
     written_duration,
 )
 
-_PLACE_RETRY_SECONDS = 2
-"""When all places are taken: nobody knows when one of the tenant's own requests ends."""
+_CONCURRENCY_RETRY_SECONDS = 2
+"""The Retry-After at the limit of concurrent sequences: when one of the tenant's own requests ends is unknown."""
 
 
 class Allowance:
-    """One tenant's. Used from the event loop only."""
+    """The requests, tokens and concurrent sequences that one tenant may still use. Only for the event loop."""
 
     def __init__(self, tenant: str, limits: KeyLimits, now: Callable[[], float]) -> None:
         self._tenant = tenant
@@ -30,54 +31,58 @@ class Allowance:
         self.limits = limits
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
-        self.places = 0
-        """Sequences under way."""
+        self.running = 0
+        """The number of sequences that wait or run."""
 
-    def take_request(self) -> None:
-        """Raises Overloaded."""
+    def charge_request(self) -> None:
+        """Charge one request. Raises Overloaded at the limit."""
         limit = self.limits.requests_per_minute
         if limit is None:
             return
         bucket = self._filled(self._requests, limit)
         if lack := missing(bucket, 1.0, limit):
-            raise self._over(f"{limit} requests a minute", seconds_to_gain(lack, limit))
-        self._requests = taken(bucket, 1.0)
+            raise self._overloaded(f"{limit} requests per minute", seconds_to_gain(lack, limit))
+        self._requests = charged(bucket, 1.0)
 
-    def take_work(self, sequences: int, prompt_tokens: int) -> None:
-        """Places for so many sequences, and their prompts' tokens. Raises Overloaded, InvalidRequest."""
-        places, limit = self.limits.max_concurrent, self.limits.tokens_per_minute
-        if places is not None and sequences > places:
+    def charge_sequences(self, sequences: int, prompt_tokens: int) -> None:
+        """Charge the sequences of a request, and the tokens of its prompts.
+
+        Raises Overloaded at a limit, InvalidRequest for more sequences than the limit could ever allow.
+        """
+        concurrent, limit = self.limits.max_concurrent, self.limits.tokens_per_minute
+        if concurrent is not None and sequences > concurrent:
             raise InvalidRequest(
-                f"{sequences} sequences (prompts times n) are more than this API key may have under way ({places}); "
-                "send them in several requests"
+                f"{sequences} sequences (prompts times n) exceed the {concurrent} concurrent sequences of this API "
+                "key; send them in several requests"
             )
-        if places is not None and self.places + sequences > places:
-            raise self._over(f"{places} sequences at once", _PLACE_RETRY_SECONDS)
+        if concurrent is not None and self.running + sequences > concurrent:
+            raise self._overloaded(f"{concurrent} concurrent sequences", _CONCURRENCY_RETRY_SECONDS)
         if limit is not None:
             bucket = self._filled(self._tokens, limit)
             if lack := missing(bucket, prompt_tokens, limit):
-                raise self._over(f"{limit} tokens a minute", seconds_to_gain(lack, limit))
-            self._tokens = taken(bucket, prompt_tokens)
-        self.places += sequences
+                raise self._overloaded(f"{limit} tokens per minute", seconds_to_gain(lack, limit))
+            self._tokens = charged(bucket, prompt_tokens)
+        self.running += sequences
 
-    def give_back(self, sequences: int, prompt_tokens: int) -> None:
-        """What was taken for a request that could not be sent."""
-        self.leave(sequences)
-        self.use_tokens(-prompt_tokens)
+    def refund(self, sequences: int, prompt_tokens: int) -> None:
+        """Undo ``charge_sequences`` for a request that was not submitted."""
+        self.release(sequences)
+        self.charge_tokens(-prompt_tokens)
 
-    def use_tokens(self, count: int) -> None:
-        """Drawn tokens: they may leave a debt."""
+    def charge_tokens(self, count: int) -> None:
+        """Charge sampled tokens, whose number is known only afterwards: they may leave a debt."""
         limit = self.limits.tokens_per_minute
         if limit is not None:
-            self._tokens = taken(self._filled(self._tokens, limit), count)
+            self._tokens = charged(self._filled(self._tokens, limit), count)
 
-    def leave(self, sequences: int) -> None:
-        self.places -= sequences
-        assert self.places >= 0, "left more often than entered"
+    def release(self, sequences: int) -> None:
+        """Count sequences as ended."""
+        self.running -= sequences
+        assert self.running >= 0, "more sequences released than charged"
 
     def headers(self) -> dict[str, str]:
-        """What is left, in OpenAI's words."""
-        told: dict[str, str] = {}
+        """Return OpenAI's ``x-ratelimit-*`` response headers."""
+        headers: dict[str, str] = {}
         for what, limit, bucket in (
             ("requests", self.limits.requests_per_minute, self._requests),
             ("tokens", self.limits.tokens_per_minute, self._tokens),
@@ -85,19 +90,19 @@ class Allowance:
             if limit is None:
                 continue
             level = self._filled(bucket, limit).level
-            told |= {
+            headers |= {
                 f"x-ratelimit-limit-{what}": str(limit),
                 f"x-ratelimit-remaining-{what}": str(max(0, math.floor(level))),
                 f"x-ratelimit-reset-{what}": written_duration(seconds_to_gain(limit - level, limit)),
             }
-        return told
+        return headers
 
     def _filled(self, bucket: Bucket | None, limit: int) -> Bucket:
         now = self._now()
         return refilled(bucket or Bucket(float(limit), now), limit, now)
 
-    def _over(self, limit: str, seconds: float) -> Overloaded:
+    def _overloaded(self, limit: str, seconds: float) -> Overloaded:
         wait = max(1, math.ceil(seconds))
         return Overloaded(
-            f"the API key of {self._tenant} is limited to {limit}; try again in {wait} s", retry_after_seconds=wait
+            f"the API key {self._tenant} is limited to {limit}; try again in {wait} s", retry_after_seconds=wait
         )

@@ -1,7 +1,7 @@
-"""What a key may use, and what of it is left: token buckets, as plain functions of values and a given time.
+"""Rate limits as token buckets: plain functions of values and of a given time.
 
-``allowance`` keeps one pair of buckets per tenant and asks here. A bucket holds a minute's worth at most, so that a
-minute's worth may come at once, and fills evenly.
+``allowance`` keeps one pair of buckets per tenant. A bucket holds the amount of one minute, so a whole minute's amount
+may be used at once, and it fills evenly.
 """
 
 import math
@@ -10,36 +10,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What was left at that time. Below zero it is in debt: what is drawn is known only afterwards."""
+    """The level of a token bucket at a time. Below zero it is in debt: sampled tokens are charged afterwards."""
 
     level: float
     time: float
 
 
 def refilled(bucket: Bucket, per_minute: int, now: float) -> Bucket:
-    """At most a minute's worth, also where the limit has become smaller since."""
+    """Return the bucket as it is at ``now``: at most one minute's amount, even after the limit has been lowered."""
     gained = max(0.0, now - bucket.time) * per_minute / 60.0
     return Bucket(min(float(per_minute), bucket.level + gained), now)
 
 
 def missing(bucket: Bucket, cost: float, per_minute: int) -> float:
-    """How much must still flow in before this may be taken; 0 where it may now.
+    """Return the amount that must flow in before ``cost`` can be charged; 0 where it can be charged now.
 
-    What costs more than the bucket can ever hold needs a full one, and leaves a debt behind.
+    A cost above the bucket's capacity needs a full bucket, and leaves a debt.
     """
     return max(0.0, min(cost, float(per_minute)) - bucket.level)
 
 
-def taken(bucket: Bucket, cost: float) -> Bucket:
+def charged(bucket: Bucket, cost: float) -> Bucket:
+    """Return the bucket after ``cost`` is charged to it."""
     return Bucket(bucket.level - cost, bucket.time)
 
 
 def seconds_to_gain(amount: float, per_minute: int) -> float:
+    """Return the seconds in which ``amount`` flows in."""
     return amount * 60.0 / per_minute
 
 
 def written_duration(seconds: float) -> str:
-    """As OpenAI writes times until a reset: 250ms, 7.5s, 1m30s."""
+    """Return a duration as OpenAI writes the time until a reset: 250ms, 7.5s, 1m30s."""
     if seconds < 1.0:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)

@@ -1,6 +1,6 @@
-"""One answer in the making: one sequence's tokens turned into text, counted and ended. No I/O, no clock.
+"""One answer as it grows: the tokens of one sequence become text, are counted and end. No I/O, no clock.
 
-``server.generation.generation`` feeds it what the engine drew; ``server.openai`` writes what it returns.
+``server.generation.generation`` appends what the engine has sampled; ``server.openai`` writes the deltas.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRules:
-    """What ends a text beyond what the engine sees, and what of it is shown."""
+    """The rules by which a text ends that the engine cannot see, and which parts of it are shown."""
 
     at_once: bool = False
-    """Nothing of what is drawn belongs to the answer: only the prompt is wanted."""
+    """True where no sampled token belongs to the answer, because only the prompt is wanted."""
     strings: Sequence[str] = ()
     include: bool = False
     min_tokens: int = 0
@@ -28,7 +28,7 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What an answer gained. Nothing of it was in a delta before."""
+    """The part of an answer that no delta has contained before."""
 
     index: int
     text: str
@@ -36,12 +36,12 @@ class Delta:
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    """The stop string or the stop token that ended it; None for the model's own end."""
+    """The stop string or stop token that ended the answer; None for the model's own end-of-sequence token."""
 
 
 @dataclass(slots=True)
 class Choice:
-    """Mutable: it grows with each ``take``. Tokens whose text is held back wait with it."""
+    """One answer. It grows with each ``append_tokens``; tokens whose text is held back are held back with it."""
 
     index: int
     prompt_token_ids: Sequence[int]
@@ -53,20 +53,21 @@ class Choice:
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens from the second on, where they were asked for: whole once anything was drawn."""
+    """The logprobs of the prompt's tokens from the second on, if requested; complete once a token is sampled."""
     cumulative_logprob: float = 0.0
-    """Of its tokens, where their logprobs were asked for."""
+    """The sum of its tokens' logprobs, if these are requested."""
     _pending_ids: list[int] = field(default_factory=list)
     _pending_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def mean_logprob(self) -> float:
+        """The mean log probability per token."""
         return self.cumulative_logprob / max(1, self.num_tokens)
 
-    def take(
+    def append_tokens(
         self, token_ids: list[int], logprobs: list[TokenLogprobs] | None, finished: FinishedSequence | None
     ) -> Delta | None:
-        """Add tokens in the order drawn. None where there is nothing to show yet."""
+        """Append tokens in the order in which they were sampled. Returns None where no text can be shown yet."""
         assert self.finish_reason is None, "tokens after the end"
         shown = token_ids
         if finished is not None:
@@ -75,20 +76,20 @@ class Choice:
             ended = finished is not None and finished.reason != "abort"
             return self._end("", "length", None) if ended else None
         if finished is not None and finished.stop_token_id is not None and not self.include_stop:
-            shown = token_ids[:-1]  # the stop token counts, but its text does not show
+            shown = token_ids[:-1]  # the stop token counts, but its text is not shown
         piece = self.detokenizer.feed(shown)
-        taken = len(token_ids) if piece.stop is None else piece.num_tokens
-        self.num_tokens += taken
-        self._pending_ids += token_ids[:taken]
+        count = len(token_ids) if piece.stop is None else piece.num_tokens
+        self.num_tokens += count
+        self._pending_ids += token_ids[:count]
         if logprobs is not None:
-            self._pending_logprobs += logprobs[:taken]
-            self.cumulative_logprob += sum([one.logprobs[0] for one in logprobs[:taken]])
+            self._pending_logprobs += logprobs[:count]
+            self.cumulative_logprob += sum([one.logprobs[0] for one in logprobs[:count]])
         if piece.stop is not None:
             return self._end(piece.text, "stop", piece.stop)
         if finished is not None and finished.reason != "abort":
             stop_id = finished.stop_token_id
-            told = stop_id if stop_id in self.stop_token_ids else None
-            return self._end(piece.text + self.detokenizer.flush(), finished.reason, told)
+            stop_reason = stop_id if stop_id in self.stop_token_ids else None
+            return self._end(piece.text + self.detokenizer.flush(), finished.reason, stop_reason)
         return self._release(piece.text) if piece.text else None
 
     def _end(self, text: str, reason: FinishReason, stop_reason: str | int | None) -> Delta:
@@ -113,6 +114,7 @@ class Choice:
 def new_choice(
     tokenizer: Tokenizer, index: int, prompt: Sequence[int], rules: StopRules, stop_token_ids: Sequence[int]
 ) -> Choice:
+    """Return an empty answer to ``prompt``."""
     detokenizer = Detokenizer(
         tokenizer,
         prompt=prompt,

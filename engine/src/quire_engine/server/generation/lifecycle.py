@@ -1,7 +1,7 @@
-"""Whether new requests are taken, and who is still being answered: the drain.
+"""The drain: whether new requests are accepted, and which are still being answered.
 
-``begin_drain`` is called by SIGTERM, Ctrl-C or /admin/drain. What runs then may finish; ``drained`` tells when the last
-one has, and ``give_up`` ends what is left.
+SIGTERM, Ctrl-C and /admin/drain call ``begin_drain``. Requests that run then may finish; ``drained`` returns when the
+last one has, and ``fail_all`` ends the rest.
 """
 
 import asyncio
@@ -13,33 +13,37 @@ from quire_engine.errors import RequestError, Unavailable
 DRAIN_RETRY_SECONDS = 5
 
 
-class InFlight(Protocol):
+class Failable(Protocol):
+    """A request that is being answered."""
+
     def fail(self, error: RequestError) -> None:
-        """End it, telling its client this."""
+        """End the request with this error."""
 
 
 class Lifecycle:
-    """Used from the event loop only."""
+    """The requests that are being answered, and the drain. Only for the event loop."""
 
     def __init__(self) -> None:
         self.draining = False
-        self._in_flight: set[InFlight] = set()
+        self._in_flight: set[Failable] = set()
         self._changed = asyncio.Event()
 
     @property
     def in_flight(self) -> int:
+        """The number of requests that are being answered."""
         return len(self._in_flight)
 
     def check_open(self) -> None:
+        """Raise Unavailable during the drain."""
         if self.draining:
             raise Unavailable(
-                "this server is draining and takes no new requests; another replica may",
+                "this server is draining and accepts no new requests; another replica may accept them",
                 code="draining",
                 retry_after_seconds=DRAIN_RETRY_SECONDS,
             )
 
-    def track(self, request: InFlight) -> Callable[[], None]:
-        """Count it as being answered, until the function returned is called."""
+    def track(self, request: Failable) -> Callable[[], None]:
+        """Count a request as being answered, until the returned function is called."""
         self._in_flight.add(request)
 
         def untrack() -> None:
@@ -49,15 +53,17 @@ class Lifecycle:
         return untrack
 
     def begin_drain(self) -> None:
+        """Accept no new requests from now on."""
         self.draining = True
         self._changed.set()
 
     async def drained(self) -> None:
-        """Returns when the drain has begun and nothing is being answered any more."""
+        """Return once the drain has started and no request is being answered any more."""
         while not self.draining or self._in_flight:
             self._changed.clear()
             await self._changed.wait()
 
-    def give_up(self, error: RequestError) -> None:
+    def fail_all(self, error: RequestError) -> None:
+        """End every request that is still being answered with this error."""
         for request in tuple(self._in_flight):
             request.fail(error)

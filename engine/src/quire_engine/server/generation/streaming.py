@@ -1,7 +1,7 @@
-"""The HTTP answer that streams a generation, and the one that waits for its end.
+"""The HTTP response that streams a generation, and the one that waits for its end.
 
-A stream that breaks off ends in an SSE error event without ``[DONE]``, and the connection is closed before the body's
-end: no client can take it for a whole answer.
+A stream that fails ends with an SSE error event and without ``[DONE]``, and the connection is closed before the end of
+the body: no client can mistake it for a complete answer.
 """
 
 import asyncio
@@ -21,46 +21,50 @@ from quire_engine.server.http import sse
 _log = logging.getLogger(__name__)
 
 _SEND_TIMEOUT_SECONDS = 60.0
-"""A client that takes nothing for so long is gone for us. Until then its tokens wait as numbers, not as text."""
+"""The server treats a client that reads nothing for this time as gone. Until then its tokens wait as ids, not text."""
 
 CLIENT_CLOSED_REQUEST = 499
 
 MAX_LOGPROBS_HELD = 500_000
-"""Of an answer in one piece: some 30 MB of JSON, and ten times that while it is made."""
+"""The most logprobs in an answer that is not streamed: about 30 MB of JSON, and ten times that while encoding."""
 _MANY_LOGPROBS = 10_000
-"""Above that the answer is made in a thread: the event loop streams for others meanwhile."""
+"""An answer with more logprobs is encoded in a thread, so that the event loop can serve others meanwhile."""
 
 
 class Writer(Protocol):
-    """How one route writes answers."""
+    """The format in which one route writes answers."""
 
     def chunk(self, delta: Delta) -> bytes:
-        """The events of one delta."""
+        """Return the events of one delta."""
 
     def last(self, choices: list[Choice]) -> bytes:
-        """The events after the last delta of a success."""
+        """Return the events after the last delta of a successful generation."""
 
     def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
-        """The body of an answer in one piece."""
+        """Return the body of an answer that is not streamed."""
 
 
 class DisconnectWatch:
-    """Calls ``gone`` once the client has closed the connection. The body must have been read whole before."""
+    """A task that calls ``on_disconnect`` once the client has closed the connection.
 
-    def __init__(self, request: Request, gone: Callable[[], None]) -> None:
-        self._task = asyncio.create_task(self._watch(request, gone))
+    The body of the request must have been read completely before.
+    """
 
-    async def _watch(self, request: Request, gone: Callable[[], None]) -> None:
+    def __init__(self, request: Request, on_disconnect: Callable[[], None]) -> None:
+        self._task = asyncio.create_task(self._watch(request, on_disconnect))
+
+    async def _watch(self, request: Request, on_disconnect: Callable[[], None]) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        gone()
+        on_disconnect()
 
     def stop(self) -> None:
+        """Watch no longer."""
         self._task.cancel()
 
 
-async def answer(request: Request, generation: Generation, writer: Writer, *, stream: bool) -> Response:
-    """Raises RequestError as long as nothing was sent."""
+async def respond(request: Request, generation: Generation, writer: Writer, *, stream: bool) -> Response:
+    """Return the response of a generation. Raises RequestError as long as nothing has been sent."""
     watch = DisconnectWatch(request, generation.abandon)
     handed_over = False
     try:
@@ -84,8 +88,8 @@ async def _whole(generation: Generation, writer: Writer, first: list[Delta]) -> 
         held += _num_logprobs(more)
         if held > MAX_LOGPROBS_HELD:
             raise InvalidRequest(
-                f"an answer in one piece holds at most {MAX_LOGPROBS_HELD} logprobs, and this one has more; "
-                "set stream to true, or ask for fewer",
+                f"stream: an answer that is not streamed has at most {MAX_LOGPROBS_HELD} logprobs, and this one has "
+                "more; set stream to true, or request fewer logprobs",
                 param="stream",
                 code="answer_too_large",
             )
@@ -116,7 +120,7 @@ class _EventStream(Response):
                     # A task of its own: a token then wakes this one coroutine, not all those that led here.
                     await asyncio.create_task(self._send_events(sender))
         except (ClientGone, TimeoutError):
-            _log.info("the client went away, its request is ended")
+            _log.info("client disconnected: its request is ended")
         finally:
             self._watch.stop()
             self._generation.close()
@@ -133,45 +137,46 @@ class _EventStream(Response):
         except (ClientGone, TimeoutError):
             raise
         except Exception:
-            _log.exception("a stream broke off by a fault of ours")
-            await sender.send(sse.error_event(InternalError("the server failed; see its log")))
+            _log.exception("stream aborted: internal error")
+            await sender.send(sse.error_event(InternalError("internal server error; the server's log has the details")))
 
 
 class _PatientSender:
-    """Sends the parts of one body, until the client has taken nothing of one for too long: then ``deadline`` is over.
+    """A sender of the parts of one body that ends ``deadline`` once the client has not read a part for too long.
 
-    One timer a stream looks now and then whether a send is stuck: a timer about each send would cost as much as the
-    token's text.
+    One timer per stream checks from time to time whether a send is blocked: a timer around each send would cost as
+    much as the text of the token.
     """
 
-    LOOKS = 4
+    CHECKS = 4
 
     def __init__(self, send: Send, deadline: asyncio.Timeout) -> None:
         self._send = send
         self._deadline = deadline
         self._sending = False
-        self._looks = 0
-        """How often the send under way was seen."""
+        self._blocked_checks = 0
+        """The number of checks that have found the current send blocked."""
 
     def __enter__(self) -> Self:
-        self._look_later()
+        self._schedule_check()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
     async def send(self, body: bytes, *, more: bool = True) -> None:
-        self._looks = 0
+        """Send one part of the body."""
+        self._blocked_checks = 0
         self._sending = True
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending = False
 
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_SEND_TIMEOUT_SECONDS / self.LOOKS, self._look)
+    def _schedule_check(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_SEND_TIMEOUT_SECONDS / self.CHECKS, self._check)
 
-    def _look(self) -> None:
-        self._looks = self._looks + 1 if self._sending else 0
-        if self._looks > self.LOOKS:
+    def _check(self) -> None:
+        self._blocked_checks = self._blocked_checks + 1 if self._sending else 0
+        if self._blocked_checks > self.CHECKS:
             self._deadline.reschedule(asyncio.get_running_loop().time())
         else:
-            self._look_later()
+            self._schedule_check()

@@ -1,6 +1,6 @@
-"""From the bytes of a request to a validated object: bounded, JSON only, every reason named in one 400.
+"""Request bodies: from bounded JSON bytes to a validated object, or one 400 with every reason.
 
-Strict: a field we do not know is a reason. ``--lenient`` leaves such fields out and logs them instead.
+An unknown field is a reason, unless ``--lenient`` is set: then such fields are dropped and logged.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary) (?=should)")
 
 
 def _number(text: str) -> int | float:
-    """JSON knows one kind of number: 5.0 is the integer 5."""
+    """Parse a JSON number; JSON has one kind of number, so 5.0 is the integer 5."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError("number out of range")
@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(float_hook=_number)
 
 
 async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in the body. Raises RequestError; starlette's ClientDisconnect where the client went away."""
+    """Return the JSON object in the body. Raises RequestError, and starlette's ClientDisconnect."""
     _check_media(request)
     try:
         async with asyncio.timeout(_READ_SECONDS):
@@ -55,18 +55,20 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
     if not isinstance(content, dict):
-        raise InvalidRequest(f"the body must be a JSON object, not {json_type(content)}", code="invalid_json")
+        raise InvalidRequest(f"the body should be a JSON object, not {json_type(content)}", code="invalid_json")
     return content
 
 
 def _check_media(request: Request) -> None:
-    # A web page may post other types to any address unasked; JSON it may not, without the address's consent.
+    # A web page may post other types to any address; to post JSON it needs the permission of that address (CORS).
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not media.endswith("+json"):
-        raise UnsupportedMedia(f"content-type must be application/json, not {shortened(media, 60) or 'absent'}")
+        raise UnsupportedMedia(f"content-type: should be application/json, not {shortened(media, 60) or 'absent'}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise UnsupportedMedia(f"content-encoding {shortened(encoding, 60)} is not taken; send the body as it is")
+        raise UnsupportedMedia(
+            f"content-encoding: {shortened(encoding, 60)} is not supported; send the body without encoding"
+        )
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -82,28 +84,28 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(parts)
 
 
-def validated(model: type[Model], content: dict[str, Any], *, lenient: bool, reasons: Sequence[str] = ()) -> Model:
-    """The object, or InvalidRequest with every reason: those found before (``reasons``) and those found here."""
+def validate_body(model: type[Model], content: dict[str, Any], *, lenient: bool, reasons: Sequence[str] = ()) -> Model:
+    """Return the validated object. Raises InvalidRequest with all reasons, after those that were found before."""
     details: list[ErrorDetails] = []
     try:
-        made = model.model_validate(content)
+        body = model.model_validate(content)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     if lenient and unknown:
         for place in unknown:
-            _log.warning("field %s is unknown and left out (--lenient)", shortened(path_of(place), 100))
+            _log.warning("unknown field dropped (--lenient): %s", shortened(path_of(place), 100))
             _remove(content, place)
-        return validated(model, content, lenient=False, reasons=reasons)
+        return validate_body(model, content, lenient=False, reasons=reasons)
     if details or reasons:
         shown = [*reasons, *(_reason(detail, model) for detail in details[:MAX_REASONS])]
         message = joined_reasons(shown, total=len(reasons) + len(details))
         raise InvalidRequest(message, param=_top_field(shown[0]))
-    return made
+    return body
 
 
 def _top_field(reason: str) -> str | None:
-    """messages of «messages[0].content: is required»"""
+    """Return the top-level field of a reason: ``messages`` for ``messages[0].content: is required``."""
     field = re.match(r"\w+(?=[\[.:\w\]]*: )", reason)
     return field[0] if field else None
 
@@ -120,7 +122,7 @@ def _reason(detail: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def path_of(place: Sequence[int | str]) -> str:
-    """messages[0].content"""
+    """Return a field's place as a path such as ``messages[0].content``."""
     path = ""
     for step in place:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
@@ -134,7 +136,7 @@ def _remove(content: Any, place: Sequence[int | str]) -> None:
 
 
 def json_type(value: Any) -> str:
-    """What a client calls the type of this value."""
+    """Return the JSON name of a value's type, with an article."""
     if value is None:
         return "null"
     names = {
@@ -149,7 +151,7 @@ def json_type(value: Any) -> str:
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """For ``openapi_extra``: definitions are inlined, for a reference would point into another document."""
+    """Return the request body of a route for ``openapi_extra``, with its definitions inlined."""
     schema = model.model_json_schema(mode="validation")
     definitions = schema.pop("$defs", {})
     return {

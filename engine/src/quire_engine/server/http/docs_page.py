@@ -1,5 +1,7 @@
-"""/docs: Swagger UI over /openapi.json. Its files come from a package, so that the page also works where there is no
-internet; FastAPI's own page takes them from a CDN."""
+"""The page /docs: Swagger UI over /openapi.json.
+
+Its files come from a package, so that the page also works without internet access; FastAPI's own page uses a CDN.
+"""
 
 from functools import cache
 from importlib.resources import files
@@ -20,7 +22,7 @@ _YEAR = "private, max-age=31536000, immutable"
 
 @router.get("/docs")
 async def page() -> Response:
-    """For people: every route, tried from the browser."""
+    """Return the page, on which every route can be tried in the browser."""
     script, style, icon = (f"/docs/{name}" for name in _FILES)
     return get_swagger_ui_html(
         openapi_url="/openapi.json",

@@ -1,6 +1,7 @@
-"""What every request passes first: its id, its trace, its key; on the way out the load report and a line in the log.
+"""The middleware that every request passes first: request id, trace and authentication.
 
-Plain ASGI, so that streams pass through as they are.
+It adds the load report and the rate-limit headers to responses, and writes the access log. It is plain ASGI, so that
+streams pass through unchanged.
 """
 
 import logging
@@ -17,19 +18,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire_common.logs import request_id as current_request_id
 from quire_common.logs import trace_id as current_trace_id
 from quire_engine.errors import RequestError
-from quire_engine.server.auth.access import ANYBODY, Access, Caller
+from quire_engine.server.auth.access import ANONYMOUS, Access, Identity
 from quire_engine.server.http.problems import error_response, shortened
 from quire_engine.server.http.protocol import CERTIFIED
-from quire_engine.server.observability.exposition import ASKED_BY, HEADER, load_report
+from quire_engine.server.observability.exposition import LOAD_FORMAT_HEADER, LOAD_HEADER, load_report
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.observability.tracing import (
     UNTRACED,
     Span,
     TraceContext,
     Tracing,
-    name_of,
     read_context,
     request_attributes,
+    span_name,
 )
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ _LOGGED_CHARACTERS = 200
 
 
 class Edge:
-    """``log_requests`` writes one line a request: never what was asked or answered."""
+    """The outermost application. With ``log_requests`` it logs one line per request, without prompt and answer."""
 
     def __init__(
         self, app: ASGIApp, access: Access, metrics: Metrics, *, log_requests: bool, tracing: Tracing | None = None
@@ -62,20 +63,20 @@ class Edge:
         tokens = current_request_id.set(request_id), current_trace_id.set(trace.trace_id if trace else None)
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
-        answer = _Answer(self, send, headers, _told(request_id, trace))
+        answer = _ResponseHeaders(self, send, headers, _id_headers(request_id, trace))
         began = time.monotonic()
         try:
             try:
-                caller = self._admit(scope, headers, answer)
+                identity = self._admit(scope, headers, answer)
             except RequestError as error:
                 self._metrics.rejected["key_limit" if error.status == 429 else "unauthorized"] += 1
                 await error_response(error)(scope, receive, answer.send)
                 return
-            state["caller"] = caller if span is None else replace(caller, span=span)
+            state["identity"] = identity if span is None else replace(identity, span=span)
             await self._app(_as_get(scope), receive, answer.send)
         finally:
             if span is not None:
-                span.add({"http.response.status_code": answer.status})
+                span.set_attributes({"http.response.status_code": answer.status})
                 span.end(failed=answer.status >= 500)
             if self._log_requests:
                 seconds = time.monotonic() - began
@@ -88,65 +89,66 @@ class Edge:
         method, path = scope["method"], scope["path"]
         if self._tracing is None or path in UNTRACED:
             return None
-        return self._tracing.begin(name_of(method, path), parent, request_attributes(method, path, request_id))
+        return self._tracing.begin(span_name(method, path), parent, request_attributes(method, path, request_id))
 
-    def _admit(self, scope: Scope, headers: Headers, answer: "_Answer") -> Caller:
-        """Raises RequestError where the key, or what it may still use, does not allow it."""
+    def _admit(self, scope: Scope, headers: Headers, answer: "_ResponseHeaders") -> Identity:
+        """Return the identity of the client. Raises RequestError where its key or its rate limit does not permit it."""
         client = scope.get("client")
         certified = scope["state"].get(CERTIFIED, False)
-        caller = self._access.check(scope["path"], headers, client[0] if client else None, certified=certified)
-        answer.caller = caller
-        if caller.allowance is not None and scope["method"] == "POST":
-            caller.allowance.take_request()
-        return caller
+        identity = self._access.check(scope["path"], headers, client[0] if client else None, certified=certified)
+        answer.identity = identity
+        if identity.allowance is not None and scope["method"] == "POST":
+            identity.allowance.charge_request()
+        return identity
 
-    def load(self, asked: str | None) -> str | None:
-        return None if asked is None else load_report(asked, self._metrics.engine.latest)
+    def load(self, format: str | None) -> str | None:
+        """Return the load report in the requested format; None where none is requested."""
+        return None if format is None else load_report(format, self._metrics.engine.latest)
 
 
-class _Answer:
-    """Adds to an answer's headers as it begins, and remembers its status."""
+class _ResponseHeaders:
+    """A sender that adds headers to the start of a response and records its status."""
 
-    def __init__(self, edge: Edge, send: Send, asked: Headers, told: dict[str, str]) -> None:
+    def __init__(self, edge: Edge, send: Send, request_headers: Headers, id_headers: dict[str, str]) -> None:
         self._edge = edge
         self._send = send
-        self._asked = asked
-        self._told = told
-        self.caller = ANYBODY
+        self._request_headers = request_headers
+        self._id_headers = id_headers
+        self.identity = ANONYMOUS
         self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers.update(self._told)
-            if (report := self._edge.load(self._asked.get(ASKED_BY))) is not None:
-                headers[HEADER] = report
-            if self.caller.allowance is not None:
-                headers.update(self.caller.allowance.headers())
+            headers.update(self._id_headers)
+            if (report := self._edge.load(self._request_headers.get(LOAD_FORMAT_HEADER))) is not None:
+                headers[LOAD_HEADER] = report
+            if self.identity.allowance is not None:
+                headers.update(self.identity.allowance.headers())
         await self._send(message)
 
 
 def _as_get(scope: Scope) -> Scope:
-    """HEAD is GET without the body, which uvicorn leaves out: many probes ask so."""
+    """Turn HEAD into GET, for the many probes that use it; uvicorn leaves out the body."""
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
 
 def _joined(headers: Headers, name: str) -> str:
-    """Fields of one name are one list; of what may be sent once, two make nothing that can be read."""
+    """Return all values of a header as one list; two values of a header that may occur once cannot be parsed."""
     return ",".join(headers.getlist(name))
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's, where it can be passed on as it is."""
+    """Return the client's request id where it is valid, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _ID.fullmatch(given) else uuid4().hex
 
 
-def _told(request_id: str, trace: TraceContext | None) -> dict[str, str]:
-    told = {"x-request-id": request_id}
+def _id_headers(request_id: str, trace: TraceContext | None) -> dict[str, str]:
+    headers = {"x-request-id": request_id}
     if trace is not None:
-        told["traceparent"] = trace.traceparent
+        headers["traceparent"] = trace.traceparent
         if trace.state:
-            told["tracestate"] = trace.state
-    return told
+            headers["tracestate"] = trace.state
+    return headers

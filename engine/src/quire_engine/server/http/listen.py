@@ -1,4 +1,4 @@
-"""The listening socket, bound before anything slow, so that a port in use is known at once."""
+"""The listening socket, which is bound before anything slow so that a port in use is reported at once."""
 
 import errno
 import socket
@@ -12,12 +12,12 @@ _BACKLOG = 2048
 
 
 def listener_of(options: ServerOptions) -> socket.socket:
-    """Raises AddressError."""
+    """Return the listening socket that the options name. Raises AddressError."""
     return listen(options.host, options.port) if options.uds is None else listen_unix(options.uds)
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A socket that a process left behind is replaced; one that is listened on is not. Raises AddressError."""
+    """Return a listening Unix socket, which replaces one that an ended process left there. Raises AddressError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_left_behind(path):
@@ -27,7 +27,7 @@ def listen_unix(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         in_use = error.errno == errno.EADDRINUSE
-        reason = "it exists and is in use, or no socket" if in_use else error.strerror or str(error)
+        reason = "the path is in use, or is not a socket" if in_use else error.strerror or str(error)
         raise AddressError(f"cannot listen on --uds {path}: {reason}") from error
     listener.setblocking(False)
     return listener
@@ -45,13 +45,13 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises AddressError."""
+    """Return a listening TCP socket. Raises AddressError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise AddressError(f"--host {host} is no address of this machine: {error.strerror}") from error
+        raise AddressError(f"--host {host} is not an address of this machine: {error.strerror}") from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,9 +66,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _explanation(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use by another program; choose one with --port, or --port 0 for a free one"
+        return f"port {port} on {host} is in use; choose another one with --port (0 picks a free one)"
     if error.errno == errno.EACCES:
-        return f"port {port} needs rights that this process lacks; choose one from 1024 on with --port"
+        return f"port {port} needs privileges that this process does not have; choose --port 1024 or higher"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--host {host} is no address of this machine"
+        return f"--host {host} is not an address of this machine"
     return f"cannot listen on {host} port {port}: {error.strerror}"

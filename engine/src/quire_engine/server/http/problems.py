@@ -1,6 +1,6 @@
-"""Errors as OpenAI's clients expect them: the one place where an error of ours becomes an HTTP answer.
+"""Error responses in the form that OpenAI's clients expect: the one place where a RequestError becomes HTTP.
 
-An answer is at most 4 KiB whatever the client sent, so that a small bad request cannot make a large reply.
+A response has at most 4 KiB whatever the client sent, so that a small bad request cannot cause a large reply.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ _MAX_BODY_BYTES = 4096
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
+    """Return the error as OpenAI's JSON object: message, type, param and code."""
     return {
         "error": {
             "message": shortened(error.message, _MAX_MESSAGE_CHARACTERS),
@@ -30,6 +31,7 @@ def error_object(error: RequestError) -> dict[str, Any]:
 
 
 def error_body(error: RequestError) -> bytes:
+    """Return the error as JSON of at most 4 KiB."""
     answer = error_object(error)
     body = msgspec.json.encode(answer)
     while len(body) > _MAX_BODY_BYTES:  # characters of several bytes
@@ -40,6 +42,7 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_response(error: RequestError) -> Response:
+    """Return the HTTP response to an error, with Retry-After where the error has one."""
     headers = {}
     if error.retry_after_seconds is not None:
         headers["retry-after"] = str(error.retry_after_seconds)
@@ -49,7 +52,7 @@ def error_response(error: RequestError) -> Response:
 
 
 def joined_reasons(reasons: Sequence[str], total: int) -> str:
-    """The first reasons as one message, and how many more of the ``total`` there are."""
+    """Return the first reasons as one message, with the number of the others of ``total``."""
     shown = [shortened(reason, _MAX_REASON_CHARACTERS) for reason in reasons[:MAX_REASONS]]
     if total > MAX_REASONS:
         shown[-1] = f"and {total - MAX_REASONS + 1} more"
@@ -57,4 +60,5 @@ def joined_reasons(reasons: Sequence[str], total: int) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
+    """Return at most ``limit`` characters, the last of which is an ellipsis if any were cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with bounds it lacks: how large a request's head may be, how long it may take, and how long
-an answer may lie unread.
+"""uvicorn's HTTP protocol with three bounds that it lacks.
 
-Bodies are bounded in ``body``; this is for what comes before any route is known.
+The bounds are the size of a request's head, the time in which the head must arrive, and the time in which a client must
+read some of its response. ``body`` bounds the bodies; this module acts before any route is known.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from quire_engine.errors import InvalidRequest
 from quire_engine.server.http.problems import error_body
 
 CERTIFIED = "client_certificate"
-"""In the state of requests whose client showed a certificate that TLS trusts."""
+"""The key in a request's state that marks a client with a certificate that TLS trusts."""
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 30.0
 UNREAD_SECONDS = 60.0
-"""A client that takes nothing of its answer for so long is gone for us, and what was not sent is dropped."""
+"""A client that reads nothing for this time is disconnected, and the unsent part of its response is dropped."""
 
 _TOO_LARGE = InvalidRequest(f"headers are limited to {MAX_HEAD_BYTES // 1024} KiB")
 _NOT_HTTP = InvalidRequest("this is not an HTTP/1.1 request", code="invalid_http")
@@ -35,14 +35,14 @@ def _refusal(status: bytes, error: InvalidRequest) -> bytes:
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _UNDECIDED = re.compile(rb"\r(?:\n(?:\r|u(?:p(?:g(?:r(?:a(?:de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
-"""What may yet become an offer to upgrade, or the end of the head."""
+"""The start of what may become an upgrade offer, or the end of the head, with the next bytes."""
 _UNDECIDED_BYTES = 9
 
 
 def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
-    """HTTP lets a server leave an offer of HTTP/2 or WebSocket aside; the parser would leave out the body instead.
+    """Return the data without an offer to upgrade, and the bytes to read again together with the next ones.
 
-    Also what is to be read again with the next bytes, where the head does not end here.
+    HTTP lets a server ignore an offer of HTTP/2 or WebSocket; the parser would ignore the body instead.
     """
     end = data.find(b"\r\n\r\n")
     if end >= 0:
@@ -53,12 +53,14 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection, with bounds on its request heads and on its unread responses."""
+
     _head_bytes = 0
-    """Of the head that is being read, in reads that brought nothing else."""
+    """The bytes of the current head, from reads that contained nothing else."""
     _read_bytes = 0
-    """Of the read under way."""
+    """The bytes of the current read."""
     _in_head = True
-    """Between the end of one request and the end of the next one's head."""
+    """True between the end of one request and the end of the next one's head."""
     _head_ended = False
     _head_timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
@@ -97,7 +99,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(_refusal(b"400 Bad Request", _NOT_HTTP))
 
     def _refuse(self, answer: bytes) -> None:
-        # In the middle of another answer it would be taken for a part of that.
+        # In the middle of another response the client would read it as a part of that one.
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(answer)
@@ -110,7 +112,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers]) > MAX_HEAD_BYTES:
-            raise ValueError("told by send_400_response, which the parser's error leads to")
+            raise ValueError("the parser turns this into a call of send_400_response")
         self._in_head = False
         self._head_ended = True
         self._head_bytes = 0
@@ -121,7 +123,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head = True
 
-    # --- what the client does not read ---
+    # --- unread responses ---
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -136,7 +138,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._drop_unread, unread)
 
     def _drop_unread(self, before: int) -> None:
-        # Closing would wait for the client.
+        # Closing would wait for the client, so the connection is aborted.
         if self.transport.get_write_buffer_size() < before:
             self._watch_unread()
         else:
@@ -147,17 +149,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._unread_timer.cancel()
             self._unread_timer = None
 
-    # --- how long a head may take ---
+    # --- the time of a head ---
 
     def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._close_slow)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _give_up(self) -> None:
+    def _close_slow(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()

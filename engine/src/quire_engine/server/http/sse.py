@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI streams them: ``data: JSON``, a blank line, and ``data: [DONE]`` after success only."""
+"""Server-sent events as OpenAI streams them: ``data: JSON``, an empty line, and ``data: [DONE]`` only after success."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,30 +13,31 @@ DONE = b"data: [DONE]\n\n"
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # nginx would collect the stream before it passes it on
+    "x-accel-buffering": "no",  # otherwise nginx buffers the stream
 }
 
 _encode = msgspec.json.Encoder().encode
 
 
 def event(payload: Any) -> bytes:
-    """JSON escapes line breaks, so that one payload is always one data line."""
+    """Return one event. JSON escapes line breaks, so a payload is always one data line."""
     return b"data: " + _encode(payload) + b"\n\n"
 
 
 class TextEvent:
-    """An event of which only one text changes from token to token: everything around it is encoded once."""
+    """An event in which only one text changes from token to token: everything around it is encoded once."""
 
     def __init__(self, payload_of: Callable[[str], Any]) -> None:
-        # No other string in an answer has such characters: names and ids are printable.
+        # No other string in an answer contains such characters: names and ids are printable.
         place = "\x00text\x00"
         self._head, found, self._tail = event(payload_of(place)).partition(_encode(place))
-        assert found, "the payload leaves the text out"
+        assert found, "the payload does not contain the text"
 
     def event(self, text: str) -> bytes:
+        """Return the event with this text."""
         return b"%b%b%b" % (self._head, _encode(text), self._tail)
 
 
 def error_event(error: RequestError) -> bytes:
-    """The last event of a stream that failed."""
+    """Return the last event of a stream that failed."""
     return b"event: error\ndata: " + error_body(error) + b"\n\n"

@@ -1,7 +1,7 @@
-"""/metrics as text: a Prometheus collector over ``Metrics``, in the names, labels and buckets dashboards know.
+"""/metrics as text: a Prometheus collector over ``Metrics``, with the names, labels and buckets of vLLM's dashboards.
 
-Endpoint pickers scrape many times a second. Three lines in four are buckets of histograms, so these are written by
-``histogram_text``, whose lines are ready but for their numbers; the rest is written by the client library.
+Endpoint pickers scrape many times per second. Three of four lines are histogram buckets, so ``HistogramText`` writes
+these, with everything but the numbers prepared; the client library writes the rest.
 """
 
 import json
@@ -21,7 +21,7 @@ _ENGINE = "0"
 
 
 class Exposition:
-    """``certificate_expiry`` is asked for where the server speaks TLS."""
+    """The page /metrics. ``certificate_expiry`` returns the expiry of the TLS certificate in Unix seconds, if any."""
 
     def __init__(
         self,
@@ -39,11 +39,13 @@ class Exposition:
         ]
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format 0.0.4."""
+        """Return the page in Prometheus' text format 0.0.4."""
         return generate_latest(self._registry) + "".join([each.text() for each in self._histograms]).encode()
 
 
 class EngineCollector(Collector):
+    """A collector of every metric that is not a histogram."""
+
     def __init__(
         self,
         metrics: Metrics,
@@ -58,6 +60,7 @@ class EngineCollector(Collector):
         self._values = [metrics.model_name, _ENGINE]
 
     def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry needs no description in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -84,9 +87,9 @@ class EngineCollector(Collector):
         now = None if stats is None else stats.gauges
         running = now.num_running if now else 0
         waiting = now.num_waiting if now else 0
-        yield self._gauge("vllm:num_requests_running", "Requests in the running batch.", running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait to run.", waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache in use; 1 is full.", now.kv_usage if now else 0.0)
+        yield self._gauge("vllm:num_requests_running", "Number of requests in the running batch.", running)
+        yield self._gauge("vllm:num_requests_waiting", "Number of queued requests.", waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage, 0 to 1.", now.kv_usage if now else 0.0)
         used, cached, total = (now.blocks_used, now.blocks_cached, now.blocks_total) if now else (0, 0, 0)
         yield self._labelled(
             GaugeMetricFamily("quire_kv_blocks", "KV cache blocks by state.", labels=[*_LABELS, "state"]),
@@ -98,34 +101,34 @@ class EngineCollector(Collector):
             [(["free"], space - swapped), (["used"], swapped)],
         )
         wasted = now.kv_slots_wasted if now else 0
-        yield self._gauge("quire_kv_slots_wasted", "Token slots of running requests that hold no token.", wasted)
+        yield self._gauge("quire_kv_slots_wasted", "Empty token slots of running requests.", wasted)
         queued = now.queued_tokens if now else 0
-        yield self._gauge("quire_queued_tokens", "Prompt tokens of requests that wait to run.", queued)
+        yield self._gauge("quire_queued_tokens", "Prompt tokens of queued requests.", queued)
         pending = self._metrics.pending_prefill_tokens()
         yield self._gauge(
             "quire_pending_prefill_tokens",
-            "Prompt tokens still to be computed, less what the prefix cache is expected to hold of those that wait.",
+            "Prompt tokens still to be computed, less the expected prefix cache hits of queued requests.",
             pending,
         )
         if stats is not None:
             age = max(0.0, self._now() - stats.last_step_time)
-            yield self._gauge("quire_last_step_age_seconds", "Since the engine's last step ended.", age)
+            yield self._gauge("quire_last_step_age_seconds", "Seconds since the engine's last step ended.", age)
         if self._certificate_expiry is not None:
             yield self._gauge(
                 "quire_tls_certificate_expiry_timestamp_seconds",
-                "When the certificate that new connections get ends, in Unix time.",
+                "Expiry of the certificate for new connections, in Unix seconds.",
                 self._certificate_expiry(),
             )
         ready = self._metrics.ready
         if ready is None:
             return
-        yield self._gauge("quire_model_bytes", "Weights as they lie in memory.", ready.model_bytes)
+        yield self._gauge("quire_model_bytes", "Memory of the weights.", ready.model_bytes)
         yield self._gauge("quire_kv_cache_bytes", "Memory of the KV cache.", ready.kv_cache_bytes)
         if ready.max_num_seqs is not None:
-            yield self._gauge("quire_max_running_requests", "Most requests in the running batch.", ready.max_num_seqs)
+            yield self._gauge("quire_max_running_requests", "Limit of the running batch.", ready.max_num_seqs)
         yield self._cache_config(ready.num_blocks, ready.block_size, ready.dtype)
         yield self._labelled(
-            GaugeMetricFamily("quire_startup_seconds", "Start-up of the engine by phase.", labels=[*_LABELS, "phase"]),
+            GaugeMetricFamily("quire_startup_seconds", "Seconds of the start by phase.", labels=[*_LABELS, "phase"]),
             [([phase], seconds) for phase, seconds in ready.phase_seconds.items()],
         )
 
@@ -137,7 +140,7 @@ class EngineCollector(Collector):
             "gpu_memory_utilization": f"{self._cache.gpu_memory_utilization:g}",
             "enable_prefix_caching": str(self._cache.enable_prefix_caching),
         }
-        family = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set up.", labels=[*_LABELS, *labels])
+        family = GaugeMetricFamily("vllm:cache_config_info", "KV cache configuration.", labels=[*_LABELS, *labels])
         family.add_metric([*self._values, *labels.values()], 1)
         return family
 
@@ -146,7 +149,7 @@ class EngineCollector(Collector):
         for name, key, help in _ENGINE_COUNTERS:
             yield self._counter(name, help, counts.get(key, 0.0))
         causes = {key.partition("/")[2]: value for key, value in counts.items() if key.startswith("preemptions/")}
-        yield self._counter("vllm:num_preemptions", "Requests that lost their place.", sum(causes.values()))
+        yield self._counter("vllm:num_preemptions", "Number of preemptions.", sum(causes.values()))
         yield self._labelled(
             CounterMetricFamily(
                 "quire_preemptions", "Preemptions by kind and reason.", labels=[*_LABELS, "kind", "reason"]
@@ -160,67 +163,69 @@ class EngineCollector(Collector):
             [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("swapped_blocks/")],
         )
         yield self._labelled(
-            CounterMetricFamily("quire_step_seconds", "Time in steps by part.", labels=[*_LABELS, "part"]),
+            CounterMetricFamily("quire_step_seconds", "Seconds of the steps by part.", labels=[*_LABELS, "part"]),
             [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("step_seconds/")],
         )
         yield self._labelled(
-            CounterMetricFamily("vllm:request_success", "Requests that ended.", labels=[*_LABELS, "finished_reason"]),
+            CounterMetricFamily(
+                "vllm:request_success", "Finished requests by reason.", labels=[*_LABELS, "finished_reason"]
+            ),
             [([reason], count) for reason, count in metrics.finished.items()],
         )
         yield self._labelled(
-            CounterMetricFamily("quire_rejected_requests", "Requests not taken.", labels=[*_LABELS, "reason"]),
+            CounterMetricFamily("quire_rejected_requests", "Rejected requests by reason.", labels=[*_LABELS, "reason"]),
             [([reason], count) for reason, count in metrics.rejected.items()],
         )
-        yield self._counter("quire_arrived_requests", "Requests that came in.", metrics.arrived_requests)
-        yield self._counter("quire_arrived_prompt_tokens", "Their prompt tokens.", metrics.arrived_prompt_tokens)
+        yield self._counter("quire_arrived_requests", "Number of accepted requests.", metrics.arrived_requests)
+        yield self._counter("quire_arrived_prompt_tokens", "Prompt tokens accepted.", metrics.arrived_prompt_tokens)
         yield self._counter(
             "quire_uncached_prompt_tokens",
-            "Prompt tokens that came in, less the share that the prefix cache held so far.",
+            "Prompt tokens of accepted requests, less the share of prefix cache hits so far.",
             metrics.uncached_prompt_tokens,
         )
-        yield self._counter("quire_engine_restarts", "Times the engine process was replaced.", metrics.restarts)
+        yield self._counter("quire_engine_restarts", "Number of replacements of the engine process.", metrics.restarts)
 
 
 _ENGINE_COUNTERS = (
-    ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens of requests that ran."),
-    ("vllm:generation_tokens", "generation_tokens", "Tokens drawn."),
+    ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens of requests that have run."),
+    ("vllm:generation_tokens", "generation_tokens", "Sampled tokens."),
     ("vllm:prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    ("vllm:prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found there."),
-    ("quire_steps", "steps", "Steps of the engine."),
+    ("vllm:prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    ("quire_steps", "steps", "Number of engine steps."),
     ("quire_scheduled_tokens", "scheduled_tokens", "Tokens computed."),
     ("quire_recomputed_tokens", "recomputed_tokens", "Tokens computed again after a preemption."),
-    ("quire_discarded_tokens", "discarded_tokens", "Tokens drawn after their request had ended."),
+    ("quire_discarded_tokens", "discarded_tokens", "Tokens sampled after the end of their request."),
 )
 
 _HISTOGRAMS = (
-    ("vllm:time_to_first_token_seconds", "time_to_first_token", "From arrival to the first token."),
-    ("vllm:inter_token_latency_seconds", "inter_token_latency", "Between tokens of a request."),
-    ("vllm:request_time_per_output_token_seconds", "time_per_output_token", "A request's mean time between tokens."),
-    ("vllm:e2e_request_latency_seconds", "e2e_latency", "From arrival to the end."),
-    ("vllm:request_queue_time_seconds", "queue_time", "From arrival to the first step."),
-    ("vllm:request_prefill_time_seconds", "prefill_time", "From the first step to the first token."),
-    ("vllm:request_decode_time_seconds", "decode_time", "From the first token to the last."),
-    ("vllm:request_inference_time_seconds", "inference_time", "From the first step to the last token."),
+    ("vllm:time_to_first_token_seconds", "time_to_first_token", "Seconds from arrival to the first token."),
+    ("vllm:inter_token_latency_seconds", "inter_token_latency", "Seconds between the tokens of a request."),
+    ("vllm:request_time_per_output_token_seconds", "time_per_output_token", "Mean seconds between a request's tokens."),
+    ("vllm:e2e_request_latency_seconds", "e2e_latency", "Seconds from arrival to the end."),
+    ("vllm:request_queue_time_seconds", "queue_time", "Seconds from arrival to the first step."),
+    ("vllm:request_prefill_time_seconds", "prefill_time", "Seconds from the first step to the first token."),
+    ("vllm:request_decode_time_seconds", "decode_time", "Seconds from the first token to the last."),
+    ("vllm:request_inference_time_seconds", "inference_time", "Seconds from the first step to the last token."),
     ("vllm:iteration_tokens_total", "iteration_tokens", "Tokens computed in a step."),
-    ("vllm:request_prompt_tokens", "prompt_tokens", "Prompt tokens of a request."),
-    ("vllm:request_generation_tokens", "generation_tokens", "Tokens drawn for a request."),
+    ("vllm:request_prompt_tokens", "prompt_tokens", "Number of prompt tokens of a request."),
+    ("vllm:request_generation_tokens", "generation_tokens", "Number of sampled tokens of a request."),
     (
         "quire_first_token_wait_seconds",
         "first_token_wait",
-        "What the first token waited beyond the request's own prefill.",
+        "Seconds that the first token waited in addition to the request's own prefill.",
     ),
 )
 
 
 # --- the load report ---
 
-ASKED_BY = "endpoint-load-metrics-format"
-HEADER = "endpoint-load-metrics"
-"""ORCA's header: a request with ``endpoint-load-metrics-format: JSON`` (or ``TEXT``) is answered with it."""
+LOAD_FORMAT_HEADER = "endpoint-load-metrics-format"
+LOAD_HEADER = "endpoint-load-metrics"
+"""ORCA's response header; a request with ``endpoint-load-metrics-format: JSON`` (or ``TEXT``) gets it."""
 
 
 def load_report(format: str, stats: Stats | None) -> str | None:
-    """The header's value; None for a format nobody knows, and while the engine has told nothing."""
+    """Return the value of ORCA's load header; None for an unknown format, and while there is no report yet."""
     if stats is None:
         return None
     named = {

@@ -1,7 +1,7 @@
-"""What /metrics shows: vLLM's names with vLLM's labels and buckets, and ``quire_`` ones for what vLLM does not tell.
+"""The figures behind /metrics: vLLM's metrics with vLLM's names, labels and buckets, and quire's own as ``quire_…``.
 
-Requests report here as they arrive, draw tokens and end; the engine's own figures come as ``Stats`` messages. Nothing
-is formatted until a scrape asks, and a scrape reads a few hundred numbers, however many requests run.
+Requests report here when they arrive, get tokens and end; the engine's own figures arrive as ``Stats`` messages.
+Nothing is formatted before a scrape, and a scrape reads a few hundred numbers, however many requests run.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 
 @dataclass(slots=True)
 class RequestTimes:
-    """One sequence's way, in monotonic seconds as the API process saw them."""
+    """The milestones of one sequence, in monotonic seconds as the API process observed them."""
 
     arrived: float
     first_scheduled: float | None = None
@@ -38,24 +38,25 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class EngineFigures:
-    """The engine process's counters, carried over its restarts: a counter must not fall."""
+    """The counters of the engine, which continue over restarts of its process, because a counter must not decrease."""
 
     latest: Stats | None = None
     before: dict[str, float] = field(default_factory=dict)
-    """What earlier processes of this engine had counted when they ended."""
+    """The totals of earlier processes of this engine."""
 
     def counters(self) -> dict[str, float]:
+        """Return the total of each counter over all processes of this engine."""
         now = {} if self.latest is None else _flat_counters(self.latest)
         return {name: self.before.get(name, 0.0) + now.get(name, 0.0) for name in self.before.keys() | now.keys()}
 
-    def ended(self) -> None:
-        """The process that told them."""
+    def process_ended(self) -> None:
+        """Keep the totals of the process that has ended."""
         self.before = self.counters()
         self.latest = None
 
 
 def _flat_counters(stats: Stats) -> dict[str, float]:
-    """Counters by name; those with labels as name/label."""
+    """Return the counters by name; a counter with a label is called name/label."""
     counters = stats.counters
     plain = ("steps", "prompt_tokens", "generation_tokens", "scheduled_tokens", "discarded_tokens", "recomputed_tokens")
     flat = {name: float(getattr(counters, name)) for name in (*plain, "prefix_cache_queries", "prefix_cache_hits")}
@@ -67,7 +68,7 @@ def _flat_counters(stats: Stats) -> dict[str, float]:
 
 
 class Metrics:
-    """The state behind /metrics; one per API process, touched from its event loop only."""
+    """The state behind /metrics: one object per API process, which only its event loop uses."""
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
         self.model_name = model_name
@@ -93,49 +94,54 @@ class Metrics:
         self.uncached_prompt_tokens = 0.0
         self._sent_prompt_tokens = 0
 
-    # --- what the engine process says ---
+    # --- reports of the engine process ---
 
     def engine_ready(self, ready: Ready) -> None:
+        """Record that an engine process has become ready."""
         if self.ready is not None:
-            self.engine.ended()
+            self.engine.process_ended()
             self.restarts += 1
         self.ready = ready
         self._sent_prompt_tokens = 0
 
     def engine_sent(self, prompt_tokens: int) -> None:
+        """Record the tokens of a prompt that was sent to the engine."""
         self._sent_prompt_tokens += prompt_tokens
 
     def engine_stats(self, stats: Stats) -> None:
+        """Record a report of the engine."""
         before = self.engine.latest
         counters = stats.counters
         steps = counters.steps - (before.counters.steps if before else 0)
         if steps > 0:
-            # Between two reports only the sum is known: several quick steps count as that many of the mean size.
+            # Between two reports only the sum is known: several quick steps count as steps of their mean size.
             tokens = counters.scheduled_tokens - (before.counters.scheduled_tokens if before else 0)
             self.iteration_tokens.observe(tokens / steps, steps)
         self.engine.latest = stats
 
     def engine_lost(self) -> None:
-        self.engine.ended()
+        """Record that the engine process has ended."""
+        self.engine.process_ended()
         self._sent_prompt_tokens = 0
 
-    # --- what requests say; each is one sequence ---
+    # --- reports of sequences ---
 
     def arrived(self, prompt_tokens: int) -> None:
+        """Count a sequence that was submitted."""
         self.arrived_requests += 1
         self.arrived_prompt_tokens += prompt_tokens
         self.uncached_prompt_tokens += prompt_tokens * (1.0 - self._hit_share())
 
     def _hit_share(self) -> float:
-        """Share of prompt tokens found in the prefix cache so far: the guess for a prompt that just arrived."""
+        """Return the share of prompt tokens found in the prefix cache so far, as the estimate for a new prompt."""
         counters = self.engine.counters()
         queries = counters.get("prefix_cache_queries", 0.0)
         return counters.get("prefix_cache_hits", 0.0) / queries if queries else 0.0
 
     def pending_prefill_tokens(self) -> float:
-        """Prompt tokens still to be computed: what the engine said after its last step, and what it was sent since.
+        """Return the prompt tokens still to be computed, by the engine's last report and what was sent to it since.
 
-        Of prompts that wait, less the share that the prefix cache is expected to hold.
+        Of queued prompts, the share that the prefix cache is expected to contain does not count.
         """
         stats = self.engine.latest
         if stats is None:
@@ -145,6 +151,7 @@ class Metrics:
         return stats.gauges.prefilling_tokens + (waiting + unseen) * (1.0 - self._hit_share())
 
     def first_token(self, times: RequestTimes, now: float) -> None:
+        """Record the first token of a sequence."""
         times.first_token = times.last_token = now
         self.time_to_first_token.observe(now - times.arrived)
         scheduled = times.first_scheduled if times.first_scheduled is not None else now
@@ -153,12 +160,13 @@ class Metrics:
         self.first_token_wait.observe(max(0.0, scheduled - times.arrived))
 
     def next_tokens(self, times: RequestTimes, count: int, now: float) -> None:
-        """``count`` tokens that came together took equal shares of the time since the last."""
+        """Record ``count`` further tokens; each gets an equal share of the time since the last token."""
         assert times.last_token is not None
         self.inter_token_latency.observe((now - times.last_token) / count, count)
         times.last_token = now
 
     def request_finished(self, times: RequestTimes, reason: str, prompt_tokens: int, tokens: int, now: float) -> None:
+        """Record the end of a sequence; only ``stop`` and ``length`` count for the latencies."""
         self.finished[reason] += 1
         if reason not in ("stop", "length"):
             return

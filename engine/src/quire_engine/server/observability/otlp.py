@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry's SDK, sent in the background by OTLP over HTTP. Imported only where an endpoint is set.
+"""Spans of OpenTelemetry's SDK, sent in the background as OTLP over HTTP. Only imported where an endpoint is set.
 
-A collector that is slow or gone costs requests nothing: spans wait in a bounded queue, and what does not fit is lost.
-The SDK's own variables hold, e.g. OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and
+A collector that is slow or gone does not delay requests: spans wait in a bounded queue, and those that do not fit are
+lost. The SDK's own variables apply, such as OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and
 OTEL_EXPORTER_OTLP_HEADERS.
 """
 
@@ -25,7 +25,7 @@ _TRACES_PATH = "/v1/traces"
 
 
 class OtlpTracing:
-    """``close`` it: what is still queued is then sent, in the calling thread."""
+    """A sender of spans to one collector. ``close`` sends the queued spans in the calling thread."""
 
     def __init__(self, endpoint: str) -> None:
         name = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "quire-engine"}
@@ -34,19 +34,24 @@ class OtlpTracing:
         self._tracer = self._provider.get_tracer("quire_engine", __version__)
 
     def begin(self, name: str, parent: TraceContext | None, attributes: Mapping[str, Value]) -> "OtlpSpan":
+        """Begin a span."""
         span = self._tracer.start_span(name, context=_remote(parent), kind=SpanKind.SERVER, attributes=dict(attributes))
         return OtlpSpan(span)
 
     def close(self) -> None:
+        """Send the queued spans, and end."""
         self._provider.shutdown()
 
 
 class OtlpSpan:
+    """One span of OpenTelemetry's SDK."""
+
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
     @property
     def context(self) -> TraceContext:
+        """The trace context of this span."""
         own = self._span.get_span_context()
         return TraceContext(
             trace_id=trace.format_trace_id(own.trace_id),
@@ -55,20 +60,23 @@ class OtlpSpan:
             state=own.trace_state.to_header(),
         )
 
-    def add(self, attributes: Mapping[str, Value]) -> None:
+    def set_attributes(self, attributes: Mapping[str, Value]) -> None:
+        """Set attributes of the span."""
         self._span.set_attributes(attributes)
 
     def event(self, name: str, time: float) -> None:
+        """Add an event at a monotonic time, in seconds."""
         self._span.add_event(name, timestamp=_wall_clock(time))
 
     def end(self, *, failed: bool) -> None:
+        """End the span, with an error status if the request failed."""
         if failed:
             self._span.set_status(StatusCode.ERROR)
         self._span.end()
 
 
 def with_path(endpoint: str) -> str:
-    """A collector's bare address means its usual path."""
+    """Return the endpoint, with OTLP's usual path where it is a bare address."""
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + _TRACES_PATH
 
 
@@ -86,5 +94,5 @@ def _remote(parent: TraceContext | None) -> Context:
 
 
 def _wall_clock(monotonic: float) -> int:
-    """Nanoseconds since 1970."""
+    """Return a monotonic time as Unix time, in nanoseconds."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)

@@ -1,7 +1,10 @@
-"""What a span tells of a request, in the GenAI conventions' names and vLLM's; who sends spans is a port.
+"""The spans of requests, with the attribute names of OpenTelemetry's GenAI conventions and of vLLM.
 
-``otlp`` sends them, where an endpoint is set; without one there are none, and nothing of OpenTelemetry is imported.
-The edge begins and ends a span, ``generation`` adds what it learnt. Never a prompt, never an answer.
+``otlp`` sends spans where an endpoint is set; otherwise spans do not exist, and OpenTelemetry is not imported. The edge
+begins and ends a span, ``generation`` adds attributes. A span never contains a prompt or an answer.
+
+The trace of a request follows W3C Trace Context, https://www.w3.org/TR/trace-context/: a header that cannot be parsed
+is ignored.
 """
 
 import re
@@ -25,18 +28,22 @@ _MAX_STATE_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceContext:
+    """The trace and the parent span of a request."""
+
     trace_id: str
     span_id: str
     sampled: bool
     state: str = ""
-    """What other tracing systems wrote into tracestate; passed on as it is."""
+    """The entries of other tracing systems in tracestate, which are passed on unchanged."""
 
     @property
     def traceparent(self) -> str:
+        """The value of the header traceparent."""
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
 
 def read_context(traceparent: str | None, tracestate: str | None) -> TraceContext | None:
+    """Return the trace context of the two headers; None where they are missing or cannot be parsed."""
     match = _TRACEPARENT.fullmatch((traceparent or "").strip())
     if match is None or match["version"] == "ff" or (match["version"] == "00" and match["rest"]):
         return None
@@ -52,36 +59,49 @@ def read_context(traceparent: str | None, tracestate: str | None) -> TraceContex
 
 
 class Span(Protocol):
-    @property
-    def context(self) -> TraceContext: ...
+    """The span of one request."""
 
-    def add(self, attributes: Mapping[str, Value]) -> None: ...
+    @property
+    def context(self) -> TraceContext:
+        """The trace context of this span."""
+
+    def set_attributes(self, attributes: Mapping[str, Value]) -> None:
+        """Set attributes of the span."""
 
     def event(self, name: str, time: float) -> None:
-        """Something that happened at that monotonic time."""
+        """Add an event at a monotonic time, in seconds."""
 
-    def end(self, *, failed: bool) -> None: ...
+    def end(self, *, failed: bool) -> None:
+        """End the span, with an error status if the request failed."""
 
 
 class Tracing(Protocol):
-    def begin(self, name: str, parent: TraceContext | None, attributes: Mapping[str, Value]) -> Span: ...
+    """A sender of spans."""
+
+    def begin(self, name: str, parent: TraceContext | None, attributes: Mapping[str, Value]) -> Span:
+        """Begin a span."""
 
 
-def name_of(method: str, path: str) -> str:
-    """vLLM's name for what generates. Other paths are not ours to choose: the method is all that stays countable."""
+def span_name(method: str, path: str) -> str:
+    """Return vLLM's name for a generation, else the method: clients choose the paths, so their number is unbounded."""
     return "llm_request" if path in OPERATIONS else method
 
 
 def request_attributes(method: str, path: str, request_id: str) -> dict[str, Value]:
-    told: dict[str, Value] = {"http.request.method": method, "url.path": path[:200], "gen_ai.request.id": request_id}
+    """Return the attributes of a request that are known when it arrives."""
+    attributes: dict[str, Value] = {
+        "http.request.method": method,
+        "url.path": path[:200],
+        "gen_ai.request.id": request_id,
+    }
     if operation := OPERATIONS.get(path):
-        told |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "quire"}
-    return told
+        attributes |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "quire"}
+    return attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRecord:
-    """One sequence of a request, when all has ended."""
+    """One sequence of a request that has ended."""
 
     times: RequestTimes
     generated_tokens: int
@@ -91,9 +111,9 @@ class SequenceRecord:
 def generation_attributes(
     model: str, sampling: SamplingParams, sequences: Sequence[SequenceRecord], prompt_tokens: int, now: float
 ) -> dict[str, Value]:
-    """Of the request as a whole: its first sequence to begin, and its last to end."""
+    """Return the attributes of a whole request, from the first event of any of its sequences to the last."""
     generated = sum(sequence.generated_tokens for sequence in sequences)
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
         "gen_ai.request.max_tokens": sampling.max_tokens,
@@ -107,27 +127,27 @@ def generation_attributes(
         "gen_ai.usage.output_tokens": generated,
         "gen_ai.response.finish_reasons": [sequence.finish_reason for sequence in sequences],
     }
-    return told | _latencies([sequence.times for sequence in sequences], now)
+    return attributes | _latencies([sequence.times for sequence in sequences], now)
 
 
 def _latencies(times: Sequence[RequestTimes], now: float) -> dict[str, Value]:
     arrived = times[0].arrived
-    told: dict[str, Value] = {"gen_ai.latency.e2e": now - arrived}
+    latencies: dict[str, Value] = {"gen_ai.latency.e2e": now - arrived}
     scheduled = milestone(times, "first_scheduled")
     first = milestone(times, "first_token")
     if scheduled is not None:
-        told["gen_ai.latency.time_in_queue"] = scheduled - arrived
+        latencies["gen_ai.latency.time_in_queue"] = scheduled - arrived
     if first is not None:
-        told["gen_ai.latency.time_to_first_token"] = first - arrived
+        latencies["gen_ai.latency.time_to_first_token"] = first - arrived
         last = max(one.last_token for one in times if one.last_token is not None)
-        told["gen_ai.latency.time_in_model_decode"] = last - first
+        latencies["gen_ai.latency.time_in_model_decode"] = last - first
         if scheduled is not None:
-            told["gen_ai.latency.time_in_model_prefill"] = first - scheduled
-            told["gen_ai.latency.time_in_model_inference"] = last - scheduled
-    return told
+            latencies["gen_ai.latency.time_in_model_prefill"] = first - scheduled
+            latencies["gen_ai.latency.time_in_model_inference"] = last - scheduled
+    return latencies
 
 
 def milestone(times: Sequence[RequestTimes], name: str) -> float | None:
-    """When the first of them got there."""
+    """Return the earliest time at which one of the sequences reached this milestone; None where none has."""
     reached = [time for one in times if (time := getattr(one, name)) is not None]
     return min(reached, default=None)

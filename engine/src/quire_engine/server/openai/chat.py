@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages through the model's chat template, answers as OpenAI writes them."""
+"""The route POST /v1/chat/completions: messages go through the model's chat template, answers have OpenAI's form."""
 
 import time
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
-from quire_engine.server.generation.streaming import answer
+from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -48,10 +48,12 @@ async def chat_completions(request: Request) -> Response:
     valid = await validate(context, body, [text], limits, add_special_tokens=body.add_special_tokens)
     generation = start_generation(request, context, body, valid, answers=body.n or 1, arrived=arrived)
     writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices)
-    return await answer(request, generation, writer, stream=body.stream or False)
+    return await respond(request, generation, writer, stream=body.stream or False)
 
 
 class ChatWriter:
+    """A writer of the answers to one conversation."""
+
     def __init__(self, context: Context, body: ChatCompletionRequest, id: str, choices: Sequence[Choice]) -> None:
         self._tokenizer = context.tokenizer
         self._body = body
@@ -60,19 +62,20 @@ class ChatWriter:
         self._whole_head = {"id": id, "object": "chat.completion", **head}
         self._chunk_head = {"id": id, "object": "chat.completion.chunk", **head}
         self._usage = UsageReport(choices, len(choices), body.stream_options)
-        self._begun: set[int] = set()
-        # By answer: where from event to event nothing but the text changes.
+        self._started: set[int] = set()
+        # By answer, if nothing but the text changes from event to event.
         self._plain: dict[int, sse.TextEvent] = {}
 
     def chunk(self, delta: Delta) -> bytes:
+        """Return the events of one delta; the first event of an answer has its role."""
         plain = self._plain.get(delta.index)
         if plain is not None and delta.finish_reason is None:
             return plain.event(delta.text)
         opening = b""
-        if delta.index not in self._begun:
-            self._begun.add(delta.index)
+        if delta.index not in self._started:
+            self._started.add(delta.index)
             first: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
-            # The first of the answers is the one that reports the prompt, before its own first token.
+            # The first of the answers reports the prompt, before its own first token.
             about_prompt = self._about_prompt() if delta.index == 0 else {}
             opening = sse.event({**self._payload(delta.index, first, None), **about_prompt})
             if not (self._body.logprobs or self._body.return_token_ids or self._usage.in_every_chunk):
@@ -93,30 +96,32 @@ class ChatWriter:
         return {**self._chunk_head, "choices": [whole], **self._usage.chunk_fields()}
 
     def _about_prompt(self) -> dict[str, Any]:
-        """What was asked to be told of the prompt."""
-        told: dict[str, Any] = {}
+        """Return the fields that report the prompt, if the request asks for any."""
+        fields: dict[str, Any] = {}
         first = self._choices[0]
         if self._body.return_token_ids:
-            told["prompt_token_ids"] = list(first.prompt_token_ids)
+            fields["prompt_token_ids"] = list(first.prompt_token_ids)
         if self._body.prompt_logprobs is not None:
-            told["prompt_logprobs"] = prompt_logprobs(
+            fields["prompt_logprobs"] = prompt_logprobs(
                 self._tokenizer, first.prompt_logprobs, self._body.prompt_logprobs
             )
-        return told
+        return fields
 
     def last(self, choices: list[Choice]) -> bytes:
+        """Return the end of the stream."""
         return self._usage.last_events(self._chunk_head)
 
     def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
+        """Return the body of an answer that is not streamed."""
         answers = [
             self._answer(choice, [delta for delta in deltas if delta.index == choice.index]) for choice in choices
         ]
         return msgspec.json.encode(
-            {**self._whole_head, "choices": answers, "usage": self._usage.now(), **self._about_prompt()}
+            {**self._whole_head, "choices": answers, "usage": self._usage.usage(), **self._about_prompt()}
         )
 
     def _answer(self, choice: Choice, deltas: list[Delta]) -> dict[str, Any]:
-        made: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "index": choice.index,
             "message": {"role": "assistant", "content": "".join([delta.text for delta in deltas]), "refusal": None},
             "logprobs": None,
@@ -124,11 +129,11 @@ class ChatWriter:
             "stop_reason": deltas[-1].stop_reason,
         }
         if self._body.logprobs:
-            drawn = [one for delta in deltas for one in delta.logprobs]
-            made["logprobs"] = chat_logprobs(self._tokenizer, drawn, self._body.top_logprobs or 0)
+            sampled = [one for delta in deltas for one in delta.logprobs]
+            answer["logprobs"] = chat_logprobs(self._tokenizer, sampled, self._body.top_logprobs or 0)
         if self._body.return_token_ids:
-            made["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
-        return made
+            answer["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
+        return answer
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         return chat_logprobs(self._tokenizer, delta.logprobs, self._body.top_logprobs or 0)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts of text or token ids, continued; answers as OpenAI writes them."""
+"""The route POST /v1/completions: it continues prompts of text or token ids; answers have OpenAI's form."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
-from quire_engine.server.generation.streaming import answer
+from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
@@ -24,7 +24,7 @@ from quire_engine.text.detokenizer import open_end
 router = APIRouter()
 
 _DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, when a completion sets no limit."""
+"""OpenAI's default, where a completion sets no limit."""
 
 
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
@@ -33,14 +33,14 @@ async def completions(request: Request) -> Response:
     context = context_of(request)
     arrived = context.now()
     body = await read_request(request, context, CompletionRequest)
-    context.desk.admission.check_count(body.answers_per_prompt * len(body.prompt))
+    context.services.queue.check_count(body.answers_per_prompt * len(body.prompt))
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
     limits = AnswerLimits(
         param="prompt",
         max_tokens=body.max_tokens,
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         reserved_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        # The best of several are found by their logprobs.
+        # The best of several answers are chosen by their logprobs.
         logprobs=0 if body.logprobs is None and body.answers_per_prompt > (body.n or 1) else body.logprobs,
         prompt_logprobs=max(of_prompt, default=None),
         reports=body.n or 1,
@@ -48,17 +48,19 @@ async def completions(request: Request) -> Response:
     valid = await validate(context, body, body.prompt, limits, add_special_tokens=body.add_special_tokens)
     generation = start_generation(request, context, body, valid, answers=body.answers_per_prompt, arrived=arrived)
     writer = CompletionWriter(context, body, f"cmpl-{request.state.request_id}", generation.choices)
-    return await answer(request, generation, writer, stream=body.stream or False)
+    return await respond(request, generation, writer, stream=body.stream or False)
 
 
 class CompletionWriter:
+    """A writer of the answers to one or several prompts."""
+
     def __init__(self, context: Context, body: CompletionRequest, id: str, choices: Sequence[Choice]) -> None:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
-        self._drawn = body.answers_per_prompt
+        self._per_prompt = body.answers_per_prompt
         self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": body.model}
-        self._usage = UsageReport(choices, self._drawn, body.stream_options)
+        self._usage = UsageReport(choices, self._per_prompt, body.stream_options)
         self._logprobs = [
             CompletionLogprobs(
                 context.tokenizer,
@@ -68,26 +70,27 @@ class CompletionWriter:
             )
             for choice in choices
         ]
-        self._begun: set[int] = set()
-        self._held: list[Delta] = []
-        # By answer: where from event to event nothing but the text changes.
+        self._started: set[int] = set()
+        self._pending: list[Delta] = []
+        # By answer, if nothing but the text changes from event to event.
         self._plain: dict[int, sse.TextEvent] = {}
 
     def chunk(self, delta: Delta) -> bytes:
+        """Return the events of one delta, and of earlier ones that waited for the report of their prompt."""
         plain = self._plain.get(delta.index)
         if plain is not None and delta.finish_reason is None:
             return plain.event(delta.text)
-        # One answer to a prompt reports it for all of them, and may be read after another.
-        self._held.append(delta)
-        ready = [one for one in self._held if self._knows_prompt(one.index)]
-        self._held = [one for one in self._held if not self._knows_prompt(one.index)]
+        # One answer to a prompt reports it for all of them, and may be read after another answer.
+        self._pending.append(delta)
+        ready = [one for one in self._pending if self._prompt_is_reported(one.index)]
+        self._pending = [one for one in self._pending if not self._prompt_is_reported(one.index)]
         return b"".join([self._event(one) for one in ready])
 
     def _event(self, delta: Delta) -> bytes:
         event = sse.event(self._payload(delta))
         alone = self._body.logprobs is None and not self._body.return_token_ids and not self._usage.in_every_chunk
         if alone and delta.finish_reason is None:
-            # Made after the first event, which may have the prompt in it.
+            # Created after the first event, which may contain the prompt.
             self._plain[delta.index] = sse.TextEvent(lambda text: self._payload(replace(delta, text=text)))
         return event
 
@@ -96,80 +99,82 @@ class CompletionWriter:
         return {**self._head, "choices": [choice], **self._usage.chunk_fields()}
 
     def last(self, choices: list[Choice]) -> bytes:
-        assert not self._held, "a prompt that was never reported"
+        """Return the end of the stream."""
+        assert not self._pending, "a prompt that was never reported"
         return self._usage.last_events(self._head)
 
     def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
+        """Return the body of an answer that is not streamed."""
         own: dict[int, list[Delta]] = {choice.index: [] for choice in choices}
         for delta in deltas:
             own[delta.index].append(delta)
-        made = []
+        answers = []
         for index, choice in enumerate(self._best(choices)):
             parts = own[choice.index]
             text = "".join([delta.text for delta in parts])
-            made.append({**self._choice(choice.index, text, parts, choice.finish_reason), "index": index})
-        return msgspec.json.encode({**self._head, "choices": made, "usage": self._usage.now()})
+            answers.append({**self._choice(choice.index, text, parts, choice.finish_reason), "index": index})
+        return msgspec.json.encode({**self._head, "choices": answers, "usage": self._usage.usage()})
 
     def _best(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Of those drawn for each prompt the n with the highest log probability per token, the best first."""
+        """Return for each prompt the n answers with the highest log probability per token, the best first."""
         n = self._body.n or 1
-        if self._drawn == n:
+        if self._per_prompt == n:
             return list(choices)
-        groups = [choices[first : first + self._drawn] for first in range(0, len(choices), self._drawn)]
+        groups = [choices[first : first + self._per_prompt] for first in range(0, len(choices), self._per_prompt)]
         return [
             choice for group in groups for choice in sorted(group, key=lambda one: one.mean_logprob, reverse=True)[:n]
         ]
 
     def _choice(self, index: int, text: str, deltas: list[Delta], finish_reason: str | None) -> dict[str, Any]:
-        made: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "index": index,
             "text": text,
             "logprobs": None,
             "finish_reason": finish_reason,
             "stop_reason": deltas[-1].stop_reason,
         }
-        drawn = [one for delta in deltas for one in delta.logprobs]
+        sampled = [one for delta in deltas for one in delta.logprobs]
         arrays = self._logprobs[index]
         about_prompt: dict[str, Any] = {}
-        if index not in self._begun:
-            self._begun.add(index)
+        if index not in self._started:
+            self._started.add(index)
             about_prompt = self._about_prompt(index)
         if echoed := about_prompt.pop("logprobs", None):
-            made["logprobs"] = joined(echoed, arrays.of_drawn(drawn))
+            answer["logprobs"] = joined(echoed, arrays.of_sampled(sampled))
         elif self._body.logprobs is not None:
-            made["logprobs"] = arrays.of_drawn(drawn)
-        made["text"] = about_prompt.pop("text", "") + text
+            answer["logprobs"] = arrays.of_sampled(sampled)
+        answer["text"] = about_prompt.pop("text", "") + text
         if self._body.return_token_ids:
-            made["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
-        return {**made, **about_prompt}
+            answer["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
+        return {**answer, **about_prompt}
 
-    # --- what is told of a prompt, once an answer ---
+    # --- the report of a prompt, once per answer ---
 
     def _leader(self, index: int) -> Choice:
-        return self._choices[index - index % self._drawn]
+        return self._choices[index - index % self._per_prompt]
 
-    def _knows_prompt(self, index: int) -> bool:
-        asks = self._body.prompt_logprobs is not None or (self._body.echo and self._body.logprobs is not None)
+    def _prompt_is_reported(self, index: int) -> bool:
+        wanted = self._body.prompt_logprobs is not None or (self._body.echo and self._body.logprobs is not None)
         leader = self._leader(index)
-        return not asks or len(leader.prompt_logprobs) == len(leader.prompt_token_ids) - 1
+        return not wanted or len(leader.prompt_logprobs) == len(leader.prompt_token_ids) - 1
 
     def _echoed(self, leader: Choice) -> str:
         prompt = leader.prompt_token_ids
         text = self._tokenizer.decode(prompt, skip_special_tokens=self._body.skip_special_tokens)
-        # Half a character at its end is told with the other half, which the answer brings.
+        # Half a character at its end is shown together with the other half, which the answer contains.
         unfinished = not leader.at_once and open_end(self._tokenizer, prompt)
         return text.removesuffix("\ufffd") if unfinished else text
 
     def _about_prompt(self, index: int) -> dict[str, Any]:
         body, leader = self._body, self._leader(index)
         prompt = list(leader.prompt_token_ids)
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if body.echo:
-            told["text"] = self._echoed(leader)
+            fields["text"] = self._echoed(leader)
             if body.logprobs is not None:
-                told["logprobs"] = self._logprobs[index].of_prompt(prompt, leader.prompt_logprobs, told["text"])
+                fields["logprobs"] = self._logprobs[index].of_prompt(prompt, leader.prompt_logprobs, fields["text"])
         if body.return_token_ids:
-            told["prompt_token_ids"] = prompt
+            fields["prompt_token_ids"] = prompt
         if body.prompt_logprobs is not None:
-            told["prompt_logprobs"] = prompt_logprobs(self._tokenizer, leader.prompt_logprobs, body.prompt_logprobs)
-        return told
+            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, leader.prompt_logprobs, body.prompt_logprobs)
+        return fields

@@ -1,6 +1,6 @@
-"""What a request must keep to in the light of the model and of itself: vocabulary, length, sizes, contradictions.
+"""Checks of a request against the model and against itself: vocabulary, length, sizes, contradictions.
 
-Pure. ``schemas`` has checked types and ranges before.
+They are pure functions; ``schemas`` has checked types and ranges before.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from quire_engine.server.context import Context
 from quire_engine.server.openai.schemas import GenerationRequest
 
 _MAX_PROMPT_ENTRIES = 250_000
-"""Some 20 MB of JSON."""
+"""The most prompt logprobs in one response: about 20 MB of JSON."""
 _CHARACTERS_PER_TOKEN = 256
-"""More than any text has on average: the longest tokens there are stand for some hundred spaces."""
+"""More than the average of any text: the longest existing tokens stand for about a hundred spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a request must keep to."""
+    """The limits that the model and the server set for a request."""
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
     priorities: bool
-    """Whether requests have priorities here."""
+    """True if the scheduler of this server uses priorities."""
 
     @classmethod
     def of(cls, context: Context) -> Self:
-        """Return the limits of the running engine. Raises Unavailable while there is none."""
+        """Return the limits of a server and its running engine. Raises Unavailable while there is no engine."""
         ready = context.ready()
         return cls(
             max_model_len=ready.max_model_len,
@@ -43,7 +43,7 @@ class ModelLimits:
 
 
 def check_against_model(request: GenerationRequest, logprobs: int | None, limits: ModelLimits) -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest for token ids, logprobs or a priority that this model and server do not accept."""
     for name, ids in (
         ("logit_bias", request.logit_bias or {}),
         ("stop_token_ids", request.stop_token_ids or []),
@@ -52,36 +52,37 @@ def check_against_model(request: GenerationRequest, logprobs: int | None, limits
         beyond = next((token_id for token_id in ids if token_id >= limits.vocab_size), None)
         if beyond is not None:
             raise InvalidRequest(
-                f"{name}: {beyond} is not a token of this model, whose ids end at {limits.vocab_size - 1}", param=name
+                f"{name}: {beyond} is not a token id of this model; the highest is {limits.vocab_size - 1}", param=name
             )
     for name, count in (("logprobs", logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if count is not None and count > limits.max_logprobs:
             raise InvalidRequest(
-                f"{name}: {count} are asked for, at most {limits.max_logprobs} are given (--max-logprobs)", param=name
+                f"{name}: {count} exceeds the limit of {limits.max_logprobs} (--max-logprobs)", param=name
             )
     if request.priority != 0 and not limits.priorities:
         raise InvalidRequest(
-            "priority: this server runs requests in order of arrival; it would need --scheduling-policy priority",
+            "priority: only 0 is accepted, because this server runs requests in order of arrival; start it with "
+            "--scheduling-policy priority to use priorities",
             param="priority",
         )
 
 
 def check_length(texts: Sequence[str], param: str, limits: ModelLimits) -> None:
-    """Raises InvalidRequest for a text that is too long by far, before any time is spent on encoding it."""
+    """Raise InvalidRequest for a text that is far too long, before time is spent on encoding it."""
     longest = max(map(len, texts), default=0)
     if longest > limits.max_model_len * _CHARACTERS_PER_TOKEN:
         raise InvalidRequest(
-            f"this model's context is {limits.max_model_len} tokens; a prompt of {longest} characters is longer",
+            f"{param}: a prompt of {longest} characters exceeds this model's context of {limits.max_model_len} tokens",
             param=param,
             code="context_length_exceeded",
         )
 
 
 def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
-    """Raises InvalidRequest where the parameters contradict one another."""
+    """Raise InvalidRequest for parameters that contradict one another."""
     if sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
-            f"min_tokens: is {sampling.min_tokens}, but there can be no more than {sampling.max_tokens} tokens",
+            f"min_tokens: {sampling.min_tokens} exceeds the limit of {sampling.max_tokens} tokens for the answer",
             param="min_tokens",
         )
     forbidden = {word[-1] for word in sampling.bad_words_token_ids}
@@ -89,61 +90,68 @@ def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
         forbidden |= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
     if sampling.allowed_token_ids is not None and forbidden.issuperset(sampling.allowed_token_ids):
         raise InvalidRequest(
-            "allowed_token_ids: bad_words, or min_tokens with what ends an answer, may forbid every one of them",
+            "allowed_token_ids: bad_words, or min_tokens with the stop tokens, may forbid all of them",
             param="allowed_token_ids",
         )
     if len(forbidden) >= limits.vocab_size:
-        raise InvalidRequest("bad_words: may forbid every token of this model", param="bad_words")
+        raise InvalidRequest("bad_words: the words may forbid every token of this model", param="bad_words")
 
 
 def check_report_size(prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, times: int) -> None:
-    """Raises InvalidRequest for more logprobs of prompts than an answer should hold; ``times`` is how often it tells
-    those of each prompt."""
+    """Raise InvalidRequest for more prompt logprobs than a response may contain.
+
+    ``times`` is the number of answers that report those of each prompt.
+    """
     if sampling.prompt_logprobs is None:
         return
     entries = sum(map(len, prompts)) * (1 + sampling.prompt_logprobs) * times
     if entries > _MAX_PROMPT_ENTRIES:
         raise InvalidRequest(
-            f"prompt_logprobs: {entries} of them are asked for in all (tokens of the prompts by logprobs at each, "
-            f"by answers that tell them); "
-            f"at most {_MAX_PROMPT_ENTRIES} are given",
+            f"prompt_logprobs: the response would contain {entries} entries (prompt tokens, times logprobs per token, "
+            f"times answers); at most {_MAX_PROMPT_ENTRIES} are accepted",
             param="prompt_logprobs",
         )
 
 
-def checked_prompt(prompt: list[int], request: GenerationRequest, asked: int | None, limits: ModelLimits) -> list[int]:
-    """The prompt as it will run, truncated if the request says so; ``asked`` tokens are to follow. Raises
-    InvalidRequest."""
+def checked_prompt(
+    prompt: list[int], request: GenerationRequest, reserved: int | None, limits: ModelLimits
+) -> list[int]:
+    """Return the prompt, truncated if the request demands it. Raises InvalidRequest.
+
+    ``reserved`` is the room for the answer that a truncation to the model's context leaves; None reserves one token.
+    """
     if not prompt:
-        raise InvalidRequest("the prompt is empty: it has no token", param="prompt")
+        raise InvalidRequest("prompt: is empty; it should have at least one token", param="prompt")
     beyond = next((token_id for token_id in prompt if token_id >= limits.vocab_size), None)
     if beyond is not None:
         raise InvalidRequest(
-            f"prompt: {beyond} is not a token of this model, whose ids end at {limits.vocab_size - 1}", param="prompt"
+            f"prompt: {beyond} is not a token id of this model; the highest is {limits.vocab_size - 1}", param="prompt"
         )
     kept = request.truncate_prompt_tokens
     if kept == -1:
-        kept = max(1, limits.max_model_len - max(1, asked or 1))
+        kept = max(1, limits.max_model_len - max(1, reserved or 1))
     return prompt if kept is None else prompt[-kept:]
 
 
 def token_limit(
-    prompts: Sequence[Sequence[int]], asked: int | None, otherwise: int | None, limits: ModelLimits, *, param: str
+    prompts: Sequence[Sequence[int]], requested: int | None, default: int | None, limits: ModelLimits, *, param: str
 ) -> list[int]:
-    """For each prompt how many tokens may follow it. Raises InvalidRequest with the numbers.
+    """Return for each prompt how many tokens may follow it. Raises InvalidRequest.
 
-    ``asked`` is what the client set; ``otherwise`` holds where it set nothing, as far as the model's length goes.
-    ``param`` is the field that the prompts came in.
+    ``requested`` is the client's limit, which must fit; ``default`` applies without one, up to the room in the model's
+    context. ``param`` is the field that contains the prompts.
     """
     allowed = []
     for prompt in prompts:
         room = limits.max_model_len - len(prompt)
-        if room < 1 or (asked is not None and asked > room):
-            wanted = f" and {asked} more were asked for" if asked is not None else ""
+        if room < 1 or (requested is not None and requested > room):
+            field = param if room < 1 or requested is None else "max_tokens"
+            more = f" and {requested} for the answer" if requested is not None else ""
             raise InvalidRequest(
-                f"this model's context is {limits.max_model_len} tokens; the prompt has {len(prompt)}{wanted}",
-                param=param if room < 1 or asked is None else "max_tokens",
+                f"{field}: {len(prompt)} tokens of the prompt{more} exceed this model's context of "
+                f"{limits.max_model_len} tokens",
+                param=field,
                 code="context_length_exceeded",
             )
-        allowed.append(asked if asked is not None else min(room, otherwise or room))
+        allowed.append(requested if requested is not None else min(room, default or room))
     return allowed

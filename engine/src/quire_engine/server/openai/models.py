@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{name}."""
+"""The routes GET /v1/models and /v1/models/{name}."""
 
 from typing import Any
 
@@ -12,13 +12,14 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """The names under which the model answers."""
+    """Return the names under which the model is served."""
     context = context_of(request)
     return {"object": "list", "data": [_card(context, name) for name in context.model_names]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(request: Request, name: str) -> dict[str, Any]:
+    """Return the model, if it is served under this name."""
     context = context_of(request)
     context.check_model(name)
     return _card(context, name)

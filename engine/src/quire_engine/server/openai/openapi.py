@@ -1,7 +1,7 @@
-"""/openapi.json, so that it is true: every status and media type a route answers with, its key, this server's bounds.
+"""/openapi.json with every status and media type of each route, the key it needs, and the bounds of this server.
 
-FastAPI finds the routes and the request bodies; what they answer is in ``_OPERATIONS`` here, since routes write their
-answers themselves. Tests hold the document against a running server.
+FastAPI finds the routes and the request bodies. The responses are listed in ``_OPERATIONS``, because the routes write
+them as bytes. Tests compare the document with a running server.
 """
 
 from copy import deepcopy
@@ -12,25 +12,25 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from quire_engine.server.context import Context
-from quire_engine.server.openai import answers
-from quire_engine.server.openai.answers import ErrorAnswer
-from quire_engine.server.openai.later import LATER, NOTHING
+from quire_engine.server.openai import responses
+from quire_engine.server.openai.responses import ErrorAnswer
 from quire_engine.server.openai.schemas import ChatCompletionRequest
+from quire_engine.server.openai.unsupported import NO_EFFECT, UNSUPPORTED
 
 _JSON = "application/json"
 
 _ERRORS = {
-    400: "The request is wrong, or more than this model and this server take; the message says where.",
-    401: "The key is missing or not known.",
-    403: "Not from here.",
-    404: "There is no such model or path.",
+    400: "The request is invalid, or exceeds a limit of this model or server; the message names the field.",
+    401: "The API key is missing or unknown.",
+    403: "The client's host may not use this route.",
+    404: "The model or the path does not exist.",
     408: "The body did not arrive in time.",
-    413: "The body is larger than this server takes.",
-    415: "The body is not JSON, or encoded.",
-    429: "Too much waits already, or this key's limit is reached: see Retry-After.",
+    413: "The body exceeds the size limit of this server.",
+    415: "The body is not JSON, or has a content encoding.",
+    429: "The queue is full, or the limit of this key is reached: see Retry-After.",
     431: "The headers are too large.",
     500: "The server failed.",
-    503: "The engine starts, drains or ended: see Retry-After.",
+    503: "The engine is starting, draining or has ended: see Retry-After.",
 }
 _BODY = (400, 404, 408, 413, 415)
 _GENERATION = (*_BODY, 429, 503)
@@ -39,7 +39,7 @@ _EVERYWHERE = (431, 500)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
-    """``answer`` names one of ``answers.ANSWERS`` or is plain text; ``others`` are statuses with the same answer."""
+    """One route. ``answer`` names a schema of ``responses``, None is text; ``others`` are statuses with that answer."""
 
     answer: str | None = None
     description: str = "The answer."
@@ -50,7 +50,7 @@ class _Operation:
 
 
 _STREAM = (_JSON, "text/event-stream")
-_NOT_READY = {503: "Not now: the status says why."}
+_NOT_READY = {503: "The server is not ready; the status is the reason."}
 _OPERATIONS = {
     "post /v1/chat/completions": _Operation(answer="ChatCompletion", media=_STREAM, errors=_GENERATION),
     "post /v1/completions": _Operation(answer="Completion", media=_STREAM, errors=_GENERATION),
@@ -58,7 +58,7 @@ _OPERATIONS = {
     "get /v1/models/{name}": _Operation(answer="Model", errors=(404,)),
     "post /tokenize": _Operation(answer="Tokens", errors=_BODY),
     "post /detokenize": _Operation(answer="PromptText", errors=_BODY),
-    "get /livez": _Operation(answer="Status", others={503: "It wants to be restarted."}, key=None),
+    "get /livez": _Operation(answer="Status", others={503: "The server must be restarted."}, key=None),
     "get /readyz": _Operation(answer="Status", others=_NOT_READY, key=None),
     "get /health": _Operation(answer="Status", others=_NOT_READY),
     "get /metrics": _Operation(media=("text/plain",), key="metricsKey"),
@@ -70,13 +70,13 @@ _EVENT_DATA = {"ChatCompletion": "ChatCompletionChunk", "Completion": "Completio
 
 
 def describe(app: FastAPI, context: Context) -> None:
-    """Let ``app`` answer with the document."""
-    made: dict[str, Any] = {}
+    """Let ``app`` serve the document, which is created at the first request."""
+    cached: dict[str, Any] = {}
 
     def document() -> dict[str, Any]:
-        if not made:
-            made.update(_document(app, context))
-        return made
+        if not cached:
+            cached.update(_document(app, context))
+        return cached
 
     app.openapi = document  # type: ignore[method-assign]
 
@@ -85,12 +85,12 @@ def _document(app: FastAPI, context: Context) -> dict[str, Any]:
     access = context.options.access
     files = {"apiKey": access.api_key_file, "adminKey": access.admin_key_file, "metricsKey": access.metrics_key_file}
     needed_keys = {key for key, file in files.items() if file is not None}
-    # A copy: the routes' schemas, which are every server's, are made this server's below.
+    # A copy, because the routes' schemas are shared by all servers, and this document gets this server's bounds.
     document = deepcopy(
         get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     )
     schemes = {key: {"type": "http", "scheme": "bearer"} for key in sorted(needed_keys)}
-    document["components"] = {"schemas": answers.schemas(), "securitySchemes": schemes}
+    document["components"] = {"schemas": responses.schemas(), "securitySchemes": schemes}
     for path, methods in document["paths"].items():
         for method, found in methods.items():
             operation = _OPERATIONS[f"{method} {path}"]
@@ -128,7 +128,7 @@ def _content(operation: _Operation, media: str) -> dict[str, Any]:
 
 
 def _event(data: str) -> dict[str, Any]:
-    """One server-sent event, as tools that know streams read a schema of theirs."""
+    """Return the schema of a server-sent event in the form that tools for streams read."""
     return {
         "type": "object",
         "description": f"data is a {data} in JSON; at the end [DONE]; in an event named error it is an ErrorAnswer.",
@@ -142,7 +142,7 @@ def _reference(schema: str) -> dict[str, str]:
 
 
 def _narrow(schema: dict[str, Any], context: Context) -> None:
-    """Write into a request's schema what it depends on here: names of models, size of the vocabulary, limits."""
+    """Write this server's bounds into a request's schema: the model names, the vocabulary's size, the limits."""
     fields = schema["properties"]
     name = {"type": "string", "enum": list(context.model_names)}
     fields["model"] = name if "model" in schema.get("required", ()) else {"anyOf": [name, {"type": "null"}]}
@@ -161,8 +161,9 @@ def _narrow(schema: dict[str, Any], context: Context) -> None:
             form["maximum"] = context.options.max_logprobs
     is_chat = schema["title"] == ChatCompletionRequest.__name__
     schema["allOf"] = [*_RULES, *(_CHAT_RULES if is_chat else ())]
-    for field, (harmless, reason) in LATER.items():
-        fields.setdefault(field, {"enum": [*NOTHING, *harmless], "description": f"Taken without effect only: {reason}"})
+    for field, (harmless, reason) in UNSUPPORTED.items():
+        permitted = {"enum": [*NO_EFFECT, *harmless], "description": f"Only values without an effect: {reason}"}
+        fields.setdefault(field, permitted)
 
 
 def _needs(field: str, present: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:

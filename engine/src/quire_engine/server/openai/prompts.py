@@ -1,4 +1,4 @@
-"""From messages to the text of a prompt, through the model's chat template."""
+"""From the messages of a chat to the text of a prompt, by the model's chat template."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +18,10 @@ def chat_prompt_text(
     continue_final_message: bool,
     variables: Mapping[str, Any] | None,
 ) -> str:
-    """Raises InvalidRequest."""
+    """Return the prompt of a conversation. Raises InvalidRequest."""
     if template is None:
         raise InvalidRequest(
-            "this model has no chat template; use /v1/completions, or start the server with --chat-template",
+            "messages: this model has no chat template; use /v1/completions, or start the server with --chat-template",
             code="no_chat_template",
         )
     return template.render(
@@ -37,7 +37,7 @@ def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
     if message.role == "developer" and not template.mentions("developer"):
         plain["role"] = "system"  # OpenAI's newer name for the same
     content = message.refusal or "" if message.content is None else message.content
-    plain["content"] = _content_for_template(content, template.reads(plain["role"]))
+    plain["content"] = _content_for_template(content, template.content_forms(plain["role"]))
     for call in plain.get("tool_calls", []):
         # OpenAI carries arguments as JSON in a string; templates expect the object.
         try:
@@ -47,8 +47,8 @@ def _for_template(message: Message, template: ChatTemplate) -> dict[str, Any]:
     return plain
 
 
-def _content_for_template(content: str | TextParts, reads: ContentForms) -> str | TextParts:
-    """As the client sent it where the template reads that, for its author decides how parts come together."""
+def _content_for_template(content: str | TextParts, forms: ContentForms) -> str | TextParts:
+    """Return the content as the client sent it if the template reads that form: it decides how parts are joined."""
     if isinstance(content, str):
-        return [{"type": "text", "text": content}] if reads.parts and not reads.text else content
-    return content if reads.parts else "\n".join([part["text"] for part in content])
+        return [{"type": "text", "text": content}] if forms.parts and not forms.text else content
+    return content if forms.parts else "\n".join([part["text"] for part in content])

@@ -1,4 +1,4 @@
-"""What the two generation routes share: from the body of a request to a generation that runs.
+"""The common part of the two generation routes: from the body of a request to a generation that runs.
 
 ``read_request`` checks the body by itself, ``validate`` checks it against the model, ``start_generation`` submits its
 sequences. Each raises RequestError.
@@ -14,8 +14,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.server.context import Context
 from quire_engine.server.generation.choice import Choice, new_choice
 from quire_engine.server.generation.generation import Generation, Routing, submit
-from quire_engine.server.http.body import read_object, validated
-from quire_engine.server.openai.later import take_out_later
+from quire_engine.server.http.body import read_object, validate_body
 from quire_engine.server.openai.limits import (
     ModelLimits,
     check_against_model,
@@ -27,13 +26,14 @@ from quire_engine.server.openai.limits import (
 )
 from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_params, stop_rules
 from quire_engine.server.openai.schemas import GenerationRequest
+from quire_engine.server.openai.unsupported import remove_unsupported
 
 Body = TypeVar("Body", bound=GenerationRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How long the answers of one request may become, and what they report of the prompt."""
+    """The maximum length of the answers to one request, and their reports on the prompt."""
 
     param: str
     """The field that holds the prompt, for errors."""
@@ -46,7 +46,7 @@ class AnswerLimits:
     logprobs: int | None
     prompt_logprobs: int | None
     reports: int = 1
-    """How many answers to one prompt report its logprobs."""
+    """The number of answers to one prompt that report its logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ async def read_request(request: Request, context: Context, schema: type[Body]) -
     """Read the body and check it by itself."""
     context.lifecycle.check_open()
     content = await read_object(request, context.options.max_body_bytes)
-    body = validated(schema, content, lenient=context.options.lenient, reasons=take_out_later(content))
+    body = validate_body(schema, content, lenient=context.options.lenient, reasons=remove_unsupported(content))
     context.check_model(body.model)
     return body
 
@@ -116,6 +116,6 @@ def start_generation(
             choices.append(new_choice(context.tokenizer, len(choices), prompt, stop_rules(body), first.stop_token_ids))
             params.append(of_nth(first, number))
     routing = Routing(
-        arrival_time=arrived, priority=body.priority, caller=request.state.caller, cache_salt=body.cache_salt
+        arrival_time=arrived, priority=body.priority, identity=request.state.identity, cache_salt=body.cache_salt
     )
-    return submit(context.desk, choices, params, routing)
+    return submit(context.services, choices, params, routing)

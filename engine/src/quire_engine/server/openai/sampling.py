@@ -1,6 +1,6 @@
-"""From a validated request to the engine's sampling parameters: what the client says, else the model's defaults.
+"""From a validated request to the engine's sampling parameters: the client's values, else the model's defaults.
 
-Pure. Whether the model can do it is ``limits``' business.
+These are pure functions; ``limits`` checks whether the model accepts the result.
 """
 
 import hashlib
@@ -17,13 +17,14 @@ from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
 _GREEDY_BELOW = 1e-4
-"""A temperature so small divides logits beyond float16; the likeliest token has all the probability long before."""
+"""Below this temperature, logits would overflow float16; the likeliest token has all the probability far above it."""
 _SEED_MASK = 2**63 - 1
 _MAX_WORD_TOKENS = 64
-"""Of a bad word: so many of the tokens drawn last are kept in mind for each sequence."""
+"""The longest bad word, in tokens: the sampler keeps that many of the last tokens of each sequence."""
 
 
 def stop_rules(request: GenerationRequest) -> StopRules:
+    """Return the rules by which an answer to this request ends as text."""
     return StopRules(
         strings=tuple(request.stop or ()),
         at_once=request.max_tokens == 0,
@@ -67,8 +68,11 @@ def sampling_params(
 
 
 def of_nth(sampling: SamplingParams, number: int) -> SamplingParams:
-    """Of n answers to one prompt the first has the request's seed and reports the prompt, for all of them; the others
-    have seeds made from it, which are no other request's next ones."""
+    """Return the parameters of answer ``number`` of n answers to one prompt.
+
+    The first answer has the request's seed and reports the prompt for all of them. The seeds of the others are derived
+    by a hash, so that they do not equal the seeds of other requests.
+    """
     if number == 0:
         return sampling
     seed = None if sampling.seed is None else _derived_seed(sampling.seed, number)
@@ -81,17 +85,16 @@ def _derived_seed(seed: int, number: int) -> int:
 
 
 def bad_words_of(request: GenerationRequest, tokenizer: Tokenizer, limits: ModelLimits) -> list[list[int]]:
-    """The sequences of tokens that spell the request's bad words, as a text begins and within it: without a space
-    before and with one. Raises InvalidRequest."""
+    """Return the token sequences of the request's bad words, without and with a space before. Raises InvalidRequest."""
     sequences: list[list[int]] = []
     for word in request.bad_words or ():
         for text in (word.lstrip(), " " + word.lstrip()):
             ids = tokenizer.encode(text, add_special_tokens=False) if text.strip() else []
             if not ids or max(ids) >= limits.vocab_size:
-                raise InvalidRequest(f"bad_words: {word!r} has no tokens of this model's", param="bad_words")
+                raise InvalidRequest(f"bad_words: {word!r} has no tokens of this model", param="bad_words")
             if len(ids) > _MAX_WORD_TOKENS:
                 raise InvalidRequest(
-                    f"bad_words: {word!r} has {len(ids)} tokens; at most {_MAX_WORD_TOKENS} are taken",
+                    f"bad_words: {word!r} has {len(ids)} tokens; at most {_MAX_WORD_TOKENS} are accepted",
                     param="bad_words",
                 )
             if ids not in sequences:

@@ -1,6 +1,6 @@
-"""What clients may send to the completion routes: types, ranges, and what later versions will take.
+"""The schemas of the requests to the completion routes: types and ranges.
 
-Pydantic checks types and ranges; ``server.http.body`` turns what it finds into one answer. Unknown fields are refused,
+Pydantic checks them; ``server.http.body`` turns what it finds into one answer. Unknown fields are refused,
 and types are not converted (a JSON string is never read as a number). Fields that need a later version are refused by
 name where they would have an effect; OpenAI's fields without an effect on an answer (``store``, ``metadata`` …) are
 accepted.
@@ -38,7 +38,7 @@ def _check_stop(value: Any) -> Any:
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError(f"should be a string or an array of strings, not {json_type(value)}")
     if len(stops) > MAX_STOP_STRINGS:
-        raise ValueError(f"has {len(stops)} stop strings; at most {MAX_STOP_STRINGS} are taken")
+        raise ValueError(f"has {len(stops)} stop strings; at most {MAX_STOP_STRINGS} are accepted")
     if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
         raise ValueError(f"each stop string should have 1 to {MAX_STOP_CHARACTERS} characters")
     return stops
@@ -48,7 +48,7 @@ def _check_logit_bias(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"should be an object of token ids and biases, not {json_type(value)}")
     if len(value) > MAX_LOGIT_BIASES:
-        raise ValueError(f"has {len(value)} tokens; at most {MAX_LOGIT_BIASES} are taken")
+        raise ValueError(f"has {len(value)} tokens; at most {MAX_LOGIT_BIASES} are accepted")
     pairs: dict[int, float] = {}
     for key, bias in value.items():
         if not str(key).isdecimal() or len(str(key)) > 9:
@@ -63,12 +63,12 @@ def _check_allowed(value: Any) -> Any:
     if not isinstance(value, list) or not value or not all(type(item) is int and item >= 0 for item in value):
         raise ValueError("should be a non-empty array of token ids")
     if len(value) > MAX_ALLOWED_TOKEN_IDS:
-        raise ValueError(f"has {len(value)} tokens; at most {MAX_ALLOWED_TOKEN_IDS} are taken")
+        raise ValueError(f"has {len(value)} tokens; at most {MAX_ALLOWED_TOKEN_IDS} are accepted")
     return value
 
 
 def _check_prompt(value: Any) -> Any:
-    """One of the four forms, as a list of prompts."""
+    """Return one of the four forms as a list of prompts."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -79,18 +79,18 @@ def _check_prompt(value: Any) -> Any:
         return [_token_ids(value)]
     if all(isinstance(item, list) for item in value):
         return [_token_ids(item) for item in value]
-    raise ValueError("mixes strings, token ids and arrays; it should be of one kind")
+    raise ValueError("mixes strings, token ids and arrays; it should contain one kind only")
 
 
 def _token_ids(value: list[Any]) -> list[int]:
     if not value or not all(type(item) is int and item >= 0 for item in value):
-        raise ValueError("a prompt of token ids should be a non-empty array of whole numbers from 0")
+        raise ValueError("a prompt of token ids should be a non-empty array of integers from 0")
     return value
 
 
 _ids_schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
-# What a function has checked whole is not checked again: a union would try every form on every item.
+# A value that a function has checked is not checked again: a union would try every form on every item.
 Stop = Annotated[
     SkipValidation[list[str]],
     BeforeValidator(_check_stop),
@@ -151,7 +151,7 @@ TruncatedTo = Annotated[
 
 
 class Strict(BaseModel):
-    """Types are not converted and unknown fields are refused, with bounds on how much there can be to complain of."""
+    """A schema that converts no types and refuses unknown fields, with bounds on the number of possible errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -159,18 +159,22 @@ class Strict(BaseModel):
     @classmethod
     def _few_fields(cls, value: Any) -> Any:
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise ValueError(f"has {len(value)} fields; at most {MAX_FIELDS} are taken")
+            raise ValueError(f"has {len(value)} fields; at most {MAX_FIELDS} are accepted")
         return value
 
 
 class StreamOptions(Strict):
-    include_usage: bool | None = Field(None, description="A last chunk with the usage of the whole request.")
-    continuous_usage_stats: bool | None = Field(None, description="The usage so far in every chunk.")
-    include_obfuscation: Literal[False] | None = Field(None, description="Taken for compatibility; nothing is padded.")
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the usage of the whole request.")
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far in every chunk.")
+    include_obfuscation: Literal[False] | None = Field(
+        None, description="Accepted for compatibility; chunks are not padded."
+    )
 
 
 class GenerationRequest(Strict):
-    """What both completion routes take. None means that the client says nothing: the model's default applies."""
+    """The fields of both completion routes. None means that the client sets no value: the model's default applies."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -179,7 +183,7 @@ class GenerationRequest(Strict):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 mean all tokens.")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="Keep the most typical tokens that hold so much of the probability."
+        None, description="Keep the most typical tokens up to this share of the probability."
     )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -192,26 +196,28 @@ class GenerationRequest(Strict):
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     logit_bias: LogitBias | None = None
-    allowed_token_ids: AllowedTokenIds | None = Field(None, description="No other token is drawn.")
-    bad_words: BadWords | None = Field(None, description="Words that are not drawn, with a space before or without.")
+    allowed_token_ids: AllowedTokenIds | None = Field(None, description="The only tokens that are sampled.")
+    bad_words: BadWords | None = Field(
+        None, description="Words that are not sampled, with or without a space before them."
+    )
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="At each token of the prompt but the first its logprob and those of that many likeliest."
+        None, description="Report the logprob of each prompt token but the first, and this number of likeliest tokens."
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
     truncate_prompt_tokens: TruncatedTo | None = Field(
-        None, description="Keep only that many tokens of the prompt, the last ones; -1 as many as leave room to answer."
+        None, description="Keep only the last tokens of the prompt, this number of them; -1 leaves room for the answer."
     )
     return_token_ids: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        None, description="Only requests with the same salt share cached prefixes."
+        None, description="Share cached prefixes only with requests that have the same salt."
     )
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
-        0, description="Needs --scheduling-policy priority; smaller runs first."
+        0, description="Lower values run first. Needs --scheduling-policy priority."
     )
 
-    # Taken, for they change nothing in an answer of ours.
+    # Accepted, because they change nothing in an answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -225,25 +231,29 @@ class GenerationRequest(Strict):
     @classmethod
     def _something_is_left(cls, value: int | None) -> int | None:
         if value == 0:
-            raise ValueError("should be -1 or greater than 0: no prompt would be left")
+            raise ValueError("should be -1 or greater than 0")
         return value
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only with stream set to true")
+            raise ValueError("stream_options: is only allowed with stream set to true")
         return self
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions"""
+    """The body of POST /v1/completions."""
 
     prompt: Prompt
-    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="That many of the likeliest tokens at each.")
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0 draws nothing: for echo and logprobs.")
-    echo: bool | None = Field(None, description="Give the prompt before the answer, and its logprobs if there are any.")
+    logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Report this number of likeliest tokens with each sampled one."
+    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="0 samples nothing, for echo and logprobs of the prompt."
+    )
+    echo: bool | None = Field(None, description="Return the prompt before the answer, with its logprobs if requested.")
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
-        None, description="Draw so many answers and give the n with the highest log probability per token."
+        None, description="Sample this number of answers, and return the n with the highest log probability per token."
     )
     add_special_tokens: bool = True
 
@@ -256,13 +266,15 @@ class CompletionRequest(GenerationRequest):
     def _supported_together(self) -> Self:
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
-            raise ValueError(f"best_of: is {self.best_of}, fewer than the {n} answers asked for by n")
+            raise ValueError(f"best_of: is {self.best_of}; it should be at least n, which is {n}")
         if self.best_of is not None and self.best_of > n and self.stream:
-            raise ValueError("best_of: the best are known when all have ended; it cannot be streamed")
+            raise ValueError("best_of: should equal n when stream is true, because the best are known only at the end")
         return self
 
 
 class TextPart(Strict):
+    """A part of a message that is text."""
+
     type: Literal["text"]
     text: str
 
@@ -278,11 +290,11 @@ def _check_content(value: Any) -> Any:
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
-            raise ValueError(f"part {index} is of type {kind[:40]!r}; this version reads text parts only")
+            raise ValueError(f"part {index} has the type {kind[:40]!r}; this version supports text parts only")
         if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f'part {index} should be {{"type": "text", "text": "…"}}')
         if len(part) > 2:
-            _text_parts.validate_python(value)  # names the fields that are unknown, each with its place
+            _text_parts.validate_python(value)  # reports each unknown field with its place
     return value
 
 
@@ -309,31 +321,35 @@ Content = Annotated[
 
 
 class FunctionCall(Strict):
+    """The function of a tool call, with its arguments as JSON."""
+
     name: str
     arguments: str
 
 
 class ToolCall(Strict):
+    """A tool call of an assistant's earlier message."""
+
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Strict):
-    """One message of a conversation. What a role means is the model's chat template's business."""
+    """One message of a conversation. The model's chat template defines the meaning of a role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_FIELDS)] | None = Field(
-        None, description="Of an assistant's earlier message."
+        None, description="The tool calls of an assistant's earlier message."
     )
-    tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
+    tool_call_id: str | None = Field(None, description="The call that a tool's message answers.")
     reasoning_content: str | None = None
-    reasoning: str | None = Field(None, description="The same by its newer name.")
+    reasoning: str | None = Field(None, description="The newer name of reasoning_content.")
     refusal: str | None = None
 
-    # Of an answer that a client sends back whole: nothing is in them.
+    # Fields of an answer that a client sends back whole; they must be empty.
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -356,7 +372,7 @@ TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_variables)]
 
 
 class ChatCompletionRequest(GenerationRequest):
-    """POST /v1/chat/completions"""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -370,9 +386,9 @@ class ChatCompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _supported_together(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs: only with logprobs set to true")
+            raise ValueError("top_logprobs: is only allowed with logprobs set to true")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message: needs add_generation_prompt set to false")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise ValueError("max_completion_tokens: differs from max_tokens, its old name; send one of them")
+            raise ValueError("max_completion_tokens: differs from max_tokens, its older name; send only one of them")
         return self

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them: what a text costs, and what ids say."""
+"""The routes POST /tokenize and /detokenize, in vLLM's form: the tokens of a text, and the text of tokens."""
 
 import asyncio
 from typing import Annotated, Any, Self
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire_engine.errors import InvalidRequest
 from quire_engine.server.context import context_of
-from quire_engine.server.http.body import body_schema, read_object, validated
+from quire_engine.server.http.body import body_schema, read_object, validate_body
 from quire_engine.server.openai.limits import ModelLimits, check_length
 from quire_engine.server.openai.prompts import chat_prompt_text
 from quire_engine.server.openai.schemas import MAX_MESSAGES, Message, Strict, TemplateVariables
@@ -20,7 +20,7 @@ router = APIRouter()
 
 
 class TokenizeRequest(Strict):
-    """Either a prompt or messages."""
+    """A prompt or messages to tokenize."""
 
     model: str | None = None
     prompt: str | None = None
@@ -39,16 +39,18 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
+    """Token ids to turn into text."""
+
     model: str | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FailFast()]
 
 
 @router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
-    """The token ids of a prompt, or of messages through the chat template."""
+    """Return the token ids of a prompt, or of messages through the chat template."""
     context = context_of(request)
     content = await read_object(request, context.options.max_body_bytes)
-    body = validated(TokenizeRequest, content, lenient=context.options.lenient)
+    body = validate_body(TokenizeRequest, content, lenient=context.options.lenient)
     if body.model is not None:
         context.check_model(body.model)
     if body.messages is None:
@@ -78,16 +80,16 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
 async def detokenize(request: Request) -> dict[str, str]:
-    """The text of token ids."""
+    """Return the text of token ids."""
     context = context_of(request)
     content = await read_object(request, context.options.max_body_bytes)
-    body = validated(DetokenizeRequest, content, lenient=context.options.lenient)
+    body = validate_body(DetokenizeRequest, content, lenient=context.options.lenient)
     if body.model is not None:
         context.check_model(body.model)
     beyond = next((token_id for token_id in body.tokens if token_id >= context.vocab_size), None)
     if beyond is not None:
         raise InvalidRequest(
-            f"tokens: {beyond} is not a token of this model, whose ids end at {context.vocab_size - 1}", param="tokens"
+            f"tokens: {beyond} is not a token id of this model; the highest is {context.vocab_size - 1}", param="tokens"
         )
-    # In a thread: the event loop streams for others meanwhile.
+    # In a thread, so that the event loop can serve others meanwhile.
     return {"prompt": await asyncio.to_thread(context.tokenizer.decode, body.tokens)}

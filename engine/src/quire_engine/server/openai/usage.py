@@ -1,4 +1,4 @@
-"""Token counts in OpenAI's shape, where and when a request asks for them."""
+"""Token counts in OpenAI's form, where a request asks for them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from quire_engine.server.openai.schemas import StreamOptions
 
 
 class UsageReport:
-    """Of one request's answers, ``per_prompt`` to each prompt. A prompt counts once, however many answers it got."""
+    """The usage of one request with ``per_prompt`` answers to each prompt; a prompt counts once for all of them."""
 
     def __init__(self, choices: Sequence[Choice], per_prompt: int, options: StreamOptions | None) -> None:
         self._choices = choices
@@ -17,7 +17,8 @@ class UsageReport:
         self._at_end = bool(options and options.include_usage)
         self.in_every_chunk = bool(options and options.continuous_usage_stats)
 
-    def now(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
+        """Return the token counts so far."""
         prompt = sum(len(choice.prompt_token_ids) for choice in self._firsts)
         completion = sum(choice.num_tokens for choice in self._choices)
         return {
@@ -28,13 +29,13 @@ class UsageReport:
         }
 
     def chunk_fields(self) -> dict[str, Any]:
-        """What a chunk says of usage: nothing, unless it was asked for."""
+        """Return the fields of a chunk that concern the usage: none, unless the request asks for them."""
         if self.in_every_chunk:
-            return {"usage": self.now()}
+            return {"usage": self.usage()}
         return {"usage": None} if self._at_end else {}
 
     def last_events(self, head: dict[str, Any]) -> bytes:
-        """The end of a stream: the usage of all of it if asked for, in a chunk without answers."""
+        """Return the end of a stream, with the total usage in a chunk without answers if the request asks for it."""
         if not self._at_end:
             return sse.DONE
-        return sse.event({**head, "choices": [], "usage": self.now()}) + sse.DONE
+        return sse.event({**head, "choices": [], "usage": self.usage()}) + sse.DONE

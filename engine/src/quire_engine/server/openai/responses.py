@@ -1,6 +1,6 @@
-"""What the routes answer, for /openapi.json alone: the writers write bytes, and tests hold the two equal.
+"""The schemas of the responses, for /openapi.json only: the routes write bytes, and tests compare them with these.
 
-Fields beyond these may come with later versions; clients leave aside what they don't know.
+Later versions may add fields, which clients must ignore.
 """
 
 from typing import Any, Literal
@@ -10,7 +10,9 @@ from pydantic import BaseModel
 FinishReason = Literal["stop", "length"]
 
 
-class Problem(BaseModel):
+class ErrorObject(BaseModel):
+    """An error: its type is the class, its code the exact reason, its param the field."""
+
     message: str
     type: str
     param: str | None
@@ -18,16 +20,20 @@ class Problem(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """What went wrong, as OpenAI writes it: at most 4 KiB."""
+    """An error in OpenAI's form, of at most 4 KiB."""
 
-    error: Problem
+    error: ErrorObject
 
 
 class PromptTokensDetails(BaseModel):
+    """The number of prompt tokens that were found in the prefix cache."""
+
     cached_tokens: int
 
 
 class Usage(BaseModel):
+    """The number of tokens of a request and of its answers."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -35,22 +41,28 @@ class Usage(BaseModel):
 
 
 class TokenLogprob(BaseModel):
+    """The log probability of one token."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ChatTokenLogprob(TokenLogprob):
+    """The log probability of a sampled token, with those of the likeliest tokens."""
+
     top_logprobs: list[TokenLogprob]
 
 
 class ChatLogprobs(BaseModel):
+    """The logprobs of a chat answer."""
+
     content: list[ChatTokenLogprob]
     refusal: None
 
 
 class PromptLogprob(BaseModel):
-    """Of a token of the prompt, or of one that was likely in its place."""
+    """The log probability of a token of the prompt, or of one that was likely in its place."""
 
     logprob: float
     rank: int
@@ -58,16 +70,20 @@ class PromptLogprob(BaseModel):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""By token id, for each token of the prompt; null for the first. Where ``prompt_logprobs`` is asked for."""
+"""The logprobs by token id, for each token of the prompt; null for the first. Present with ``prompt_logprobs``."""
 
 
 class AssistantMessage(BaseModel):
+    """The message of a chat answer."""
+
     role: Literal["assistant"]
     content: str
     refusal: None
 
 
 class ChatChoice(BaseModel):
+    """One answer of a chat completion."""
+
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
@@ -77,7 +93,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """A whole answer; ``stream`` sends ChatCompletionChunk events instead."""
+    """A chat completion that is not streamed; ``stream`` sends ChatCompletionChunk events instead."""
 
     id: str
     object: Literal["chat.completion"]
@@ -90,11 +106,15 @@ class ChatCompletion(BaseModel):
 
 
 class ChatDelta(BaseModel):
+    """The new part of a message."""
+
     role: Literal["assistant"] = "assistant"
     content: str = ""
 
 
 class ChatChunkChoice(BaseModel):
+    """The new part of one answer."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -104,7 +124,7 @@ class ChatChunkChoice(BaseModel):
 
 
 class ChatCompletionChunk(BaseModel):
-    """One ``data:`` of a stream, which ends in ``data: [DONE]``, or in an event named error with an ErrorAnswer."""
+    """One ``data:`` of a stream, which ends with ``data: [DONE]``, or with an event named error with an ErrorAnswer."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -116,7 +136,9 @@ class ChatCompletionChunk(BaseModel):
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class CompletionLogprobs(BaseModel):
+class CompletionLogprobArrays(BaseModel):
+    """The logprobs of a completion, as parallel arrays over its tokens."""
+
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
@@ -124,9 +146,11 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
+    """One answer of a completion."""
+
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
+    logprobs: CompletionLogprobArrays | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     token_ids: list[int] | None = None
@@ -135,7 +159,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """A whole answer, and one ``data:`` of a stream alike; there only the last chunk has the usage, if asked for."""
+    """A completion, or one ``data:`` of a stream; in a stream only the last chunk has the usage, if requested."""
 
     id: str
     object: Literal["text_completion"]
@@ -146,6 +170,8 @@ class Completion(BaseModel):
 
 
 class Model(BaseModel):
+    """A name under which the model is served."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -156,11 +182,15 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
+    """All names under which the model is served."""
+
     object: Literal["list"]
     data: list[Model]
 
 
 class Tokens(BaseModel):
+    """The tokens of a text."""
+
     count: int
     max_model_len: int | None
     tokens: list[int]
@@ -168,11 +198,13 @@ class Tokens(BaseModel):
 
 
 class PromptText(BaseModel):
+    """The text of token ids."""
+
     prompt: str
 
 
 class Status(BaseModel):
-    """``reason`` where it failed, ``in_flight`` while it drains."""
+    """The state of the server: with ``reason`` if it has failed, with ``in_flight`` while it drains."""
 
     status: str
     reason: str | None = None
@@ -180,6 +212,8 @@ class Status(BaseModel):
 
 
 class Version(BaseModel):
+    """The version of the engine."""
+
     version: str
 
 
@@ -198,7 +232,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
 
 
 def schemas() -> dict[str, Any]:
-    """The components of the document, by name."""
+    """Return the component schemas of the document by name."""
     made: dict[str, Any] = {}
     for answer in ANSWERS:
         schema = answer.model_json_schema(ref_template="#/components/schemas/{model}")
