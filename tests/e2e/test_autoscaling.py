@@ -139,7 +139,7 @@ def test_without_prometheus_the_number_stays_and_is_explained(ramp: Ramp, report
     reported = seen.first_at(blind, lambda look: look.reason("Autoscaling") == "PrometheusUnavailable", since=down)
     assert reported is not None
     said = [look.conditions["Autoscaling"] for look in blind if look.time >= reported]
-    assert all("the number of replicas is held until metrics are back" in condition.message for condition in said)
+    assert all("holding the number of replicas" in condition.message for condition in said)
     assert "PrometheusUnavailable" in {event.reason for event in ramp.events if event.type == "Warning"}
     report.figure("Prometheus stopped to condition set", reported - down)
 
