@@ -28,6 +28,7 @@ CLEAN = (
     "benchmarks/peers/README.md",
     "benchmarks/traces/README.md",
     "charts",
+    "cli",
     "common",
     "crds",
     "docs",

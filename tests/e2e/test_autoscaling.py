@@ -85,12 +85,12 @@ def test_decisions_are_stored_and_reported_with_figures(ramp: Ramp) -> None:
 
 def test_quire_explain_shows_the_same_to_a_cluster_user(ramp: Ramp) -> None:
     words = " ".join(ramp.words.split())
-    assert "1 asked for, 1 ready, 0 starting; between 1 and 3" in words
+    assert "1 requested, 1 ready, 0 starting; between 1 and 3" in words
     assert "from Prometheus: fresh for 1 of 1 ready replicas" in words
     assert "when one fewer was enough all through 15s, by at most 1 per 15s" in words
     for move in ("1 → 2", "2 → 3", "3 → 2", "2 → 1"):
         assert move in words, f"{move} is not among the decisions:\n{ramp.words}"
-    assert "DemandFell" in words and "Demand now, in replicas" in words
+    assert "DemandFell" in words and "Demand per signal now, in replicas" in words
 
 
 def test_the_metrics_of_the_operator_agree(ramp: Ramp) -> None:
@@ -139,7 +139,7 @@ def test_without_prometheus_the_number_stays_and_is_explained(ramp: Ramp, report
     reported = seen.first_at(blind, lambda look: look.reason("Autoscaling") == "PrometheusUnavailable", since=down)
     assert reported is not None
     said = [look.conditions["Autoscaling"] for look in blind if look.time >= reported]
-    assert all("the number of replicas is held until metrics are back" in condition.message for condition in said)
+    assert all("holding the number of replicas" in condition.message for condition in said)
     assert "PrometheusUnavailable" in {event.reason for event in ramp.events if event.type == "Warning"}
     report.figure("Prometheus stopped to condition set", reported - down)
 

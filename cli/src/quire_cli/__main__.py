@@ -1,15 +1,15 @@
-"""The ``quire`` command's first and last step, so that a person's Ctrl-C never ends in a traceback.
+"""The start and the end of the ``quire`` command, so that Ctrl-C never ends in a traceback.
 
-What the command needs takes a second to import, several on a busy machine, and the interpreter takes a moment to end:
-there a Ctrl-C ends it at once, as it ends any program. In between the command decides.
+The imports take a second, or several on a busy machine, and the interpreter takes a moment to end. During both, Ctrl-C
+ends the process at once, as it does for any program. In between the command handles it.
 """
 
 import signal
 
 
 def main() -> None:
-    """Entry point."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else whoever started us has it ignored
+    """Run the command."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else the caller has it ignored
     if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from quire_cli.app import main as run

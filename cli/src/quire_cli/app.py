@@ -1,4 +1,4 @@
-"""The ``quire`` command: reads the command line, calls one function, prints what it says. Decides nothing itself."""
+"""The ``quire`` command: read the command line, call one function, print its result."""
 
 import asyncio
 import errno
@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +27,9 @@ from quire_cli.local.model_store import ModelStore, cache_home
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
-from quire_common.contract.engine import FETCH_COMMAND
+from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
 from quire_common.quantities import parse_bytes, parse_duration_seconds
-from quire_operator.errors import UserError
+from quire_operator.errors import StartProblem, UserError
 
 _MAX_DETAILS = 30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -43,22 +44,22 @@ app = typer.Typer(
     help="""Serve large language models from one file: the same LLMDeployment on this machine and on Kubernetes.
 
 [bold]quire up -f examples/demo.yaml[/bold]
-    serve it here: an OpenAI address, replicas that scale themselves
+    serve it on this machine: an OpenAI-compatible address, with replicas that scale by load
 
 [bold]quire explain chat[/bold]
-    why it has as many replicas as it has, here or on a cluster
+    explain the number of replicas, on this machine or on a cluster
 
 [bold]quire top[/bold]
-    what the replicas carry now: queue, KV use, tokens per second, time to first token
+    show the current load: queue, KV cache usage, tokens per second, time to first token
 
 [bold]quire plan -f examples/demo.yaml --gpu "H100 80GB"[/bold]
-    what it needs of memory, and how many tokens and sequences then fit
+    show the memory it needs, and how many tokens and sequences fit
 
 [bold]quire bench --base-url http://127.0.0.1:8000/v1[/bold]
-    measure any OpenAI-compatible address under load
+    measure an OpenAI-compatible server under load
 
 [bold]quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml[/bold]
-    what would have happened: a trace against a policy, without an engine
+    replay a trace against an autoscaling policy, without an engine
 """,
 )
 app.command("bench")(bench)
@@ -95,17 +96,17 @@ def _memory(text: str) -> int:
     return size
 
 
-FileOption = Annotated[Path, typer.Option("--file", "-f", help="YAML with one or more LLMDeployments.")]
+FileOption = Annotated[Path, typer.Option("--file", "-f", help="A YAML file with one or more LLMDeployments.")]
 
 
 @app.command(no_args_is_help=True)
 def up(
     file: FileOption,
-    port: Annotated[int, typer.Option(help="Port of the address, on 127.0.0.1.", min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="The port to listen on, at 127.0.0.1.", min=1, max=65535)] = 8000,
     exit_after: Annotated[
         float | None,
         typer.Option(
-            help="Drain and end so long after the address is ready.",
+            help="Drain and exit this long after the address is ready.",
             parser=_duration,
             metavar="DURATION",
             show_default=False,
@@ -114,19 +115,19 @@ def up(
     prometheus_url: Annotated[
         str | None,
         typer.Option(
-            help="Scale by what this Prometheus says of the replicas, which the run's folder lists for it"
-            " (prometheus-targets.json, for file_sd_configs). Without it the replicas are asked.",
+            help="Scale by the metrics of this Prometheus, which finds the replicas in the run's folder"
+            " (prometheus-targets.json, for file_sd_configs). Without it the replicas are scraped directly.",
             metavar="URL",
             parser=url,
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Serve the LLMDeployments of a file on this machine. Ctrl-C drains, a second Ctrl-C ends at once.
+    """Serve the LLMDeployments of a file on this machine. Ctrl-C drains, a second Ctrl-C exits at once.
 
-    Starts an engine process per replica and a gateway in front of them; scales by spec.autoscaling. On a terminal it
-    shows a live table, elsewhere one JSON object a line. The file is read once: what changes in it takes effect when
-    quire up is started anew.
+    Starts an engine process per replica and a gateway in front of them, and scales by spec.autoscaling. On a terminal
+    it shows a live table, elsewhere one JSON object per line. The file is read once: to apply a change, restart
+    quire up.
 
       quire up -f examples/demo.yaml
 
@@ -151,12 +152,12 @@ def up(
 
 
 def _leave_unwritten() -> None:
-    """Spare the interpreter another try at a pipe without a reader, or at a full disk."""
+    """Keep the interpreter from writing again to a pipe without a reader, or to a full disk."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end_unread() -> None:
-    """Ask this process to end as a person would."""
+    """End this process in the way a user would."""
     _leave_unwritten()
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -179,27 +180,28 @@ def fetch(context: typer.Context) -> None:
 @app.command(no_args_is_help=True)
 def plan(
     file: FileOption,
-    gpu: Annotated[str | None, typer.Option(help='A GPU by name, such as "H100 80GB".', show_default=False)] = None,
+    gpu: Annotated[str | None, typer.Option(help='The name of a GPU, such as "H100 80GB".', show_default=False)] = None,
     memory: Annotated[
         int | None,
-        typer.Option(help="So much memory for one replica.", parser=_memory, metavar="SIZE", show_default=False),
+        typer.Option(help="The memory for one replica.", parser=_memory, metavar="SIZE", show_default=False),
     ] = None,
 ) -> None:
-    """Say what a model needs of memory, and how many tokens and sequences then fit. Starts nothing.
+    """Show the memory a model needs, and how many tokens and sequences fit. Starts nothing.
 
     Reads the model's configuration and the headers of its weights; downloads no weights. Without --gpu or --memory it
-    looks at all known GPUs where the spec asks for one, else at this machine. Ends with 1 if it fits nowhere.
+    checks all known GPUs if the spec requests one, else this machine. Exits with 1 if the model fits nowhere.
 
       quire plan -f llama.yaml --gpu "H100 80GB"
 
       quire plan -f examples/demo.yaml --memory 4Gi
     """
     if gpu is not None and memory is not None:
-        raise typer.BadParameter("give --gpu or --memory, not both")
+        raise typer.BadParameter("set --gpu or --memory, not both")
     machine = this_machine()
     if gpu is None and memory is None:
-        machine = with_tried_cpu(machine, installed_commands().engine)
-    store = ModelStore(beside=file.resolve().parent, cache=cache_home(os.environ))
+        with suppress(StartProblem):  # a machine that only plans may have no engine
+            machine = with_tried_cpu(machine, (installed(ENGINE_COMMAND),))
+    store = ModelStore(base=file.resolve().parent, cache=cache_home(os.environ))
     console = _console()
     everything_fits = True
     specs = read_deployments(file)
@@ -218,8 +220,8 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
-def _tell(error: UserError) -> None:
-    """One screen: what was wrong, the details, what would be right."""
+def _show_error(error: UserError) -> None:
+    """Print an error on one screen: the problem, the details and the remedy."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("quire: ", "bold red"), error.message))
     for detail in error.details[:_MAX_DETAILS]:
@@ -231,16 +233,16 @@ def _tell(error: UserError) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: a person's mistakes end with one screen and exit code 2, ours with a traceback."""
+    """Run the command: a user error ends with one screen and exit code 2, a bug with a traceback."""
     try:
         app(argv)
     except UserError as error:
-        _tell(error)
+        _show_error(error)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        _tell(UserError(f"{error.filename or 'the output'} can't be written: {error.strerror}"))
+        _show_error(UserError(f"{error.filename or 'the output'} cannot be written: {error.strerror}"))
         _leave_unwritten()
         sys.exit(1)
 

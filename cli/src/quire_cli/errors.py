@@ -18,40 +18,40 @@ from quire_operator.errors import UserError
 
 
 class FileProblem(UserError):
-    """The file can't be read as YAML documents."""
+    """A file that cannot be read as YAML documents."""
 
 
 class SpecProblem(UserError):
-    """A document is no valid LLMDeployment, or no set of them."""
+    """A document that is not a valid LLMDeployment, or documents that conflict."""
 
 
 class ModelProblem(UserError):
-    """The model can't be had, or is none."""
+    """A model that is unavailable or invalid."""
 
 
 class CapacityProblem(UserError):
-    """The model with this spec does not fit."""
+    """A model that does not fit with this spec."""
 
 
 class SimulationProblem(UserError):
-    """What is to be simulated can't be."""
+    """A simulation that cannot run."""
 
 
 class AddressProblem(UserError):
-    """The address can't be listened on."""
+    """An address that cannot be listened on."""
 
 
 class AlreadyRunning(UserError):
-    """The same file is up already."""
+    """A file that another quire up already runs."""
 
 
 class StartProblem(UserError):
-    """Something ended before it was ready."""
+    """A process that ended before it was ready."""
 
     exit_code = 1
 
 
 class InspectionProblem(UserError):
-    """What is to be looked at is not there, or not to be seen."""
+    """A run or resource that does not exist or may not be read."""
 
     exit_code = 1

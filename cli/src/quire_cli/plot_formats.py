@@ -1,4 +1,4 @@
-"""What a plot may be written as, found out before the work and not after it. For the commands that draw."""
+"""The file formats of plots, which commands check before their work."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -157,7 +157,7 @@ def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeSer
     [
         (["--base-url", "http://127.0.0.1:9/v1"], "no OpenAI-compatible server answers"),
         (["--base-url", "localhost:8000"], "is not an http or https URL"),
-        (["--model", "other"], "serves no model 'other'; it serves: m"),
+        (["--model", "other"], "does not serve 'other'; it serves: m"),
         (["--slo-ttft", "soon"], "not a duration"),
         (["--token-ids", "9:1"], "not a range"),
         (["--trace", "/nowhere.csv"], "cannot read the trace"),

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from quire_cli.inspection.explain_view import fresh_stretches, line, render
-from quire_cli.inspection.explanation import Explanation, OperatorSays, key_inputs, of_resource, of_run
+from quire_cli.inspection.explanation import Explanation, OperatorReport, key_inputs, of_resource, of_run
 from quire_cli.local.run_state import ReplicaState, ServedState
 from quire_cli.local.scaling_rules import Rules
 from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, log_json, noted
@@ -83,12 +83,12 @@ def test_the_screen_tells_now_and_then(width: int) -> None:
     text = drawn(told, width)
     assert max(map(len, text.splitlines())) <= width
     seen = flat(text)
-    assert "2 asked for, 1 ready, 0 starting; between 1 and 3" in seen
+    assert "2 requested, 1 ready, 0 starting; between 1 and 3" in seen
     assert "ScaleDownWindow Stays at 2: 1.60 replicas were needed 45s ago, within 1m (10s ago)" in seen
-    assert "from Prometheus: fresh for 1 of 1 ready replicas, the oldest 4.0 s old" in seen
+    assert "from Prometheus: recent for 1 of 1 ready replicas, the oldest 4.0 s old" in seen
     assert "▸ ArrivingWork 1.60" in seen and "▸ KVDemand" not in seen
     assert "at once, by at most 4 or 100 %, the larger, per 15s" in seen
-    assert "when one fewer was enough all through 5m, by at most 1 per 1m; for this 2.60 count as needed now" in seen
+    assert "when one fewer was enough all through 5m, by at most 1 per 1m; current demand for this 2.60" in seen
     assert "for 15s" in seen, "two ticks without metrics are one row"
     assert seen.index("1 → 2") > seen.index("MetricsStale") > seen.index("Decisions"), "newest first"
     assert "need 1.6, waiting 12, running 4, ready 1, fresh 0" in seen
@@ -97,7 +97,7 @@ def test_the_screen_tells_now_and_then(width: int) -> None:
 def test_only_the_last_rows_are_shown_and_the_rest_is_counted() -> None:
     told = of_run("chat", served(decisions=log()), place="here", ended=None)
     seen = flat(drawn(told, 120, last=1))
-    assert "the last 1 of 3; --last shows more" in seen and "MetricsStale" not in seen
+    assert "last 1 of 3; use --last for more" in seen and "MetricsStale" not in seen
 
 
 def test_a_run_without_metrics_and_with_a_failed_replica_says_so() -> None:
@@ -161,10 +161,10 @@ def condition(kind: str, status: str, reason: str) -> dict[str, str]:
 def test_what_the_operator_says_goes_on_where_status_ends() -> None:
     kept = {"desiredReplicas": 2, "history": [change(500, 3, 2), change(900, 1, 2)]}
     body = trim_resource(resource(desiredReplicas=2, readyReplicas=1, autoscaling=kept))
-    told = of_resource(body, OperatorSays(log=log(), problem=None), place="there")
+    told = of_resource(body, OperatorReport(log=log(), problem=None), place="there")
     assert [stretch.since.timestamp() for stretch in told.history] == [500, 900, 915, 990], "each decision once"
     assert told.now == log()[-1].last
-    alone = of_resource(body, OperatorSays(log=(), problem="nobody answers"), place="there")
+    alone = of_resource(body, OperatorReport(log=(), problem="nobody answers"), place="there")
     assert (alone.now, alone.now_missing, len(alone.history)) == (None, "nobody answers", 2)
     assert (told.replicas.asked, told.replicas.ready, told.replicas.starting) == (2, 1, 1)
 
@@ -185,7 +185,7 @@ def test_what_the_operator_says_goes_on_where_status_ends() -> None:
 )
 def test_conditions_that_bear_on_the_number_are_noticed(found: tuple[str, str, str], noticed: bool) -> None:
     body = trim_resource(resource(conditions=[condition(*found)]))
-    told = of_resource(body, OperatorSays(log=(), problem=None), place="there")
+    told = of_resource(body, OperatorReport(log=(), problem=None), place="there")
     assert [notice.reason for notice in told.notices] == ([found[2]] if noticed else [])
 
 
@@ -198,7 +198,7 @@ def test_without_an_operator_to_ask_status_is_explained(quire: Any, api_answers:
     code, out, _ = quire("explain", "chat", "--kubeconfig", api_answers.kubeconfig)
     assert code == 0
     assert "prod/chat  context gpu-cluster" in out
-    assert "not known: no pod of quire's operator runs in this cluster" in flat(out)
+    assert "unknown: no pod of quire's operator runs in this cluster" in flat(out)
     assert "KVDemand Because" in flat(out)
 
 
@@ -232,13 +232,16 @@ def test_whoever_may_look_only_into_one_namespace_hears_the_operator_there(quire
     assert json.loads(quire("explain", "chat", *where)[1])["now"] is not None
     del api_answers.answers["/api/v1/namespaces/prod/pods"]
     told = json.loads(quire("explain", "chat", *where)[1])
-    assert told["nowMissing"] == "you have not the right to list pods in all namespaces, to ask the operator"
+    assert (
+        told["nowMissing"]
+        == "you are not allowed to list pods in all namespaces, which reading from the operator requires"
+    )
 
 
 @pytest.mark.parametrize(
     ("answers", "code", "words"),
     [
-        ({}, 1, ["this cluster knows no LLMDeployment", "install quire's chart"]),
+        ({}, 1, ["this cluster has no kind LLMDeployment", "install quire's chart"]),
         (
             {
                 f"{PROD}/caht": (404, {"message": 'llmdeployments.quire.dev "caht" not found'}),
@@ -267,7 +270,7 @@ def test_what_a_cluster_can_not_tell_is_one_screen(
 
 def test_an_unknown_context_and_a_missing_kubeconfig_are_named(quire: Any, api_answers: Any) -> None:
     code, _, err = quire("explain", "chat", "--kubeconfig", api_answers.kubeconfig, "--context", "other")
-    assert code == 1 and "no way to a Kubernetes cluster" in err and "other" in err
+    assert code == 1 and "no connection to a Kubernetes cluster" in err and "other" in err
     code, _, err = quire("explain", "chat", "--kubeconfig", "nowhere")
     assert code == 1 and "there is no file nowhere" in err
 
@@ -285,7 +288,7 @@ def test_the_live_run_that_serves_it_is_looked_at_before_any_cluster(
     assert code == 0 and json.loads(out)["place"].startswith("quire up of live.yaml")
     assert quire("explain", "code")[0] == 1, "a run that is over gives way to the cluster, which has none"
     code, out, _ = quire("explain", "code", "--local", "--json")
-    assert code == 0 and json.loads(out)["ended"].startswith("was killed: its process is gone")
+    assert code == 0 and json.loads(out)["ended"].startswith("process died; last update")
 
 
 def test_one_name_may_be_left_out_two_may_not(quire: Any, machine: Any) -> None:
@@ -293,15 +296,15 @@ def test_one_name_may_be_left_out_two_may_not(quire: Any, machine: Any) -> None:
     assert quire("explain", "--json")[0] == 0
     machine.run("one.yaml", live=True, chat=served(), code=served())
     code, _, err = quire("explain")
-    assert code == 1 and "has 2 LLMDeployments: which one? chat code" in err
+    assert code == 1 and "has 2 LLMDeployments; name one chat code" in err
 
 
 def test_a_run_is_named_by_its_file_and_says_when_it_ended(quire: Any, machine: Any) -> None:
     machine.run("old.yaml", live=False, ended=1000.0, chat=served(decisions=log()))
     code, out, _ = quire("explain", "--run", "old.yaml")
-    assert code == 0 and "ended " in out and "Demand at the last tick" in out
+    assert code == 0 and "ended " in out and "Demand per signal at the last evaluation" in out
     code, _, err = quire("explain", "--run", "other.yaml")
-    assert code == 1 and "other.yaml is not up" in err and "known: old.yaml (ended)" in err
+    assert code == 1 and "other.yaml is not running" in err and "known: old.yaml (ended)" in err
 
 
 def test_nothing_anywhere_is_said_with_near_names(quire: Any, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,13 +312,13 @@ def test_nothing_anywhere_is_said_with_near_names(quire: Any, machine: Any, monk
     machine.run("old.yaml", live=False, chat=served())
     code, _, err = quire("explain", "caht")
     assert code == 1
-    assert "nothing on this machine serves caht" in err and "did you mean chat?" in err
+    assert "no run on this machine serves caht" in err and "did you mean chat?" in err
     assert quire("explain", "chat", "--json")[0] == 0, "a run that is over is better than nothing"
 
 
 def test_places_that_exclude_one_another_are_refused(quire: Any) -> None:
     code, _, err = quire("explain", "chat", "--local", "-n", "prod")
-    assert code == 1 and "give one kind or the other" in err
+    assert code == 1 and "use options of one kind only" in err
 
 
 def test_watched_in_a_pipe_it_tells_what_was_and_ends_with_the_run(quire: Any, machine: Any) -> None:

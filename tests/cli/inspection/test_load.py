@@ -70,10 +70,10 @@ def test_two_readings_make_rates_and_percentiles() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "missing"),
     [
-        (None, reading(10.0, tokens=5), "rates need a second look"),
-        (reading(10.0, tokens=5), reading(10.0, tokens=5), "rates need a second look"),
-        (reading(10.0, tokens=5), reading(12.0, tokens=1), "rates need a second look"),  # it restarted
-        (reading(10.0, tokens=5), reading(12.0, tokens=5), "no first token came in this time"),
+        (None, reading(10.0, tokens=5), "rates need a second poll"),
+        (reading(10.0, tokens=5), reading(10.0, tokens=5), "rates need a second poll"),
+        (reading(10.0, tokens=5), reading(12.0, tokens=1), "rates need a second poll"),  # it restarted
+        (reading(10.0, tokens=5), reading(12.0, tokens=5), "no first tokens in this period"),
     ],
 )
 def test_what_is_not_known_is_none_with_a_reason(before: Reading | None, after: Reading, missing: str) -> None:

@@ -53,7 +53,7 @@ def load(deployments: int = 2, replicas: int = 3) -> FleetLoad:
         return loads.update(
             Fleet(
                 place="context gpu-cluster, all namespaces",
-                how="asked through the API server (pods/proxy)",
+                how="scraped through the API server (pods/proxy)",
                 deployments=tuple(deployment(number, time) for number in range(deployments)),
             ),
             sort=Sort.queue,
@@ -114,7 +114,7 @@ def test_why_something_is_not_known_stands_below() -> None:
         ),
         sort=Sort.name,
     )
-    assert notes(one_look) == ["– TTFT, gen tok/s, hits, preempt/s, prompt tok/s: rates need a second look"]
+    assert notes(one_look) == ["– TTFT, gen tok/s, hits, preempt/s, prompt tok/s: rates need a second poll"]
     assert notes(load(30))[0] == "chat-llama-29-new, chat-llama-28-new, chat-llama-27-new and 27 more: it is loading"
 
 
@@ -127,7 +127,7 @@ def test_three_hundred_replicas_are_ten_rows_and_no_more_than_a_screen_has() -> 
 
 def test_an_empty_place_is_said() -> None:
     nobody = Loads(seconds=1.0).update(Fleet(place="here", how="asked", deployments=()), sort=Sort.queue)
-    assert "no LLMDeployment here" in drawn(nobody, 80)
+    assert "no LLMDeployments" in drawn(nobody, 80)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_the_replicas_of_a_local_run_are_asked_directly(quire: Any, machine: Any
     assert code == 0
     told = json.loads(out)
     (chat,) = told["deployments"]
-    assert told["how"] == "asked directly" and told["note"] is None
+    assert told["how"] == "scraped directly" and told["note"] is None
     assert (chat["figures"]["waiting"], chat["figures"]["running"], chat["answering"]) == (7.0, 3.0, 1)
     silences = {replica["name"]: replica["silence"] for replica in chat["replicas"]}
     assert silences["chat-0"] is None and silences["chat-2"] == "it is failed"
@@ -212,17 +212,17 @@ def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_a
     assert (chat["ready"], chat["asked"], chat["answering"], chat["figures"]["waiting"]) == (5, 5, 1, 7.0)
     assert {replica["name"]: replica["silence"] for replica in chat["replicas"]} == {
         "a": None,
-        "b": "you have not the right to get pods/proxy in namespace prod",
+        "b": "you are not allowed to get pods/proxy in namespace prod",
         "c": away,
-        "d": "it answers with something else than an engine's metrics",
-        "e": f"{kept_out}; if a NetworkPolicy keeps the API server out, --prometheus-url is another way",
+        "d": "its answer is not the metrics page of an engine",
+        "e": f"{kept_out}; if a NetworkPolicy blocks the API server, use --prometheus-url",
     }
 
 
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ({}, "this cluster knows no LLMDeployment"),
+        ({}, "this cluster has no kind LLMDeployment"),
         (
             cluster(a=(200, PAGE)),
             "there is no LLMDeployment caht in namespace prod of context gpu-cluster did you mean",
@@ -237,7 +237,7 @@ def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_a
                     },
                 )
             },
-            "you have not the right to list llmdeployments.quire.dev in namespace prod",
+            "you are not allowed to list llmdeployments.quire.dev in namespace prod",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def test_version(quire: Quire) -> None:
         (("up", "-f", "claim.yaml"), "is a volume of a cluster"),
         (("down",), "No such command"),
         (("plan", "-f", "nowhere.yaml"), "nowhere.yaml does not exist"),
-        (("plan", "-f", "f.yaml", "--gpu", "Voodoo"), 'no single GPU is known as "Voodoo"'),
+        (("plan", "-f", "f.yaml", "--gpu", "Voodoo"), '"Voodoo" does not name one known GPU'),
         (("plan", "-f", "f.yaml", "--memory", "lots"), "is not an amount of memory"),
         (("plan", "-f", "f.yaml", "--gpu", "H100", "--memory", "1Gi"), "not both"),
     ],
@@ -117,7 +117,7 @@ def test_a_port_in_use_is_named_with_one_that_is_free(quire: Quire) -> None:
         code, out, err = quire("up", "-f", "f.yaml", "--port", str(port))
     assert (code, out) == (2, "")
     assert f"port {port} is in use" in err
-    assert "choose another: --port " in err
+    assert "use another port: --port " in err
 
 
 def test_a_state_folder_that_cannot_be_written_is_named(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_state_folder_that_cannot_be_written_is_named(quire: Quire, monkeypatc
     monkeypatch.setenv("XDG_STATE_HOME", str(Path("taken").resolve()))
     code, out, err = quire("up", "-f", "f.yaml")
     assert (code, out) == (2, "")
-    assert "can't be written: Not a directory" in err and "XDG_STATE_HOME" in err
+    assert "cannot be written: Not a directory" in err and "XDG_STATE_HOME" in err
 
 
 def test_more_mistakes_than_a_screen_holds_are_counted(quire: Quire) -> None:
@@ -151,7 +151,7 @@ def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None
     write(in_int8 % (", maxModelLength: 512, dtype: BFloat16", ""))
     code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "32Gi")
     assert code == 0
-    assert "8.03 B parameters in int8, and the table of embeddings in bfloat16" in out
+    assert "8.03 B parameters in int8, with embeddings in bfloat16" in out
     code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
     assert code != 0
     assert "--quantization int8 is for CPUs" in err
@@ -174,7 +174,7 @@ def test_plan_ends_with_1_where_it_fits_nowhere_and_says_what_would_help(quire: 
     write(DOCUMENT % (", maxModelLength: 8192", "resources: {limits: {nvidia.com/gpu: 1}}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "T4")
     assert code == 1
-    assert "It does not fit. What would help: give a replica 19.9 GiB; use a GPU such as A10G 24GB." in out
+    assert "It does not fit. Possible remedies: give a replica 19.9 GiB; use a GPU such as A10G 24GB." in out
     code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "19Gi")
     assert code == 1
     assert "set spec.engine.maxModelLength to 1744 or less" in out

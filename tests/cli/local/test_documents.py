@@ -42,16 +42,16 @@ def test_merge_keys_and_anchors_are_yaml_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no document"),
-        ("---\n---\n", "holds no document"),
+        ("", "contains no document"),
+        ("---\n---\n", "contains no document"),
         ("a: [", "is not YAML, line 1"),
-        ("a: 1\na: 2\n", r'is not YAML, line 2, column 1: "a" is written twice'),
+        ("a: 1\na: 2\n", r'is not YAML, line 2, column 1: "a" is a duplicate key'),
         ("a: !!python/object:os.system {}", "is not YAML, line 1"),
         ("a: \t- b\n\tc", "is not YAML, line"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
         ("a: &a [*a]\n", "problems"),
         ("[" * 5000, "is not YAML"),
-        ("x" * 2_000_000, "more than 1048576 bytes, and one is far smaller"),
+        ("x" * 2_000_000, "more than 1048576 bytes"),
         ("a: 2024-99-99\n", "is not YAML"),
     ],
 )

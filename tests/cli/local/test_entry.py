@@ -45,4 +45,4 @@ def test_an_output_that_takes_no_more_is_told_in_a_line() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", WHILE_IMPORTING, "plan", "-f", str(DEMO), "--gpu", "H100 80GB"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (1, "quire: the output can't be written: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "quire: the output cannot be written: No space left on device\n")

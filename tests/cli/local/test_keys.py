@@ -37,8 +37,8 @@ def test_the_file_is_found_wherever_engines_run(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({}, "there are no secrets outside a cluster"),
-        ({"QUIRE_API_KEY_FILE": ""}, "there are no secrets outside a cluster"),
+        ({}, "there are no Secrets outside a cluster"),
+        ({"QUIRE_API_KEY_FILE": ""}, "there are no Secrets outside a cluster"),
         ({"QUIRE_API_KEY_FILE": "/no/such"}, "QUIRE_API_KEY_FILE=/no/such can't be read: No such file"),
     ],
 )

@@ -42,7 +42,7 @@ def state(*processes: ProcessIdentity) -> dict[str, object]:
 def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
     first = RunFolder.claim(tmp_path / "run", file=Path("demo.yaml"))
     first.write({"pid": 7, "address": "http://127.0.0.1:8000"})
-    with pytest.raises(AlreadyRunning, match=r"demo.yaml is up already at http://127.0.0.1:8000 \(process 7\)"):
+    with pytest.raises(AlreadyRunning, match=r"demo.yaml is already running at http://127.0.0.1:8000 \(process 7\)"):
         RunFolder.claim(tmp_path / "run", file=Path("demo.yaml"))
     first.release()
     RunFolder.claim(tmp_path / "run", file=Path("demo.yaml")).release()
@@ -52,7 +52,7 @@ def test_a_folder_that_takes_no_text_is_refused_before_anything_starts_and_not_h
     """As on a full disk, where empty files can still be made."""
     in_the_way = tmp_path / "run" / ".endpoints.json.new"
     in_the_way.mkdir(parents=True)
-    with pytest.raises(FileProblem, match=r"run, for logs and state, can't be written: Is a directory"):
+    with pytest.raises(FileProblem, match=r"run, for logs and state, cannot be written: Is a directory"):
         RunFolder.claim(tmp_path / "run", file=Path("f.yaml"))
     in_the_way.rmdir()
     RunFolder.claim(tmp_path / "run", file=Path("f.yaml")).release()

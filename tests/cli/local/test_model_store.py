@@ -46,7 +46,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStub]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    return ModelStore(beside=tmp_path, cache=tmp_path / "cache")
+    return ModelStore(base=tmp_path, cache=tmp_path / "cache")
 
 
 class Bar:

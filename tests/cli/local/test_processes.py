@@ -171,5 +171,5 @@ async def test_a_list_that_cannot_be_written_is_told_of_and_written_when_it_can(
     assert json.loads(cluster.file.read_text()) == {"models": []}
     in_the_way.rmdir()
     await cluster.watch.until(lambda: len(cluster.troubles) == 2)
-    assert cluster.troubles[1] == f"{cluster.file} is written again"
+    assert cluster.troubles[1] == f"{cluster.file} can be written again"
     assert cluster.endpoints()["chat-0"]["ready"]

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from quire_local.harness import FAKE_ENGINE, HURRY, Watch, is_alive, until_dead
 
-from quire_cli.local.process import TetheredProcess, log_tail
+from quire_cli.local.process import WatchedProcess, log_tail
 from quire_cli.local.supervision import KeptProcess, Launch, Phase
 
 
@@ -89,8 +89,8 @@ async def test_one_that_ends_by_itself_is_started_again_and_its_last_words_are_k
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
-        (signal.SIGKILL, "killed by SIGKILL, as the system does where memory runs out"),
-        (signal.SIGABRT, "killed by SIGABRT; it last said: the weights are in"),
+        (signal.SIGKILL, "killed by SIGKILL, probably because memory ran out"),
+        (signal.SIGABRT, "killed by SIGABRT; last output: the weights are in"),
     ],
 )
 async def test_one_that_a_signal_ends_is_not_said_to_have_ended_of_its_last_line(
@@ -171,16 +171,16 @@ async def test_what_a_process_started_itself_ends_with_it(
         await until_dead([child])
 
 
-async def test_a_tether_of_pipes_does_what_the_kernels_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watching_by_a_pipe_works_as_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no PR_SET_PDEATHSIG: signals are passed on, and the end of the pipe ends the command."""
-    monkeypatch.setattr("quire_cli.local.process._TETHER", "pipe")
+    monkeypatch.setattr("quire_cli.local.process._WATCH_BY", "pipe")
     log = tmp_path / "log"
     script = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
     command = [FAKE_ENGINE[0], "-c", script]
 
-    async def started() -> tuple[TetheredProcess, int]:
+    async def started() -> tuple[WatchedProcess, int]:
         log.unlink(missing_ok=True)
-        process = await TetheredProcess.start(command, log=log, environment={})
+        process = await WatchedProcess.start(command, log=log, environment={})
         async with asyncio.timeout(60):
             while not log_tail(log, lines=1):
                 await asyncio.sleep(0.01)
@@ -191,6 +191,6 @@ async def test_a_tether_of_pipes_does_what_the_kernels_does(tmp_path: Path, monk
     assert await process.wait() == 128 + signal.SIGTERM
     assert not is_alive(pid)
     process, pid = await started()
-    process.close_tether()
+    process.close_pipe()
     await until_dead([pid])
     await process.wait()

@@ -235,7 +235,7 @@ async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("code", "problem", "message", "attempts"),
     [
-        ("2", ModelProblem, "chat-0 refuses to start", 1),
+        ("2", ModelProblem, "chat-0 cannot start", 1),
         ("1", StartProblem, r"chat-0 ended before it was ready \(exit code 1\)", 2),
     ],
 )
@@ -274,7 +274,7 @@ async def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path
     with pytest.raises(CapacityProblem, match="chat does not fit: a replica may use 16 GiB here"):
         await too_large.up.run()
     too_long = Run(tmp_path, document(engine={"maxModelLength": 513, "extraArgs": ["--load-format", "dummy"]}))
-    with pytest.raises(CapacityProblem, match="maxModelLength is 513, and the model was made for 512 tokens"):
+    with pytest.raises(CapacityProblem, match="maxModelLength is 513, but the model supports 512 tokens"):
         await too_long.up.run()
     no_gpu = Run(tmp_path, document(resources={"limits": {"nvidia.com/gpu": 1}}))
     with pytest.raises(CapacityProblem, match="1 replicas? asks? for a GPU"):
@@ -288,7 +288,7 @@ async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: 
     async with running(first):
         await first.ready()
         again = Run(tmp_path, document())
-        with pytest.raises(AlreadyRunning, match=f"is up already at http://127.0.0.1:{first.options.port}"):
+        with pytest.raises(AlreadyRunning, match=f"is already running at http://127.0.0.1:{first.options.port}"):
             await again.up.run()
         other = tmp_path / "other"
         other.mkdir()
@@ -299,7 +299,7 @@ async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: 
 
 
 async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
-    """It gets no chance to clean up; the tethers do."""
+    """It cannot clean up; the parent-death watchers do."""
     run = Run(tmp_path, document(replicas=2))
     script = (
         "import sys; from quire_cli import app\n"

@@ -74,7 +74,7 @@ async def test_they_are_what_quire_plan_finds(
     assert hub.served and all(wanted for name, wanted in hub.served if name.endswith(".safetensors"))
 
     monkeypatch.setenv("HF_ENDPOINT", address)
-    store = ModelStore(beside=tmp_path, cache=tmp_path)
+    store = ModelStore(base=tmp_path, cache=tmp_path)
     assert await asyncio.to_thread(store.facts, SOURCE) == found
 
 

@@ -188,7 +188,7 @@ CASES: dict[str, Case] = {
     ),
     "invalid": Case(
         reason="InvalidSpec",
-        words="spec.resources.limits.nvidia.com/gpu",
+        words="spec.resources.limits[nvidia.com/gpu]",
         spec={"resources": {"limits": {"nvidia.com/gpu": "2"}}},
         mend={"replicas": 1},
     ),
@@ -212,7 +212,7 @@ CASES: dict[str, Case] = {
     "silent": Case(
         kind="Autoscaling",
         reason="MetricsStale",
-        words="have given none of late",
+        words="have not reported metrics recently",
         spec={"podTemplate": NO_SUCH_SCHEDULER, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
         mend={"replicas": 1},
     ),

@@ -30,5 +30,5 @@ def test_whoever_wants_it_on_a_claim_gets_a_download(shared_space: Namespace, op
     shared_space.wait_settled("unpacked")
     made = until(lambda: shared_space.get("deployments", "unpacked"))
     (fetch,) = made["spec"]["template"]["spec"]["initContainers"]
-    assert fetch["args"][1] == "oci://registry.example/llama:1"
+    assert fetch["args"][0] == "oci://registry.example/llama:1"
     assert "unpacked-models" in shared_space.names("persistentvolumeclaims")

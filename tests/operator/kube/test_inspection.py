@@ -168,7 +168,7 @@ def test_with_few_rights_there_is_less_to_see_and_it_is_said_what_is_missing(
 
     code, _, err = quire("explain", "seen", *where)
     assert code == 1
-    assert f"you have not the right to get llmdeployments.quire.dev in namespace {shared_space.name}" in err
+    assert f"you are not allowed to get llmdeployments.quire.dev in namespace {shared_space.name}" in err
     assert "kubectl auth can-i get llmdeployments.quire.dev" in err
 
     kubectl = shared_space.server.kubectl
@@ -185,12 +185,12 @@ def test_with_few_rights_there_is_less_to_see_and_it_is_said_what_is_missing(
         f"--serviceaccount={shared_space.name}:looker",
     )
     told = until(lambda: (answer := quire("explain", "seen", *where))[0] == 0 and answer[1])
-    assert "not known: you have not the right to list pods in all namespaces, to ask the operator" in " ".join(
+    assert "not known: you are not allowed to list pods in all namespaces, to ask the operator" in " ".join(
         told.split()
     )
 
     code, _, err = quire("top", *where)
-    assert code == 1 and f"you have not the right to list pods in namespace {shared_space.name}" in err
+    assert code == 1 and f"you are not allowed to list pods in namespace {shared_space.name}" in err
 
 
 def test_a_name_that_is_not_there_gets_near_ones(

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from quire_cli.inspection.load import Reading, figures, growth
-from quire_cli.inspection.replica_pages import Asked, PrometheusPages
+from quire_cli.inspection.replica_pages import PrometheusPages, Target
 from quire_common.contract import engine as m
 
 Start = Callable[[], Awaitable[Any]]
 
 
-async def scraped(pages: PrometheusPages, asked: Asked, waiting: float) -> Reading:
+async def scraped(pages: PrometheusPages, asked: Target, waiting: float) -> Reading:
     """The replica as Prometheus has it, once that is what it says."""
     async with asyncio.timeout(20):
         while True:
@@ -26,7 +26,7 @@ async def test_figures_are_those_that_prometheus_scraped_last(server: Any, engin
     replica.waiting, replica.generated = 3, 100
     server.show(replica.address)
     pages = PrometheusPages(server.url)
-    asked = Asked(id="chat-0", url=f"http://{replica.address}/metrics")
+    asked = Target(id="chat-0", url=f"http://{replica.address}/metrics")
     try:
         first = await scraped(pages, asked, 3)
         replica.waiting, replica.generated = 5, 400
@@ -36,8 +36,8 @@ async def test_figures_are_those_that_prometheus_scraped_last(server: Any, engin
         assert told.generation_tokens_per_second is not None and told.generation_tokens_per_second > 0
         assert told.kv_percent == 50.0
         assert await pages.earlier() == {}, "a minute ago there was nothing"
-        assert (await pages.read([Asked(id="gone", url="http://127.0.0.1:1/metrics")]))["gone"] == (
-            "Prometheus has no figures of it"
+        assert (await pages.read([Target(id="gone", url="http://127.0.0.1:1/metrics")]))["gone"] == (
+            "Prometheus has no figures for it"
         )
         server.kill()
         silence = (await pages.read([asked]))[asked.id]
@@ -51,7 +51,7 @@ async def test_pods_are_known_by_their_names(server: Any, engine: Start) -> None
     server.show(replica.address, namespace="prod", pod="chat-0")
     pages = PrometheusPages(server.url)
     try:
-        found = await scraped(pages, Asked(id="prod/chat-0", url=None), 0)
+        found = await scraped(pages, Target(id="prod/chat-0", url=None), 0)
         assert found.values[m.RUNNING] == 0
     finally:
         await pages.close()

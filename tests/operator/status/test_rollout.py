@@ -66,7 +66,7 @@ STUCK = DeploymentState(
 def said(kind: str, **changes: Any) -> tuple[str, str]:
     fields: dict[str, Any] = {
         "spec": spec(),
-        "blocker": None,
+        "blocking": None,
         "target": 2,
         "deployment": STUCK,
         "pods": (*OLD, PENDING),

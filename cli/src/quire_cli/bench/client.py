@@ -44,7 +44,7 @@ class UnexpectedAnswer(Exception):
 
 @dataclass(slots=True)
 class _Stream:
-    """What has arrived of one answer."""
+    """The part of an answer that has arrived."""
 
     arrivals: list[float] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Stream:
 
 
 async def discover_model(session: aiohttp.ClientSession, base_url: str) -> list[str]:
-    """The ids under ``/v1/models``. Raises aiohttp.ClientError, TimeoutError, UnexpectedAnswer."""
+    """Return the ids under ``/v1/models``. Raises aiohttp.ClientError, TimeoutError, UnexpectedAnswer."""
     async with session.get(f"{base_url}/models", timeout=aiohttp.ClientTimeout(total=10)) as response:
         if response.status != 200:
             raise UnexpectedAnswer(await _message(response), response.status)
@@ -76,9 +76,9 @@ async def discover_model(session: aiohttp.ClientSession, base_url: str) -> list[
 
 
 def open_session(api_key: str | None, *, keep_alive: bool = True) -> aiohttp.ClientSession:
-    """A session without a limit on connections: the load is the workload's to bound.
+    """Return a session without a limit on connections, because the workload limits the load.
 
-    Without ``keep_alive`` each request has a connection of its own, for servers that close one without saying so.
+    Without ``keep_alive`` each request has its own connection, for servers that close connections unannounced.
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=not keep_alive), headers=headers)
@@ -198,7 +198,7 @@ async def _stream(session: aiohttp.ClientSession, target: Target, body: dict[str
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, as soon as its line is whole; one read may bring several, or half of one."""
+    """Yield the data of each server-sent event once its line is complete; a read may return several or half of one."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -24,6 +24,8 @@ from quire_common.quantities import parse_duration_seconds
 
 
 class Endpoint(StrEnum):
+    """The route that requests use."""
+
     completions = "completions"
     chat = "chat"
 
@@ -31,7 +33,7 @@ class Endpoint(StrEnum):
 def _seconds(text: str) -> float:
     seconds = parse_duration_seconds(text)
     if seconds is None:
-        raise typer.BadParameter(f"{text!r} is not a duration; write it like 500ms, 30s, 10m or 1h30m")
+        raise typer.BadParameter(f"{text!r} is not a duration; expected for example 500ms, 30s, 10m or 1h30m")
     return seconds
 
 
@@ -50,7 +52,7 @@ class TokenRange:
 def _token_ids(text: str) -> TokenRange:
     first, _, last = text.partition(":")
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
-        raise typer.BadParameter(f"{text!r} is not a range of token ids; write it like 300:2000")
+        raise typer.BadParameter(f"{text!r} is not a range of token ids; expected for example 300:2000")
     return TokenRange(int(first), int(last))
 
 
@@ -75,64 +77,69 @@ def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
 
 def bench(
     base_url: Annotated[
-        str, typer.Option(help="An OpenAI-compatible address.", metavar="URL", parser=_address)
+        str, typer.Option(help="Base URL of an OpenAI-compatible server.", metavar="URL", parser=_address)
     ] = "http://127.0.0.1:8000/v1",
-    model: Annotated[
-        str | None, typer.Option(help="The model to ask for; may be left out where there is but one.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model (default: the only one that is served).")] = None,
     endpoint: Annotated[
-        Endpoint, typer.Option(help="completions sends token ids, chat sends words.")
+        Endpoint, typer.Option(help="completions sends token ids, chat sends text.")
     ] = Endpoint.completions,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
-    requests: Annotated[int, _load("How many conversations.", min=1)] = 100,
-    concurrency: Annotated[
-        int | None, _load("Closed loop: so many at a time. 8 where neither this nor --rate is given.", min=1)
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key, sent as a bearer token.")
     ] = None,
-    rate: Annotated[float | None, _load("Open loop: so many start per second, answered or not.", min=0.001)] = None,
-    burstiness: Annotated[float, _load("With --rate: 1 is Poisson, less is burstier.", min=0.01)] = 1.0,
-    turns: Annotated[int, _load("Turns of each conversation; each carries the ones before.", min=1)] = 1,
-    warmup: Annotated[int, _load("Requests sent first and not counted.", min=0)] = 1,
-    timeout: Annotated[float, _load("Longest wait for one answer.", parser=_seconds, metavar="DURATION")] = "10m",  # type: ignore[assignment]
-    seed: Annotated[int, _load("The same seed asks the same questions.")] = 0,
-    temperature: Annotated[float, _load("0 is greedy.", min=0.0)] = 0.0,
-    ignore_eos: Annotated[bool, _load("Ask for exactly the output length (an extension most servers know).")] = True,
-    input_tokens: Annotated[int, _of_length("Mean prompt length.", min=1)] = 256,
-    output_tokens: Annotated[int, _of_length("Mean answer length.", min=1)] = 64,
+    requests: Annotated[int, _load("Number of conversations.", min=1)] = 100,
+    concurrency: Annotated[
+        int | None, _load("Closed loop: number of concurrent conversations (default: 8 without --rate).", min=1)
+    ] = None,
+    rate: Annotated[
+        float | None,
+        _load("Open loop: conversations that start per second, whether or not others are answered.", min=0.001),
+    ] = None,
+    burstiness: Annotated[
+        float, _load("With --rate: 1 is a Poisson process, lower values are burstier.", min=0.01)
+    ] = 1.0,
+    turns: Annotated[int, _load("Turns per conversation; each turn contains the previous ones.", min=1)] = 1,
+    warmup: Annotated[int, _load("Number of warm-up requests, which are not counted.", min=0)] = 1,
+    timeout: Annotated[float, _load("Timeout of one answer.", parser=_seconds, metavar="DURATION")] = "10m",  # type: ignore[assignment]
+    seed: Annotated[int, _load("Seed of the workload.")] = 0,
+    temperature: Annotated[float, _load("Sampling temperature; 0 is greedy.", min=0.0)] = 0.0,
+    ignore_eos: Annotated[
+        bool, _load("Request exactly the output length (an extension that most servers support).")
+    ] = True,
+    input_tokens: Annotated[int, _of_length("Mean prompt length, in tokens.", min=1)] = 256,
+    output_tokens: Annotated[int, _of_length("Mean output length, in tokens.", min=1)] = 64,
     jitter: Annotated[float, _of_length("Lengths vary by up to this share of the mean.", min=0.0, max=1.0)] = 0.0,
-    prefix_tokens: Annotated[int, _of_length("Every prompt starts with a shared prefix this long.", min=0)] = 0,
-    prefix_groups: Annotated[int, _of_length("How many different shared prefixes there are.", min=1)] = 1,
+    prefix_tokens: Annotated[int, _of_length("Length of a shared prefix of all prompts, in tokens.", min=0)] = 0,
+    prefix_groups: Annotated[int, _of_length("Number of different shared prefixes.", min=1)] = 1,
     token_ids: Annotated[
-        TokenRange, _of_length("Which ids prompts are drawn from.", parser=_token_ids, metavar="FIRST:LAST")
+        TokenRange, _of_length("The range of token ids in prompts.", parser=_token_ids, metavar="FIRST:LAST")
     ] = "300:2000",  # type: ignore[assignment]
     trace: Annotated[
-        Path | None, _of_trace("Azure LLM trace (CSV) or Mooncake trace (JSON lines); sets arrivals and lengths.")
+        Path | None, _of_trace("Azure LLM trace (CSV) or Mooncake trace (JSON lines), which sets arrivals and lengths.")
     ] = None,
-    speed: Annotated[float, _of_trace("Run the trace's clock this much faster.", min=0.001)] = 1.0,
+    speed: Annotated[float, _of_trace("Replay the trace faster by this factor.", min=0.001)] = 1.0,
     start: Annotated[float, _of_trace("Skip this much of the trace.", parser=_seconds, metavar="DURATION")] = "0s",  # type: ignore[assignment]
     duration: Annotated[
         float | None, _of_trace("Use only this much of the trace.", parser=_seconds, metavar="DURATION")
     ] = None,
     scale_input: Annotated[float, _of_trace("Multiply prompt lengths.", min=0.0001)] = 1.0,
-    scale_output: Annotated[float, _of_trace("Multiply answer lengths.", min=0.0001)] = 1.0,
-    max_input_tokens: Annotated[int | None, _of_trace("Cut longer prompts.", min=1)] = None,
-    max_output_tokens: Annotated[int | None, _of_trace("Cut longer answers.", min=1)] = None,
+    scale_output: Annotated[float, _of_trace("Multiply output lengths.", min=0.0001)] = 1.0,
+    max_input_tokens: Annotated[int | None, _of_trace("Truncate longer prompts.", min=1)] = None,
+    max_output_tokens: Annotated[int | None, _of_trace("Limit longer outputs.", min=1)] = None,
     slo_ttft: Annotated[
-        float | None, _of_result("Goodput: longest time to first token.", parser=_seconds, metavar="DURATION")
+        float | None, _of_result("Goodput: maximum time to first token.", parser=_seconds, metavar="DURATION")
     ] = None,
     slo_tpot: Annotated[
-        float | None, _of_result("Goodput: longest time per output token.", parser=_seconds, metavar="DURATION")
+        float | None, _of_result("Goodput: maximum time per output token.", parser=_seconds, metavar="DURATION")
     ] = None,
     slo_e2e: Annotated[
-        float | None, _of_result("Goodput: longest answer, end to end.", parser=_seconds, metavar="DURATION")
+        float | None, _of_result("Goodput: maximum end-to-end latency.", parser=_seconds, metavar="DURATION")
     ] = None,
-    json_file: Annotated[Path | None, _of_result("Write everything measured here.", names=("--json",))] = None,
-    plot: Annotated[
-        Path | None, _of_result("Draw load, latencies and their distributions into this .png, .svg or .pdf.")
-    ] = None,
+    json_file: Annotated[Path | None, _of_result("Write all measurements to this file.", names=("--json",))] = None,
+    plot: Annotated[Path | None, _of_result("Plot load and latencies to this .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Measure any OpenAI-compatible server: latencies, throughput, goodput, errors.
 
-    Examples:
+    For example:
 
       quire bench --concurrency 16 --input-tokens 256 --output-tokens 64
 
@@ -140,7 +147,7 @@ def bench(
 
       quire bench --trace azure_llm_2023_code.csv --duration 10m --scale-input 0.1
 
-    Ends with 1 when any request failed.
+    Exits with 1 if a request failed.
     """
     arguments = {name: str(value) for name, value in locals().items() if name != "api_key" and value is not None}
     if plot is not None and (problem := plot_problem(plot)) is not None:
@@ -183,7 +190,7 @@ def bench(
     try:
         target, started_at, outcomes = asyncio.run(_measure(target, workload, concurrency, warmup, console))
     except KeyboardInterrupt:
-        _fail("stopped before the end; nothing is reported", code=130)
+        _fail("interrupted; there is no report", code=130)
     objective = Objective(ttft_seconds=slo_ttft, tpot_seconds=slo_tpot, e2e_seconds=slo_e2e)
     summary = summarise(outcomes, objective)
     title = f"{target.model} at {target.base_url}"
@@ -204,7 +211,7 @@ def _show(summary: Summary, title: str) -> None:
 
 
 def _check_writable(*paths: Path | None) -> None:
-    """Before the measurement, not after it."""
+    """Check the files before the measurement rather than after it."""
     for path in paths:
         if path is None:
             continue
@@ -223,7 +230,7 @@ def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> li
     except TraceError as error:
         _fail(f"{path}: {error}")
     if not workload:
-        _fail("the trace has no requests in the part that --start and --duration leave")
+        _fail("the trace has no requests in the range of --start and --duration")
     return workload
 
 
@@ -239,7 +246,7 @@ async def _measure(
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[under_way]} under way, {task.fields[failed]} failed"),
+            TextColumn("{task.fields[under_way]} running, {task.fields[failed]} failed"),
         )
         with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
             total = sum(len(conversation.turns) for conversation in workload)
@@ -266,7 +273,7 @@ async def _measure(
 
 
 async def _with_model(session: aiohttp.ClientSession, target: client.Target) -> client.Target:
-    """The target with the model's name filled in, where there is but one; the address is tried in any case."""
+    """Return the target with the model's name, after the server has answered."""
     try:
         models = await client.discover_model(session, target.base_url)
     except client.UnexpectedAnswer as error:
@@ -274,9 +281,9 @@ async def _with_model(session: aiohttp.ClientSession, target: client.Target) -> 
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
         _fail(f"no OpenAI-compatible server answers at {target.base_url}: {str(error) or type(error).__name__}")
     if target.model and target.model not in models:
-        _fail(f"{target.base_url} serves no model {target.model!r}; it serves: {', '.join(models) or 'none'}")
+        _fail(f"{target.base_url} does not serve {target.model!r}; it serves: {', '.join(models) or 'none'}")
     if not target.model and len(models) != 1:
-        _fail(f"--model is needed: {target.base_url} serves {', '.join(models) or 'no model'}")
+        _fail(f"set --model: {target.base_url} serves {', '.join(models) or 'no model'}")
     return replace(target, model=target.model or models[0])
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a benchmark: a table, a JSON file, a plot."""
+"""The report of a benchmark: a table, a JSON file, a plot."""
 
 import json
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from quire_cli.bench.summary import Distribution, Outcome, Summary
 
 
 def table(summary: Summary, title: str) -> Table:
+    """Return the table of latencies."""
     result = Table(title=title, title_justify="left", show_header=True, header_style="bold")
     result.add_column("")
     for column in ("mean", "p50", "p90", "p95", "p99", "max"):
@@ -34,7 +35,7 @@ def _cells(values: Distribution | None) -> list[str]:
 
 
 def lines(summary: Summary) -> list[str]:
-    """What does not fit a table of percentiles."""
+    """Return the figures that are not percentiles."""
     result = [
         f"requests    {summary.succeeded} of {summary.requests} answered in {summary.duration_seconds:.1f} s"
         f" ({summary.requests_per_second:.2f}/s)",
@@ -44,7 +45,7 @@ def lines(summary: Summary) -> list[str]:
     if summary.goodput_requests_per_second is not None:
         result.append(f"goodput     {summary.goodput_requests_per_second:.2f} requests/s within the objective")
     if summary.short:
-        result.append(f"short       {summary.short} answers ended before the length asked for")
+        result.append(f"short       {summary.short} answers ended before the requested length")
     result += [f"error       {count} x {message}" for message, count in summary.errors.items()]
     return result
 
@@ -52,7 +53,7 @@ def lines(summary: Summary) -> list[str]:
 def write_json(
     path: Path, arguments: dict[str, Any], started_at: datetime, summary: Summary, outcomes: Sequence[Outcome]
 ) -> None:
-    """Everything: times of requests are seconds after ``started_at``."""
+    """Write all measurements; times of requests are seconds after ``started_at``."""
     document = {
         "arguments": arguments,
         "started_at": started_at.isoformat(),
@@ -63,7 +64,7 @@ def write_json(
 
 
 def write_plot(path: Path, title: str, summary: Summary, outcomes: Sequence[Outcome]) -> None:
-    """Three panels: load and throughput over time, time to first token over time, the latencies' distributions."""
+    """Write three panels: load and throughput over time, time to first token over time, latency distributions."""
     from matplotlib.figure import Figure  # slow to import, and only this needs it
 
     figure = Figure(figsize=(11, 9), layout="constrained")
@@ -73,14 +74,14 @@ def write_plot(path: Path, title: str, summary: Summary, outcomes: Sequence[Outc
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     seconds = range(int(max((outcome.end_seconds for outcome in outcomes), default=0)) + 1)
 
-    load.step(seconds, _under_way(outcomes, len(seconds)), where="post")
-    load.set(ylabel="requests under way", xlabel="seconds", ylim=(0, None))
+    load.step(seconds, _running(outcomes, len(seconds)), where="post")
+    load.set(ylabel="running requests", xlabel="seconds", ylim=(0, None))
     rate = load.twinx()
     finished = [0] * len(seconds)
     for outcome in good:
         finished[int(outcome.end_seconds)] += outcome.output_tokens
     rate.step(seconds, finished, where="post", color="tab:orange", alpha=0.6)
-    rate.set(ylabel="output tokens of requests ended (per s)", ylim=(0, None))
+    rate.set(ylabel="output tokens of finished requests (per s)", ylim=(0, None))
 
     timed = [(o.sent_seconds, o.ttft_seconds) for o in good if o.ttft_seconds is not None]
     first.plot([at for at, _ in timed], [value for _, value in timed], ".", markersize=4, label="answered")
@@ -106,8 +107,8 @@ def write_plot(path: Path, title: str, summary: Summary, outcomes: Sequence[Outc
     figure.savefig(path, dpi=120)
 
 
-def _under_way(outcomes: Sequence[Outcome], seconds: int) -> list[int]:
-    """How many requests were under way in each second, a request counting in every second it touches."""
+def _running(outcomes: Sequence[Outcome], seconds: int) -> list[int]:
+    """Return the number of requests in each second; a request counts in every second that it touches."""
     changes = [0] * (seconds + 1)
     for outcome in outcomes:
         changes[int(outcome.sent_seconds)] += 1

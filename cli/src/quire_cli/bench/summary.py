@@ -1,7 +1,8 @@
-"""What came of a run: latencies as percentiles, rates, goodput, errors. Pure.
+"""The summary of a run: percentiles of latencies, rates, goodput, errors. Pure.
 
-The words are those of the field: TTFT (time to first token), ITL (inter-token latency: the gap between two chunks of a
-stream), TPOT (time per output token: (end-to-end − TTFT) / (tokens − 1)), E2E (end-to-end latency). Seconds throughout.
+TTFT (time to first token), ITL (inter-token latency: the gap between two chunks of a
+stream), TPOT (time per output token: (end-to-end − TTFT) / (tokens − 1)), E2E (end-to-end latency).
+All times are in seconds.
 """
 
 from collections import Counter
@@ -51,7 +52,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What a request must keep to count as good; None does not matter."""
+    """The limits for a request to count as good; None is no limit."""
 
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None

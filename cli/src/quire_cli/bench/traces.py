@@ -40,7 +40,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """How a trace is cut and bent to the machine: a window of its time, its clock, its lengths."""
+    """The adaptation of a trace to the machine: a time window, a speed, scaled lengths."""
 
     speed: float = 1.0
     start_seconds: float = 0.0
@@ -52,7 +52,7 @@ class Replay:
 
     @property
     def prefix_block_tokens(self) -> int:
-        """What is left of the 512 tokens of a shared block."""
+        """The length of a shared block, of originally 512 tokens."""
         return max(1, round(MOONCAKE_BLOCK_TOKENS * self.scale_input))
 
 
@@ -141,7 +141,7 @@ def _finite(value: float) -> float:
 
 
 def shaped(rows: Sequence[TraceRow], replay: Replay) -> list[TraceRow]:
-    """The part of the trace that ``replay`` asks for, by its clock and with its lengths."""
+    """Yield the part of the trace that ``replay`` selects, with its speed and lengths."""
     end = float("inf") if replay.duration_seconds is None else replay.start_seconds + replay.duration_seconds
     return [
         TraceRow(
@@ -156,7 +156,7 @@ def shaped(rows: Sequence[TraceRow], replay: Replay) -> list[TraceRow]:
 
 
 def replayed(rows: Sequence[TraceRow], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
-    """The same as conversations of one turn."""
+    """Return the selected part as conversations of one turn."""
     rng = random.Random(seed)
     return [
         Conversation(

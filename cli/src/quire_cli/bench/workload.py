@@ -1,6 +1,6 @@
-"""What a benchmark sends, and when: conversations with arrival times, drawn from a seed before the first byte is sent.
+"""The workload of a benchmark: conversations with arrival times, generated from a seed before the first request.
 
-Pure: the same arguments give the same workload, so two servers, or two versions of one, get the same questions.
+Pure: the same arguments give the same workload, so two servers, or two versions of one, get the same prompts.
 """
 
 import random
@@ -58,7 +58,7 @@ class Alphabet:
     words: bool
 
     def write(self, rng: random.Random, length: int) -> list[int]:
-        """``length`` symbols: token ids, or places in WORDS."""
+        """Return ``length`` symbols: token ids, or indexes into WORDS."""
         symbols = range(len(WORDS)) if self.words else range(self.first_token_id, self.last_token_id + 1)
         return rng.choices(symbols, k=length)
 

@@ -1,6 +1,6 @@
-"""Looking at a cluster as the person who runs ``quire explain`` or ``quire top``: by their kubeconfig, by GET alone.
+"""Reads a cluster for ``quire explain`` and ``quire top``, with the user's kubeconfig and GET requests only.
 
-Pods are asked through the API server (pods/proxy), so no port need be forwarded. Raises ``ports.ClusterError``.
+Pods are read through the API server (pods/proxy), so no port forwarding is needed. Raises ``ports.ClusterError``.
 """
 
 import os
@@ -24,22 +24,22 @@ _OPERATORS = f"{names.LABEL_APP}=quire,{names.LABEL_COMPONENT}=operator"
 
 
 class KubeReader:
-    """One connection; close it."""
+    """A connection to a cluster, which the caller closes."""
 
     def __init__(self, connection: Connection, *, namespace: str, label: str) -> None:
         self._connection = connection
         self.namespace = namespace
-        """Where to look if nobody says otherwise."""
+        """The default namespace."""
         self.label = label
-        """What to call the cluster."""
+        """The name of the cluster in messages."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, context: str | None) -> "KubeReader":
-        """As kubectl would, or as the pod that we are. Raises ``ClusterProblem``."""
+        """Connect as kubectl would, or as this pod; raise ``ClusterProblem``."""
         configuration: Configuration = type.__call__(Configuration)
         kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
         as_pod = kubeconfig is None and context is None and in_cluster()
-        # Several may be joined; the library passes over those that are missing, and then over there being none.
+        # Several files may be joined. The library ignores missing files, even if all are missing.
         files = [Path(file) for file in (kubeconfig or str(_DEFAULT)).split(os.pathsep)]
         if not as_pod and not any(file.is_file() for file in files):
             raise _no_way(f"there is no file {files[0]}")
@@ -58,21 +58,21 @@ class KubeReader:
         await self._connection.close()
 
     async def resource(self, key: Key) -> Resource:
-        """One LLMDeployment; ``NotFound`` also where there is no such kind."""
+        """Return one LLMDeployment; raise ``NotFound`` also if the kind does not exist."""
         path = f"{_RESOURCES}/namespaces/{quote(key.namespace)}/{names.PLURAL}/{quote(key.name)}"
         return trim_resource(await self._connection.read(path))
 
     async def resources(self, namespace: str | None) -> list[Resource]:
-        """All of a namespace, or of all."""
+        """Return the LLMDeployments of a namespace, or of all."""
         return [trim_resource(item) async for item in self._list(_RESOURCES, names.PLURAL, namespace)]
 
     async def replicas(self, namespace: str | None) -> list[tuple[Key, Pod]]:
-        """The pods of LLMDeployments."""
+        """Return the pods of LLMDeployments."""
         found = self._list("/api/v1", "pods", namespace, ("labelSelector", names.LABEL_DEPLOYMENT))
         return [(key, trim_pod(item)) async for item in found if (key := key_of_child(item)) is not None]
 
     async def operators(self, namespace: str | None) -> list[Key]:
-        """The pods of quire's operators that run."""
+        """Return the running pods of quire's operators."""
         found = self._list("/api/v1", "pods", namespace, ("labelSelector", _OPERATORS))
         return [
             Key(item["metadata"]["namespace"], item["metadata"]["name"])
@@ -81,7 +81,7 @@ class KubeReader:
         ]
 
     async def page(self, pod: Key, port: int, path: str) -> bytes:
-        """What a pod serves, through the API server."""
+        """Return a page of a pod, read through the API server."""
         where = f"/api/v1/namespaces/{quote(pod.namespace)}/pods/{quote(pod.name)}:{port}/proxy{path}"
         return await self._connection.read_bytes(where)
 
@@ -92,16 +92,16 @@ class KubeReader:
 
 def _no_way(why: str) -> ClusterProblem:
     return ClusterProblem(
-        f"no way to a Kubernetes cluster: {why}",
-        hint="name a kubeconfig by --kubeconfig or KUBECONFIG, and one of its contexts by --context;"
-        " --local looks at what quire up serves on this machine",
+        f"no connection to a Kubernetes cluster: {why}",
+        hint="set a kubeconfig with --kubeconfig or KUBECONFIG, and one of its contexts with --context;"
+        " use --local for runs of quire up on this machine",
     )
 
 
 async def _load(configuration: Configuration, kubeconfig: str | None, context: str | None) -> tuple[str, str]:
-    """The context's namespace, and what to call its cluster."""
+    """Return the context's namespace and the cluster's name in messages."""
     load = config.load_kube_config
-    # Not persisted: whoever only looks must not rewrite a person's kubeconfig.
+    # Not persisted: reading must not rewrite the user's kubeconfig.
     loader = await load(  # type: ignore[no-untyped-call]
         config_file=kubeconfig, context=context, client_configuration=configuration, persist_config=False
     )

@@ -28,18 +28,16 @@ from quire_cli.inspection.where import Where
 from quire_operator.domain.autoscaling.ticks import Log
 from quire_operator.ports import ClusterError
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 def explain(
-    name: Annotated[
-        str | None, typer.Argument(help="The LLMDeployment; may be left out where there is but one.")
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw as it changes, until Ctrl-C.")] = False,
+    name: Annotated[str | None, typer.Argument(help="The LLMDeployment (default: the only one).")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object; with --watch one a line, at each change.")
+        bool, typer.Option("--json", help="Print JSON: one object, or with --watch one line per change.")
     ] = False,
-    last: Annotated[int, typer.Option(help="So many rows of history.", min=1)] = 10,
+    last: Annotated[int, typer.Option(help="Number of history rows to show.", min=1)] = 10,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -50,16 +48,16 @@ def explain(
         typer.Option(
             metavar="URL",
             parser=url,
-            help="Ask the operator here, as through kubectl port-forward; else through the API server.",
+            help="Read from the operator at this address, such as a forwarded port (default: use the API server).",
             rich_help_panel=PLACE,
         ),
     ] = None,
 ) -> None:
-    """Say why an LLMDeployment has as many replicas as it has: the last decisions, each with its figures.
+    """Explain the number of replicas of an LLMDeployment: the last decisions, each with its figures.
 
-    Shows every term of demand with its numbers and which one binds, the windows and limits that hold, where the figures
-    came from and how old they are; then the history. Looks at the live run of quire up on this machine that serves the
-    name, else at the cluster that kubectl would ask.
+    Shows the demand per signal and the limiting signal, the windows and limits in effect, and the source and age of the
+    figures; then the history. Uses the live run of quire up on this machine that serves the name, else the cluster that
+    kubectl would use.
 
       quire explain chat
 
@@ -85,63 +83,63 @@ async def _explain(
 ) -> None:
     source = await source_of(name, where, os.environ, operator_url=operator_url)
     try:
-        told = await source.look(now().timestamp())
+        explained = await source.poll(now().timestamp())
         console = plain_console()
         if not watch:
             if as_json:
-                _print_json(told)
+                _print_json(explained)
             else:
-                console.print(view.render(told, now=now(), last=last))
+                console.print(view.render(explained, now=now(), last=last))
         elif as_json:
-            await _watch_json(source, told)
+            await _watch_json(source, explained)
         elif console.is_terminal:
             with Redrawn(console) as screen:
-                await _watch_screen(source, told, screen, last)
+                await _watch_screen(source, explained, screen, last)
         else:
-            await _watch_lines(source, told)
+            await _watch_lines(source, explained)
     finally:
         await source.close()
 
 
-async def _watch_screen(source: Source, told: Explanation, screen: Redrawn, last: int) -> None:
+async def _watch_screen(source: Source, explained: Explanation, screen: Redrawn, last: int) -> None:
     while True:
-        screen.draw(view.render(told, now=now(), last=last))
-        await asyncio.sleep(_LOOK_SECONDS)
-        told = await _again(source, told, now())
+        screen.render(view.render(explained, now=now(), last=last))
+        await asyncio.sleep(_POLL_SECONDS)
+        explained = await _refresh(source, explained, now())
 
 
-async def _watch_json(source: Source, told: Explanation) -> None:
+async def _watch_json(source: Source, explained: Explanation) -> None:
     before = None
     while True:
-        if told != before:
-            _print_json(told)
-            before = told
-        await asyncio.sleep(_LOOK_SECONDS)
-        told = await _again(source, told, now())
+        if explained != before:
+            _print_json(explained)
+            before = explained
+        await asyncio.sleep(_POLL_SECONDS)
+        explained = await _refresh(source, explained, now())
 
 
-async def _watch_lines(source: Source, told: Explanation) -> None:
+async def _watch_lines(source: Source, explained: Explanation) -> None:
     seen: Log = ()
     while True:
-        for stretch in view.fresh_stretches(seen, told.history):
-            print(view.line(told, stretch), flush=True)
-        seen = told.history or seen
-        if told.ended is not None:
-            print(f"{told.name}: the run {told.ended}", flush=True)
+        for stretch in view.fresh_stretches(seen, explained.history):
+            print(view.line(explained, stretch), flush=True)
+        seen = explained.history or seen
+        if explained.ended is not None:
+            print(f"{explained.name}: the run {explained.ended}", flush=True)
             return
-        await asyncio.sleep(_LOOK_SECONDS)
-        told = await _again(source, told, now())
+        await asyncio.sleep(_POLL_SECONDS)
+        explained = await _refresh(source, explained, now())
 
 
-async def _again(source: Source, told: Explanation, time: datetime) -> Explanation:
-    """Another look; while the API server is away, the last one with a note of it."""
+async def _refresh(source: Source, explained: Explanation, time: datetime) -> Explanation:
+    """Poll again; while the API server is unreachable, return the last result with a notice."""
     try:
-        return await source.look(time.timestamp())
+        return await source.poll(time.timestamp())
     except ClusterError as error:
         notice = Notice(subject="API server", reason=type(error).__name__, message=str(error))
-        others = tuple(each for each in told.notices if each.subject != notice.subject)
-        return msgspec.structs.replace(told, notices=(*others, notice))
+        others = tuple(each for each in explained.notices if each.subject != notice.subject)
+        return msgspec.structs.replace(explained, notices=(*others, notice))
 
 
-def _print_json(told: Explanation) -> None:
-    print(msgspec.json.encode(told).decode(), flush=True)
+def _print_json(explained: Explanation) -> None:
+    print(msgspec.json.encode(explained).decode(), flush=True)

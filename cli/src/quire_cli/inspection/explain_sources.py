@@ -1,4 +1,4 @@
-"""From where ``quire explain`` reads: a run's state file, or status and the operator through the API server."""
+"""The sources of ``quire explain``: a run's state file, or status and the operator through the API server."""
 
 import contextlib
 import json
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import httpx
 
 from quire_cli.errors import InspectionProblem
-from quire_cli.inspection.explanation import Explanation, OperatorSays, of_resource, of_run
-from quire_cli.inspection.rights import in_words
+from quire_cli.inspection.explanation import Explanation, OperatorReport, of_resource, of_run
+from quire_cli.inspection.rights import readable
 from quire_cli.inspection.where import (
     Where,
     chosen_run,
@@ -27,18 +27,18 @@ from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.errors import ClusterProblem
 from quire_operator.ports import ClusterError, Forbidden, NotFound
 
-if TYPE_CHECKING:  # imported where a cluster is asked: slow to import
+if TYPE_CHECKING:  # slow to import
     from quire_cli.inspection.cluster_reading import KubeReader
 
 _OPERATOR_PORT = 8080
-"""Where the chart has the operator listen."""
+"""The operator's port in the chart."""
 _URL_SECONDS = 5.0
 
 
 class Source(Protocol):
-    """``look`` raises ``UserError``, and ``ClusterError`` for what a later look may mend."""
+    """A source. ``poll`` raises ``UserError``, or ``ClusterError`` for what may work at the next poll."""
 
-    async def look(self, now: float) -> Explanation: ...
+    async def poll(self, now: float) -> Explanation: ...
 
     async def close(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Source(Protocol):
 async def source_of(
     name: str | None, where: Where, environ: Mapping[str, str], *, operator_url: str | None = None
 ) -> Source:
-    """Where to look for this name. Raises ``UserError``."""
+    """Return the source for this name, or raise ``UserError``."""
     wanted = [] if name is None else [name]
     run = chosen_run(where, wanted, environ)
     if run is None:
@@ -77,15 +77,15 @@ async def _cluster_source(reader: "KubeReader", name: str | None, where: Where, 
 
 
 class RunSource:
-    """A run on this machine, live or over."""
+    """A run on this machine, live or ended."""
 
     def __init__(self, run: Run, name: str) -> None:
         self._folder, self._name = run.folder, name
 
-    async def look(self, now: float) -> Explanation:
+    async def poll(self, now: float) -> Explanation:
         run = read(self._folder)
         if run is None or self._name not in run.state.deployments:
-            raise InspectionProblem(f"the run that served {self._name} has left no state any more")
+            raise InspectionProblem(f"the state of the run that served {self._name} is gone")
         state = run.state
         ended = None if run.is_live else ended_note(state, now)
         served = state.deployments[self._name]
@@ -96,14 +96,14 @@ class RunSource:
 
 
 class ClusterSource:
-    """An LLMDeployment's status, and what its operator says."""
+    """An LLMDeployment's status and its operator's decisions."""
 
     def __init__(self, reader: "KubeReader", key: Key, operator_url: str | None) -> None:
         self._reader, self._key, self._operator_url = reader, key, operator_url
         self._leader: Key | None = None
         self._seen = False
 
-    async def look(self, now: float) -> Explanation:
+    async def poll(self, now: float) -> Explanation:
         try:
             resource = await self._reader.resource(self._key)
         except NotFound as error:
@@ -115,7 +115,7 @@ class ClusterSource:
                 raise
             raise user_error(error, looking_for=str(self._key)) from error
         self._seen = True
-        return of_resource(resource, await self._hear(), place=self._reader.label)
+        return of_resource(resource, await self._operator_report(), place=self._reader.label)
 
     async def close(self) -> None:
         await self._reader.close()
@@ -129,32 +129,32 @@ class ClusterSource:
             known = []
         return no_such(self._key, known, place=self._reader.label)
 
-    async def _hear(self) -> OperatorSays:
-        """What the leading operator says; of several only one does."""
+    async def _operator_report(self) -> OperatorReport:
+        """Return the decisions of the leading operator; the others report none."""
         if self._operator_url is not None:
-            return await self._hear_url(self._operator_url)
+            return await self._report_from(self._operator_url)
         try:
             pods = [self._leader] if self._leader is not None else await self._operators()
         except Forbidden as error:
-            return _silent(f"{in_words(str(error))}, to ask the operator")
+            return _no_report(f"{readable(str(error))}, which reading from the operator requires")
         except ClusterError as error:
-            return _silent(str(error))
-        said = "no pod of quire's operator runs in this cluster; --operator-url names one elsewhere"
+            return _no_report(str(error))
+        problem = "no pod of quire's operator runs in this cluster; use --operator-url for an operator elsewhere"
         for pod in pods:
             try:
                 answer = await self._reader.page(pod, _OPERATOR_PORT, self._path)
             except Forbidden as error:
-                said = f"{in_words(str(error))}, to ask the operator"
+                problem = f"{readable(str(error))}, which reading from the operator requires"
             except ClusterError as error:
-                said = str(error)
+                problem = str(error)
             else:
                 self._leader = pod
-                return _heard(answer)
+                return _read_report(answer)
         self._leader = None
-        return _silent(said)
+        return _no_report(problem)
 
     async def _operators(self) -> list[Key]:
-        """In all namespaces; for whoever may not look there, in the LLMDeployment's own."""
+        """Return the operators in all namespaces, or in the LLMDeployment's own if the user may not list all."""
         try:
             return await self._reader.operators(None)
         except Forbidden:
@@ -163,28 +163,30 @@ class ClusterSource:
                     return found
             raise
 
-    async def _hear_url(self, url: str) -> OperatorSays:
+    async def _report_from(self, url: str) -> OperatorReport:
         try:
             async with httpx.AsyncClient(timeout=_URL_SECONDS, trust_env=False) as client:
                 answer = await client.get(url.rstrip("/") + self._path)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return _silent(f"{url} does not answer: {error or type(error).__name__}")
+            return _no_report(f"{url} does not answer: {error or type(error).__name__}")
         if answer.status_code != 200:
-            return _silent(f"{url} answers {answer.status_code}: {answer.text[:200]}")
-        return _heard(answer.content)
+            return _no_report(f"{url} answers {answer.status_code}: {answer.text[:200]}")
+        return _read_report(answer.content)
 
     @property
     def _path(self) -> str:
         return f"/decisions/{self._key.namespace}/{self._key.name}"
 
 
-def _heard(answer: bytes) -> OperatorSays:
+def _read_report(answer: bytes) -> OperatorReport:
     try:
         log = read_log(json.loads(answer))
     except ValueError:
         log = ()
-    return OperatorSays(log=log, problem=None if log else "the operator's answer can't be read: is it of this version?")
+    return OperatorReport(
+        log=log, problem=None if log else "the operator's answer cannot be read; its version may differ"
+    )
 
 
-def _silent(problem: str) -> OperatorSays:
-    return OperatorSays(log=(), problem=problem)
+def _no_report(problem: str) -> OperatorReport:
+    return OperatorReport(log=(), problem=problem)

@@ -1,4 +1,4 @@
-"""An ``Explanation`` for people: one screen on a terminal, a line for each decision in a pipe. Decides nothing."""
+"""The rendering of an ``Explanation``: one screen on a terminal, one line per decision in a pipe."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,81 +18,81 @@ _BLIND = frozenset({Reason.METRICS_STALE.value, Reason.METRICS_PARTIAL.value})
 _DAY_SECONDS = 86_400
 
 
-def render(told: Explanation, *, now: datetime, last: int) -> RenderableType:
-    """The whole screen; of the history the ``last`` rows."""
-    parts: list[RenderableType] = [_title(told), Text(), _state(told, now)]
-    parts += [_notice(notice) for notice in told.notices]
-    if told.now is not None and told.now.terms:
-        parts += [Text(), _demand(told.now, "now" if told.ended is None else "at the last tick")]
-    parts += [Text(), _history(told, now, last)]
+def render(explained: Explanation, *, now: datetime, last: int) -> RenderableType:
+    """Return the whole screen, with the ``last`` rows of the history."""
+    parts: list[RenderableType] = [_title(explained), Text(), _state(explained, now)]
+    parts += [_notice(notice) for notice in explained.notices]
+    if explained.now is not None and explained.now.terms:
+        parts += [Text(), _demand(explained.now, "now" if explained.ended is None else "at the last evaluation")]
+    parts += [Text(), _history(explained, now, last)]
     return Group(*parts)
 
 
-def line(told: Explanation, stretch: Stretch) -> str:
-    """One decision, for a pipe: its time, what became of the number, why."""
+def line(explained: Explanation, stretch: Stretch) -> str:
+    """Return one decision as a line: its time, the number of replicas, the reason."""
     tick = stretch.last
-    advice = "" if tick.enforced else " (only recommended)"
-    return f"{_utc(stretch.since)} {told.name} {_move(tick)}{advice} {tick.reason}: {_without_move(tick)}"
+    advice = "" if tick.enforced else " (recommended, not applied)"
+    return f"{_utc(stretch.since)} {explained.name} {_move(tick)}{advice} {tick.reason}: {_without_move(tick)}"
 
 
-def _title(told: Explanation) -> Text:
-    name = told.name if told.namespace is None else f"{told.namespace}/{told.name}"
-    served = "" if told.served_name == told.name else f", served as {told.served_name}"
-    return Text.assemble((name, "bold"), f"{served}  ", (told.place, "dim"))
+def _title(explained: Explanation) -> Text:
+    name = explained.name if explained.namespace is None else f"{explained.namespace}/{explained.name}"
+    served = "" if explained.served_name == explained.name else f", served as {explained.served_name}"
+    return Text.assemble((name, "bold"), f"{served}  ", (explained.place, "dim"))
 
 
-def _state(told: Explanation, now: datetime) -> Table:
+def _state(explained: Explanation, now: datetime) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    if told.ended is not None:
-        table.add_row("Run", Text(told.ended, "bold yellow"))
-    table.add_row("Replicas", _replicas(told))
-    if told.now is not None:
-        table.add_row("Decision", _decision(told.now, now))
-        if told.now.metrics is not None:
-            table.add_row("Metrics", _metrics(told.now, told.now.metrics))
-    elif told.now_missing is not None:
-        table.add_row("Decision", Text(f"not known: {told.now_missing}", "yellow"))
-    if told.autoscaling is not None:
-        table.add_row("Up", str(told.autoscaling.scale_up))
-        table.add_row("Down", f"{told.autoscaling.scale_down}{_counted(told.now)}")
+    if explained.ended is not None:
+        table.add_row("Run", Text(explained.ended, "bold yellow"))
+    table.add_row("Replicas", _replicas(explained))
+    if explained.now is not None:
+        table.add_row("Decision", _decision(explained.now, now))
+        if explained.now.metrics is not None:
+            table.add_row("Metrics", _metrics(explained.now, explained.now.metrics))
+    elif explained.now_missing is not None:
+        table.add_row("Decision", Text(f"unknown: {explained.now_missing}", "yellow"))
+    if explained.autoscaling is not None:
+        table.add_row("Up", str(explained.autoscaling.scale_up))
+        table.add_row("Down", f"{explained.autoscaling.scale_down}{_counted(explained.now)}")
     return table
 
 
-def _replicas(told: Explanation) -> str:
-    found = told.replicas
-    asked = "none asked for yet" if found.asked is None else f"{found.asked} asked for"
-    return f"{asked}, {found.ready} ready, {found.starting} starting; {_bounds(told.autoscaling)}"
+def _replicas(explained: Explanation) -> str:
+    found = explained.replicas
+    asked = "none requested yet" if found.asked is None else f"{found.asked} requested"
+    return f"{asked}, {found.ready} ready, {found.starting} starting; {_bounds(explained.autoscaling)}"
 
 
 def _bounds(rules: Rules | None) -> str:
     if rules is None:
         return "a fixed number (spec.autoscaling is not set)"
-    advice = "" if rules.enforced else ", only recommended (mode Recommend)"
+    advice = "" if rules.enforced else ", recommended and not applied (mode Recommend)"
     return f"between {rules.min_replicas} and {rules.max_replicas}{advice}"
 
 
 def _decision(tick: Tick, now: datetime) -> Text:
     age = format_duration(float(max(0, int((now - tick.time).total_seconds()))))
-    advice = "" if tick.enforced else "only recommended: "
+    advice = "" if tick.enforced else "recommended, not applied: "
     return Text.assemble((tick.reason, _style(tick)), f"  {advice}{_capital(tick.message)} ", (f"({age} ago)", "dim"))
 
 
 def _metrics(tick: Tick, metrics: MetricsState) -> Text:
     ready, fresh = tick.inputs.get("ready", 0), tick.inputs.get("fresh", 0)
-    source = "Prometheus" if metrics.source == "Prometheus" else "the replicas themselves"
+    source = "Prometheus" if metrics.source == "Prometheus" else "the replicas"
     age = "" if metrics.oldest_seconds is None else f", the oldest {_age(metrics.oldest_seconds)} old"
-    text = Text(f"from {source}: fresh for {fresh:.0f} of {ready:.0f} ready replicas{age}")
+    text = Text(f"from {source}: recent for {fresh:.0f} of {ready:.0f} ready replicas{age}")
     if metrics.problem is not None:
         text.append(f"; no answer: {metrics.problem}", "red")
     return text
 
 
 def _counted(tick: Tick | None) -> str:
-    """On the way down what starts, and what gives no metrics, is taken for full."""
+    """Return the demand that scale-down uses: it counts starting replicas, and those without metrics, as full."""
     need = None if tick is None else tick.inputs.get("needDown")
-    return "" if need is None else f"; for this {need:.2f} count as needed now"
+    return "" if need is None else f"; current demand for this {need:.2f}"
 
 
 def _age(seconds: float) -> str:
@@ -105,9 +105,11 @@ def _notice(notice: Notice) -> Padding:
 
 
 def _demand(tick: Tick, when: str) -> Table:
-    table = Table(title=f"Demand {when}, in replicas", title_justify="left", title_style="bold", expand=False)
-    table.add_column("Term", no_wrap=True)
-    table.add_column("Needs", justify="right", no_wrap=True)
+    table = Table(
+        title=f"Demand per signal {when}, in replicas", title_justify="left", title_style="bold", expand=False
+    )
+    table.add_column("Signal", no_wrap=True)
+    table.add_column("Replicas", justify="right", no_wrap=True)
     table.add_column("Figures")
     top = tick.terms[0].need
     for term in tick.terms:
@@ -117,14 +119,14 @@ def _demand(tick: Tick, when: str) -> Table:
     return table
 
 
-def _history(told: Explanation, now: datetime, last: int) -> RenderableType:
-    if not told.history:
-        fixed = "a fixed number needs no decisions" if told.autoscaling is None else "nothing was decided yet"
+def _history(explained: Explanation, now: datetime, last: int) -> RenderableType:
+    if not explained.history:
+        fixed = "the number of replicas is fixed" if explained.autoscaling is None else "there are no decisions yet"
         return Text(f"No history: {fixed}.", "dim")
-    shown = told.history[-last:]
+    shown = explained.history[-last:]
     title = "Decisions, newest first"
-    if len(shown) < len(told.history):
-        title += f" (the last {len(shown)} of {len(told.history)}; --last shows more)"
+    if len(shown) < len(explained.history):
+        title += f" (last {len(shown)} of {len(explained.history)}; use --last for more)"
     table = Table(title=title, title_justify="left", title_style="bold", expand=False, show_lines=False)
     table.add_column("When", no_wrap=True)
     table.add_column("Replicas", no_wrap=True)
@@ -135,7 +137,7 @@ def _history(told: Explanation, now: datetime, last: int) -> RenderableType:
 
 
 def _when(stretch: Stretch, now: datetime) -> str:
-    """In this machine's time: when it began, and for how long it was said."""
+    """Return the start in local time, and how long the decision was repeated."""
     local = stretch.since.astimezone()
     today = (now - stretch.since).total_seconds() < _DAY_SECONDS
     start = local.strftime("%H:%M:%S" if today else "%m-%d %H:%M")
@@ -153,17 +155,17 @@ def _move_text(tick: Tick) -> Text:
 
 def _why(stretch: Stretch) -> Text:
     tick = stretch.last
-    advice = "" if tick.enforced else "only recommended: "
+    advice = "" if tick.enforced else "recommended, not applied: "
     text = Text.assemble((tick.reason, _style(tick)), f"  {advice}{_capital(_without_move(tick))}")
     figures = key_inputs(tick.inputs)
     return text if not figures else text.append(f"\n{figures}", "dim")
 
 
 def _without_move(tick: Tick) -> str:
-    """The sentence less its head, which the row tells already."""
+    """Return the message without its first part, which the row already shows."""
     head, colon, rest = tick.message.partition(": ")
-    told = (f"{tick.from_replicas} → {tick.to_replicas}", f"stays at {tick.to_replicas}")
-    return rest if colon and head in told else tick.message
+    known = (f"{tick.from_replicas} → {tick.to_replicas}", f"stays at {tick.to_replicas}")
+    return rest if colon and head in known else tick.message
 
 
 def _capital(sentence: str) -> str:
@@ -181,7 +183,7 @@ def _utc(time: datetime) -> str:
 
 
 def fresh_stretches(before: Sequence[Stretch], after: Sequence[Stretch]) -> list[Stretch]:
-    """Those that began since; all where nothing was seen before."""
+    """Return the stretches that started since; all if ``before`` is empty."""
     if not before:
         return list(after)
     return [stretch for stretch in after if stretch.since > before[-1].since]

@@ -1,6 +1,6 @@
-"""``quire explain``: what there is to say of one LLMDeployment, from a local run's state or from the cluster. Pure.
+"""``quire explain``: the explanation of one LLMDeployment, from a local run's state or from the cluster. Pure.
 
-``inspection`` reads and prints; here is decided what counts as now, what as history, and what is worth a notice.
+This module selects the current decision, the history and the notices; other modules read and print.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _ALWAYS = frozenset({"waiting", "running", "ready"})
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that bears on the number of replicas and is not as usual."""
+    """An unusual fact that affects the number of replicas."""
 
     subject: str
     reason: str
@@ -45,48 +45,52 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True):
+    """The requested and the existing replicas."""
+
     asked: int | None
-    """None where nobody has asked yet."""
+    """None before a number was requested."""
     ready: int
     starting: int
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The explanation of one LLMDeployment."""
+
     name: str
     namespace: str | None
-    """None on this machine."""
+    """None for a run on this machine."""
     served_name: str
     place: str
     ended: str | None = None
-    """Why nothing happens any more, for a local run that is over."""
+    """The end of a local run that is over."""
     replicas: Replicas
     autoscaling: Rules | None
-    """None: the number is fixed."""
+    """None: the number of replicas is fixed."""
     now: Tick | None
-    """The autoscaler's last tick."""
+    """The autoscaler's last evaluation."""
     now_missing: str | None = None
-    """Why that is not known."""
+    """The reason why the last evaluation is unknown."""
     notices: tuple[Notice, ...] = ()
     history: Log = ()
     """Oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSays:
-    """What the operator was heard to have decided of late."""
+class OperatorReport:
+    """The operator's recent decisions, as it reported them."""
 
     log: Log
     problem: str | None
-    """Why nothing was heard."""
+    """The reason why the operator did not report them."""
 
 
 def of_run(name: str, served: ServedState, *, place: str, ended: str | None) -> Explanation:
-    """From a local run's state file."""
+    """Return the explanation from a local run's state."""
     phases = [replica.phase for replica in served.replica_states]
     now = served.decisions[-1].last if served.decisions else None
     missing = None
     if now is None and served.autoscaling is not None:
-        missing = "the autoscaler has not looked yet: it does every 15 s"
+        missing = "the autoscaler has not evaluated it yet; it does so every 15 s"
     return Explanation(
         name=name,
         namespace=None,
@@ -106,14 +110,14 @@ def of_run(name: str, served: ServedState, *, place: str, ended: str | None) -> 
     )
 
 
-def of_resource(resource: Resource, says: OperatorSays, *, place: str) -> Explanation:
-    """From an LLMDeployment and, where it could be heard, its operator."""
+def of_resource(resource: Resource, report: OperatorReport, *, place: str) -> Explanation:
+    """Return the explanation from an LLMDeployment and its operator's decisions."""
     status = resource.status
     spec = Spec.parse(resource.body)
     valid = spec if isinstance(spec, Spec) else None
     autoscaling = None if valid is None else valid.autoscaling
     asked, ready = _count(status, "desiredReplicas"), _count(status, "readyReplicas") or 0
-    now = says.log[-1].last if says.log else None
+    now = report.log[-1].last if report.log else None
     return Explanation(
         name=resource.key.name,
         namespace=resource.key.namespace,
@@ -122,27 +126,27 @@ def of_resource(resource: Resource, says: OperatorSays, *, place: str) -> Explan
         replicas=Replicas(asked=asked, ready=ready, starting=max(0, (asked or 0) - ready)),
         autoscaling=None if autoscaling is None else Rules.of(autoscaling),
         now=now,
-        now_missing=says.problem if now is None and autoscaling is not None else None,
+        now_missing=report.problem if now is None and autoscaling is not None else None,
         notices=_condition_notices(status),
-        history=_joined(_decided(status), says.log),
+        history=_joined(_decided(status), report.log),
     )
 
 
 def key_inputs(inputs: Mapping[str, float]) -> str:
-    """The figures of a decision that tell most, in words."""
+    """Return the most important figures of a decision as text."""
     blind = {"fresh"} if inputs.get("fresh") != inputs.get("ready") else set()
-    told = [(label, inputs[name], name) for name, label in _INPUTS if name in inputs and (name != "fresh" or blind)]
-    return ", ".join(f"{label} {value:,.6g}" for label, value, name in told if value or name in _ALWAYS | blind)
+    shown = [(label, inputs[name], name) for name, label in _INPUTS if name in inputs and (name != "fresh" or blind)]
+    return ", ".join(f"{label} {value:,.6g}" for label, value, name in shown if value or name in _ALWAYS | blind)
 
 
 def near_names(name: str, known: Sequence[str]) -> str:
-    """What else there is, for whoever mistyped."""
+    """Return a hint with similar names."""
     near = get_close_matches(name, known, n=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
     shown = ", ".join(sorted(known)[:10])
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
-    return f"there is {shown}{more}" if known else "there is none at all"
+    return f"there is {shown}{more}" if known else "there is no LLMDeployment"
 
 
 def _run_notices(now: Tick | None, replicas: Sequence[ReplicaState]) -> tuple[Notice, ...]:
@@ -154,7 +158,7 @@ def _run_notices(now: Tick | None, replicas: Sequence[ReplicaState]) -> tuple[No
         Notice(
             subject=replica.name,
             reason=replica.phase,
-            message=f"it ended: {replica.reason or 'nobody knows why'}; restarted {_times(replica.restarts)}",
+            message=f"process ended: {replica.reason or 'unknown reason'}; restarted {_times(replica.restarts)}",
         )
         for replica in replicas
         if replica.phase == "Failed" or (replica.restarts and replica.phase in ("Pending", "Loading"))
@@ -174,7 +178,7 @@ def _condition_notices(status: JSON) -> tuple[Notice, ...]:
         for item in found
         if _is_notable(str(item.get("type")), str(item.get("status")), str(item.get("reason", "")))
     )
-    # Ready and Degraded often turn for one reason: once is enough.
+    # Ready and Degraded often change for one reason, which is shown once.
     return tuple({(notice.reason, notice.message): notice for notice in notices}.values())
 
 
@@ -192,7 +196,7 @@ def _is_notable(kind: str, status: str, reason: str) -> bool:
 
 
 def _decided(status: JSON) -> Log:
-    """The changes that status keeps, as ticks."""
+    """Return the changes in the status as evaluations."""
     record = scaling_record(status)
     return () if record is None else tuple(map(_stretch, record.changes))
 
@@ -212,7 +216,7 @@ def _stretch(change: Change) -> Stretch:
 
 
 def _joined(kept: Log, heard: Log) -> Log:
-    """What was heard tells more; what was kept goes back further."""
+    """Join the status, which goes back further, and the operator's report, which is more detailed."""
     if not heard:
         return kept
     return (*(stretch for stretch in kept if stretch.since < heard[0].since), *heard)

@@ -1,6 +1,6 @@
-"""All LLMDeployments and their replicas at one look of ``quire top``, and the same with figures. Pure.
+"""All LLMDeployments and their replicas at one poll of ``quire top``, and the same with figures. Pure.
 
-``inspection`` looks (``Fleet``); ``Loads`` remembers the last seconds and makes ``FleetLoad`` of it, sorted for people.
+The sources poll (``Fleet``); ``Loads`` keeps the last seconds and computes a sorted ``FleetLoad``.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from quire_cli.inspection.load import Figures, Growth, Reading, figures, growth
 
 
 class Sort(StrEnum):
-    """By what rows are ordered: the name rising, anything else falling."""
+    """The order of rows: ascending by name, descending by anything else."""
 
     name = "name"
     queue = "queue"
@@ -25,20 +25,22 @@ class Sort(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One that is there. ``id`` is unique among all."""
+    """A replica; ``id`` is unique among all."""
 
     id: str
     name: str
     phase: str
     reading: Reading | None = None
     earlier: Reading | None = None
-    """At a first look, what to compare with, if there is something."""
+    """The reading to compare a first poll with, if there is one."""
     silence: str = ""
-    """Why there is no reading."""
+    """The reason why there is no reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
+    """An LLMDeployment with its replicas."""
+
     namespace: str | None
     name: str
     asked: int | None
@@ -48,15 +50,19 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
+    """All LLMDeployments at one poll."""
+
     place: str
     how: str
-    """By which way the figures came."""
+    """The way in which the figures were read, as text."""
     deployments: tuple[Deployment, ...]
     note: str | None = None
-    """What is wrong with the place as a whole, such as a run that is over."""
+    """A problem that concerns all, such as a run that has ended."""
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of one replica."""
+
     name: str
     phase: str
     silence: str | None
@@ -64,6 +70,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploymentLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of one LLMDeployment."""
+
     namespace: str | None
     name: str
     asked: int | None
@@ -78,23 +86,25 @@ class DeploymentLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of all LLMDeployments, sorted."""
+
     place: str
     how: str
     note: str | None
     seconds: float
-    """Over so long rates are means; 0 at the first look."""
+    """The period of rates; 0 at the first poll."""
     deployments: tuple[DeploymentLoad, ...]
 
 
 @dataclass(slots=True)
 class Loads:
-    """Remembers readings, so that counters become rates over about ``seconds``."""
+    """The readings of the last ``seconds``, from which counters become rates."""
 
     seconds: float
     _seen: dict[str, list[Reading]] = field(default_factory=dict)
 
     def update(self, fleet: Fleet, *, sort: Sort) -> FleetLoad:
-        """One look more. Forgets replicas that are gone."""
+        """Add a poll and return the load. Replicas that are gone are dropped."""
         replicas = [replica for deployment in fleet.deployments for replica in deployment.replicas]
         self._seen = {replica.id: self._seen.get(replica.id, []) for replica in replicas}
         for replica in replicas:
@@ -119,7 +129,7 @@ class Loads:
         before = seen[0] if len(seen) > 1 else None
         grown = growth(before, seen[-1])
         if before is not None and grown.seconds == 0:
-            self._seen[replica] = [seen[-1]]  # it restarted: compare with nothing from before
+            self._seen[replica] = [seen[-1]]  # it restarted: earlier readings do not compare
         return grown
 
 
@@ -146,7 +156,7 @@ def _deployment_load(deployment: Deployment, grown: Mapping[str, Growth], sort: 
 
 
 def _rank(load: Figures, sort: Sort) -> float:
-    """The greatest first; what is not known last."""
+    """Return the sort key: the greatest first, unknown figures last."""
     value = {
         Sort.name: 0.0,
         Sort.queue: load.waiting,

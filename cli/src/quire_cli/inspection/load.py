@@ -1,6 +1,6 @@
-"""What replicas carry now, for ``quire top``: readings of their metrics become figures over a few seconds. Pure.
+"""The load of replicas for ``quire top``: readings of their metrics become figures over a few seconds. Pure.
 
-A figure that is not known is None, and ``missing`` says why; it is never 0. Names are vLLM's.
+An unknown figure is never 0 but None, and ``missing`` has the reason. Names are vLLM's.
 """
 
 import math
@@ -29,13 +29,13 @@ NAMES = frozenset(
         FIRST_TOKEN_BUCKET,
     }
 )
-"""Every series that is looked at."""
+"""The series that are read."""
 
-_SECOND_LOOK = "rates need a second look"
-_NO_FIRST_TOKEN = "no first token came in this time"
-_NO_PROMPT = "no prompt came in this time"
+_SECOND_POLL = "rates need a second poll"
+_NO_FIRST_TOKEN = "no first tokens in this period"
+_NO_PROMPT = "no prompts in this period"
 _NOT_EXPORTED = "the engine does not export it"
-_NOBODY = "no replica answers"
+_NO_ANSWER = "no replica answers"
 _COUNTERS = (m.PROMPT_TOKENS, m.GENERATION_TOKENS, m.CACHE_HITS, CACHE_QUERIES, PREEMPTIONS)
 
 
@@ -49,27 +49,27 @@ class Reading:
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Of one replica, or of several together."""
+    """The figures of one replica, or of several together."""
 
     waiting: float | None = None
     running: float | None = None
     kv_percent: float | None = None
-    """Of the KV cache; of several replicas the mean."""
+    """The KV cache usage; the mean over several replicas."""
     prompt_tokens_per_second: float | None = None
     generation_tokens_per_second: float | None = None
     time_to_first_token_p50: float | None = None
-    """Seconds."""
+    """In seconds."""
     time_to_first_token_p95: float | None = None
     prefix_hit_percent: float | None = None
-    """Of the prompt tokens that were looked up in the prefix cache."""
+    """The share of prompt tokens that were found in the prefix cache."""
     preemptions_per_second: float | None = None
     missing: Mapping[str, str] = {}
-    """By figure, why it is not known."""
+    """The reason for each unknown figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What the counters of one replica grew by; ``seconds`` is 0 before there is anything to compare with."""
+    """The growth of one replica's counters; ``seconds`` is 0 without an earlier reading."""
 
     latest: Reading
     seconds: float
@@ -78,7 +78,7 @@ class Growth:
 
 
 def reading_of(points: Iterable[Point], *, time: float) -> Reading | None:
-    """None where none of the series is there: it is no engine's page."""
+    """Return the reading of a page, or None if it has none of the series."""
     values: dict[str, float] = {}
     buckets: dict[float, float] = {}
     for point in points:
@@ -97,7 +97,7 @@ def reading_of(points: Iterable[Point], *, time: float) -> Reading | None:
 
 
 def growth(before: Reading | None, after: Reading) -> Growth:
-    """From one reading to a later one; an engine that restarted between them has grown by nothing known."""
+    """Return the growth between two readings; it is unknown if the engine restarted between them."""
     fresh = Growth(latest=after, seconds=0.0, counters={}, first_tokens=None)
     if before is None or after.time <= before.time:
         return fresh
@@ -110,9 +110,9 @@ def growth(before: Reading | None, after: Reading) -> Growth:
 
 
 def figures(grown: Sequence[Growth]) -> Figures:
-    """Of these replicas together."""
+    """Return the figures of these replicas together."""
     if not grown:
-        return Figures(missing={name: _NOBODY for name in Figures.__struct_encode_fields__ if name != "missing"})
+        return Figures(missing={name: _NO_ANSWER for name in Figures.__struct_encode_fields__ if name != "missing"})
     missing: dict[str, str] = {}
 
     def known(name: str, value: float | None, why: str) -> float | None:
@@ -121,9 +121,9 @@ def figures(grown: Sequence[Growth]) -> Figures:
         return value
 
     rated = [each for each in grown if each.seconds > 0]
-    late = _SECOND_LOOK if not rated else _NOT_EXPORTED
+    late = _SECOND_POLL if not rated else _NOT_EXPORTED
     p50, p95 = (_quantile([each.first_tokens for each in rated], q) for q in (0.5, 0.95))
-    first = _SECOND_LOOK if not rated else _NO_FIRST_TOKEN
+    first = _SECOND_POLL if not rated else _NO_FIRST_TOKEN
     if rated and all(each.latest.first_tokens is None for each in rated):
         first = _NOT_EXPORTED
     usage = [each.latest.values[m.KV_USAGE] for each in grown if m.KV_USAGE in each.latest.values]
@@ -142,7 +142,7 @@ def figures(grown: Sequence[Growth]) -> Figures:
 
 
 def quantile(histogram: Histogram, q: float) -> float | None:
-    """As Prometheus' histogram_quantile: evenly spread within a bucket, the last bound for what lies above it."""
+    """Return a quantile as histogram_quantile of Prometheus does: linear within a bucket, else the last bound."""
     if histogram.total <= 0:
         return None
     rank = q * histogram.total
@@ -156,7 +156,7 @@ def quantile(histogram: Histogram, q: float) -> float | None:
 
 
 def _quantile(histograms: Iterable[Histogram | None], q: float) -> float | None:
-    """Of all that have the same buckets as the first."""
+    """Return the quantile over all histograms with the buckets of the first."""
     there = [histogram for histogram in histograms if histogram is not None]
     same = [histogram for histogram in there if histogram.bounds == there[0].bounds]
     if not same:

@@ -1,6 +1,6 @@
-"""Replicas' metrics for ``quire top``: from themselves, through the API server, or from Prometheus.
+"""Replicas' metrics for ``quire top``: from the replicas, through the API server, or from Prometheus.
 
-Whatever goes wrong with one replica is told of that one, in words; the others' figures come all the same.
+A problem with one replica is reported for that replica, and does not affect the others.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import httpx
 
 from quire_cli.inspection.load import NAMES, Reading, reading_of
-from quire_cli.inspection.rights import in_words
+from quire_cli.inspection.rights import readable
 from quire_common.contract import engine
 from quire_common.quantities import format_duration
 from quire_operator.adapters.metrics.prometheus import Prometheus
@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # slow to import
 
 _SECONDS = 4.0
 _AT_ONCE = 64
-_KEPT_OUT = "; if a NetworkPolicy keeps the API server out, --prometheus-url is another way"
-_NO_ENGINE = "it answers with something else than an engine's metrics"
+_KEPT_OUT = "; if a NetworkPolicy blocks the API server, use --prometheus-url"
+_NO_ENGINE = "its answer is not the metrics page of an engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A replica, and where its metrics are."""
+class Target:
+    """A replica and the address of its metrics."""
 
     id: str
     url: str | None
@@ -42,30 +42,32 @@ class Asked:
 
 
 class Pages(Protocol):
-    how: str
-    """The way, in words."""
+    """A way to read replicas' metrics."""
 
-    async def read(self, replicas: Sequence[Asked]) -> Mapping[str, Reading | str]:
-        """By id: what each said, or why it said nothing."""
+    how: str
+    """The way of reading, as text."""
+
+    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
+        """Return for each id the reading, or the reason why it is missing."""
         ...
 
     async def earlier(self) -> Mapping[str, Reading]:
-        """What there is to compare a first look with."""
+        """Return earlier readings to compare a first poll with."""
         ...
 
     async def close(self) -> None: ...
 
 
 class DirectPages:
-    """Each replica at its own address."""
+    """The pages of replicas, each read at its own address."""
 
-    how = "asked directly"
+    how = "scraped directly"
 
     def __init__(self) -> None:
         limits = httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE)
         self._client = httpx.AsyncClient(timeout=_SECONDS, trust_env=False, limits=limits)
 
-    async def read(self, replicas: Sequence[Asked]) -> Mapping[str, Reading | str]:
+    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
         answers = await asyncio.gather(*map(self._read, replicas))
         return {replica.id: answer for replica, answer in zip(replicas, answers, strict=True)}
 
@@ -75,7 +77,7 @@ class DirectPages:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _read(self, replica: Asked) -> Reading | str:
+    async def _read(self, replica: Target) -> Reading | str:
         if replica.url is None:
             return "it has no address yet"
         try:
@@ -86,19 +88,19 @@ class DirectPages:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"no answer: {error or type(error).__name__}"
         if response.status_code != 200:
-            return f"it answers {response.status_code}"
+            return f"it answered {response.status_code}"
         return _reading(response.text)
 
 
 class ProxiedPages:
-    """Each pod through the API server: needs the right to get pods/proxy, and no way to the pods."""
+    """The pages of pods, read through the API server, which needs permission to get pods/proxy."""
 
-    how = "asked through the API server (pods/proxy)"
+    how = "scraped through the API server (pods/proxy)"
 
     def __init__(self, reader: "KubeReader") -> None:
         self._reader, self._gate = reader, asyncio.Semaphore(_AT_ONCE)
 
-    async def read(self, replicas: Sequence[Asked]) -> Mapping[str, Reading | str]:
+    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
         answers = await asyncio.gather(*map(self._read, replicas))
         return {replica.id: answer for replica, answer in zip(replicas, answers, strict=True)}
 
@@ -106,27 +108,27 @@ class ProxiedPages:
         return {}
 
     async def close(self) -> None:
-        """The reader is not ours."""
+        """Leave the reader open: its owner closes it."""
 
-    async def _read(self, replica: Asked) -> Reading | str:
+    async def _read(self, replica: Target) -> Reading | str:
         assert replica.pod is not None, "a cluster's replicas are pods"
         try:
             async with self._gate:
                 page = await self._reader.page(replica.pod, engine.HTTP_PORT, engine.METRICS_PATH)
         except ClusterError as error:
             timed_out = "did not answer" in str(error) or "timeout" in str(error)
-            return in_words(str(error)) + (_KEPT_OUT if timed_out else "")
+            return readable(str(error)) + (_KEPT_OUT if timed_out else "")
         return _reading(page.decode(errors="replace"))
 
 
 class PrometheusPages:
-    """All replicas from Prometheus, as it scraped them last."""
+    """The pages of all replicas as Prometheus last scraped them."""
 
     def __init__(self, url: str) -> None:
         self._prometheus = Prometheus(PrometheusOptions(url=url), clock=WallClock())
         self.how = f"by Prometheus at {url}"
 
-    async def read(self, replicas: Sequence[Asked]) -> Mapping[str, Reading | str]:
+    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
         told = await self._prometheus.told(NAMES)
         if told is None:
             silence = f"no answer from Prometheus: {self._prometheus.problem}"
@@ -135,7 +137,7 @@ class PrometheusPages:
         return {replica.id: _told(_of(replica, told), now) for replica in replicas}
 
     async def earlier(self) -> Mapping[str, Reading]:
-        """By ``namespace/pod`` or ``host:port``, of a minute ago: one scrape seen twice shows no rate."""
+        """Return the readings of a minute ago, by ``namespace/pod`` or ``host:port``: one scrape has no rate."""
         told = await self._prometheus.told(NAMES, offset="1m") or {}
         now = time.time()
         read = {replica: reading_of(each.points, time=now - each.age) for replica, each in told.items()}
@@ -146,20 +148,20 @@ class PrometheusPages:
 
 
 def target_of(url: str | None) -> str:
-    """As Prometheus names it: host and port."""
+    """Return the host and port, by which Prometheus names a target."""
     return "" if url is None else url.partition("://")[2].partition("/")[0]
 
 
-def _of(replica: Asked, told: Mapping[str, Told]) -> Told | None:
+def _of(replica: Target, told: Mapping[str, Told]) -> Told | None:
     return told.get(replica.id) or told.get(target_of(replica.url))
 
 
 def _told(told: Told | None, now: float) -> Reading | str:
     if told is None:
-        return "Prometheus has no figures of it"
+        return "Prometheus has no figures for it"
     if told.age > SAMPLE_SECONDS:
         return f"Prometheus last scraped it {format_duration(float(round(told.age)))} ago"
-    return reading_of(told.points, time=now - told.age) or "Prometheus has no figures of it"
+    return reading_of(told.points, time=now - told.age) or "Prometheus has no figures for it"
 
 
 def _reading(page: str) -> Reading | str:

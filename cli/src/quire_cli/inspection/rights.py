@@ -1,4 +1,4 @@
-"""Which right the API server's refusal says is missing, in words. Pure."""
+"""The permission that is missing according to the API server's refusal. Pure."""
 
 import re
 from typing import NamedTuple
@@ -7,13 +7,15 @@ _DENIED = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?:
 
 
 class Right(NamedTuple):
+    """A permission for one kind of request."""
+
     verb: str
     resource: str
-    """With its subresource."""
+    """The resource, with its subresource."""
     group: str
-    """Empty for the core."""
+    """Empty for the core group."""
     namespace: str | None
-    """None: in the whole cluster."""
+    """None: the whole cluster."""
 
     def __str__(self) -> str:
         where = "in all namespaces" if self.namespace is None else f"in namespace {self.namespace}"
@@ -21,7 +23,7 @@ class Right(NamedTuple):
 
     @property
     def question(self) -> str:
-        """The command that tells whether one has it."""
+        """The command that checks this permission."""
         kind, _, sub = self.resource.partition("/")
         scope = "--all-namespaces" if self.namespace is None else f"--namespace {self.namespace}"
         sub = f" --subresource {sub}" if sub else ""
@@ -29,11 +31,12 @@ class Right(NamedTuple):
 
 
 def missing_right(refusal: str) -> Right | None:
-    """None where the refusal names none."""
+    """Return the permission that a refusal names, or None if it names none."""
     denied = _DENIED.search(refusal)
     return None if denied is None else Right(*denied.groups())
 
 
-def in_words(refusal: str) -> str:
+def readable(refusal: str) -> str:
+    """Return a refusal as a sentence for the user."""
     right = missing_right(refusal)
-    return refusal if right is None else f"you have not the right to {right}"
+    return refusal if right is None else f"you are not allowed to {right}"

@@ -1,4 +1,4 @@
-"""What both views need of a terminal or a pipe: options, redrawing in place, lines that may lose their reader."""
+"""Shared parts of ``quire explain`` and ``quire top``: options, redrawing in place, output to a pipe."""
 
 import asyncio
 import os
@@ -16,28 +16,34 @@ from quire_common.names import is_http_url
 
 _PLAIN_WIDTH = 120
 
-PLACE = "Where to look"
+PLACE = "Cluster or local run"
 
 NamespaceOption = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", help="On the cluster; the context's own if left out.", rich_help_panel=PLACE),
+    typer.Option(
+        "--namespace", "-n", help="The namespace on the cluster (default: the context's).", rich_help_panel=PLACE
+    ),
 ]
 KubeconfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Look at the cluster it leads to.", rich_help_panel=PLACE)
+    str | None, typer.Option(metavar="FILE", help="Path to the kubeconfig file.", rich_help_panel=PLACE)
 ]
 ContextOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Another context of the kubeconfig.", rich_help_panel=PLACE)
+    str | None, typer.Option(metavar="NAME", help="The context of the kubeconfig to use.", rich_help_panel=PLACE)
 ]
 LocalOption = Annotated[
-    bool, typer.Option("--local", help="Look at this machine only, at runs that are over too.", rich_help_panel=PLACE)
+    bool,
+    typer.Option(
+        "--local", help="Use runs on this machine only, including runs that have ended.", rich_help_panel=PLACE
+    ),
 ]
 RunOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The run of this YAML file on this machine.", rich_help_panel=PLACE),
+    typer.Option(metavar="FILE", help="Use the run of this YAML file on this machine.", rich_help_panel=PLACE),
 ]
 
 
 def url(text: str) -> str:
+    """Parse an option that is an address."""
     if not is_http_url(text):
         raise typer.BadParameter(f'"{text}" is not an http or https URL such as http://127.0.0.1:9090')
     return text
@@ -48,13 +54,13 @@ def now() -> datetime:
 
 
 def plain_console() -> Console:
-    """For people; as wide as the terminal, and wide enough in a pipe."""
+    """Return a console as wide as the terminal, and with a fixed width in a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
 class Redrawn:
-    """One picture on a terminal that is drawn over, and stays when it ends."""
+    """A screen on a terminal that is redrawn in place and stays when the command ends."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -67,12 +73,12 @@ class Redrawn:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def draw(self, picture: RenderableType) -> None:
+    def render(self, picture: RenderableType) -> None:
         self._live.update(picture, refresh=True)
 
 
 def until_interrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Run it; Ctrl-C, and a reader that has seen enough, are ways to end it and no mistakes."""
+    """Run until Ctrl-C, or until the reader of the pipe is gone; neither is an error."""
     try:
         asyncio.run(work)
     except KeyboardInterrupt:

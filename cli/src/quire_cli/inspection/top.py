@@ -1,4 +1,4 @@
-"""``quire top``: the command line and the loop. ``top_sources`` looks, ``domain.fleet`` reckons, ``top_view`` draws."""
+"""``quire top``: the command line and the loop. ``top_sources`` polls, ``fleet`` computes, ``top_view`` renders."""
 
 import asyncio
 import os
@@ -33,10 +33,10 @@ from quire_operator.errors import ClusterProblem
 from quire_operator.ports import ClusterError
 
 _RATE_SECONDS = 10.0
-"""Rates are means over at least so long: a percentile of one second's first tokens says little."""
+"""The shortest period of rates: a percentile over the first tokens of one second means little."""
 _LEAST_INTERVAL = 0.2
-_ROUND_THE_TABLE = 14
-"""Lines of the screen that are no rows."""
+_OTHER_LINES = 14
+"""Lines of the screen that are not rows."""
 
 
 def _interval(text: str) -> float:
@@ -47,17 +47,17 @@ def _interval(text: str) -> float:
 
 
 def top(
-    names: Annotated[list[str] | None, typer.Argument(help="LLMDeployments; all where none is named.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Two looks, one table, and end.")] = False,
-    interval: Annotated[float, typer.Option(help="From look to look.", parser=_interval, metavar="DURATION")] = "2s",  # type: ignore[assignment]
-    replicas: Annotated[bool, typer.Option("--replicas", help="A row for each replica as well.")] = False,
-    sort: Annotated[Sort, typer.Option(help="What comes first.")] = Sort.queue,
+    names: Annotated[list[str] | None, typer.Argument(help="LLMDeployments to show (default: all).")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
+    interval: Annotated[float, typer.Option(help="Refresh interval.", parser=_interval, metavar="DURATION")] = "2s",  # type: ignore[assignment]
+    replicas: Annotated[bool, typer.Option("--replicas", help="Also show a row per replica.")] = False,
+    sort: Annotated[Sort, typer.Option(help="Sort order.")] = Sort.queue,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line at each look, with every replica.")
+        bool, typer.Option("--json", help="Print one JSON object per refresh, with every replica.")
     ] = False,
     namespace: NamespaceOption = None,
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="All of the cluster.", rich_help_panel=PLACE)
+        bool, typer.Option("--all-namespaces", "-A", help="Show all namespaces of the cluster.", rich_help_panel=PLACE)
     ] = False,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -68,16 +68,16 @@ def top(
         typer.Option(
             metavar="URL",
             parser=url,
-            help="Read the figures from this Prometheus; without it replicas are asked.",
+            help="Read metrics from this Prometheus (default: scrape the replicas).",
             rich_help_panel=PLACE,
         ),
     ] = None,
 ) -> None:
-    """Show what LLMDeployments carry now: queue, running, KV use, tokens per second, time to first token.
+    """Show the current load of LLMDeployments: queue, running, KV cache usage, tokens per second, time to first token.
 
-    Rates and percentiles are of the last ten seconds, from the replicas' own metrics: of a local run they are asked
-    directly, on a cluster through the API server (the right to get pods/proxy), or Prometheus is. A dash is a figure
-    that is not known; below the table stands why.
+    Rates and percentiles cover the last ten seconds. They come from the replicas' metrics: scraped directly for a local
+    run, through the API server on a cluster (requires permission to get pods/proxy), or from Prometheus. A dash is an
+    unknown figure; the reason is below the table.
 
       quire top
 
@@ -95,8 +95,8 @@ def top(
     async def work() -> None:
         source = await _source(wanted, where, prometheus_url, everywhere=all_namespaces)
         try:
-            show = _shower(once=once, replicas=replicas, as_json=as_json)
-            await show(source, Loads(seconds=max(_RATE_SECONDS, interval)), interval, sort)
+            run_loop = _loop(once=once, replicas=replicas, as_json=as_json)
+            await run_loop(source, Loads(seconds=max(_RATE_SECONDS, interval)), interval, sort)
         finally:
             await source.close()
 
@@ -122,53 +122,53 @@ async def _source(names: tuple[str, ...], where: Where, prometheus_url: str | No
 _Show = Callable[[Source, Loads, float, Sort], Awaitable[None]]
 
 
-def _shower(*, once: bool, replicas: bool, as_json: bool) -> _Show:
+def _loop(*, once: bool, replicas: bool, as_json: bool) -> _Show:
     console = plain_console()
 
-    def tell(load: FleetLoad) -> None:
+    def show(load: FleetLoad) -> None:
         if as_json:
             print(msgspec.json.encode(load).decode(), flush=True)
         else:
             console.print(view.render(load, width=console.width, expand=replicas, most_rows=None))
 
-    async def two_looks(source: Source, loads: Loads, interval: float, sort: Sort) -> None:
-        loads.update(await source.look(now().timestamp()), sort=sort)
+    async def snapshot(source: Source, loads: Loads, interval: float, sort: Sort) -> None:
+        loads.update(await source.poll(now().timestamp()), sort=sort)
         await asyncio.sleep(interval)
-        tell(loads.update(await source.look(now().timestamp()), sort=sort))
+        show(loads.update(await source.poll(now().timestamp()), sort=sort))
 
     async def lines(source: Source, loads: Loads, interval: float, sort: Sort) -> None:
-        await _for_ever(source, loads, interval, sort, tell)
+        await _poll_forever(source, loads, interval, sort, show)
 
     async def screen(source: Source, loads: Loads, interval: float, sort: Sort) -> None:
         with Redrawn(console) as drawn:
 
-            def draw(load: FleetLoad) -> None:
+            def show(load: FleetLoad) -> None:
                 height, width = _most_rows(console), console.width
-                drawn.draw(view.render(load, width=width, expand=replicas, most_rows=height))
+                drawn.render(view.render(load, width=width, expand=replicas, most_rows=height))
 
-            await _for_ever(source, loads, interval, sort, draw)
+            await _poll_forever(source, loads, interval, sort, show)
 
     if once:
-        return two_looks
+        return snapshot
     return screen if console.is_terminal and not as_json else lines
 
 
 def _most_rows(console: Console) -> int:
-    return console.size.height - _ROUND_THE_TABLE
+    return console.size.height - _OTHER_LINES
 
 
-async def _for_ever(
-    source: Source, loads: Loads, interval: float, sort: Sort, tell: Callable[[FleetLoad], None]
+async def _poll_forever(
+    source: Source, loads: Loads, interval: float, sort: Sort, show: Callable[[FleetLoad], None]
 ) -> None:
-    """Until interrupted. A look that takes longer than the interval is followed by the next at once."""
+    """Poll until interrupted. A poll that takes longer than the interval is followed by the next one at once."""
     loop = asyncio.get_running_loop()
     fleet: Fleet | None = None
     while True:
-        begun = loop.time()
+        started = loop.time()
         try:
-            fleet = await source.look(now().timestamp())
+            fleet = await source.poll(now().timestamp())
         except ClusterError as error:
-            assert fleet is not None, "the first look's errors are a person's"
+            assert fleet is not None, "errors of the first poll are user errors"
             fleet = replace(fleet, note=f"the API server: {error}")
-        tell(loads.update(fleet, sort=sort))
-        await asyncio.sleep(max(0.0, interval - (loop.time() - begun)))
+        show(loads.update(fleet, sort=sort))
+        await asyncio.sleep(max(0.0, interval - (loop.time() - started)))

@@ -1,4 +1,4 @@
-"""Who is there, for ``quire top``: the replicas of a local run, or the pods of a cluster; asked by a ``Pages``."""
+"""The replicas for ``quire top``: of a local run, or the pods of a cluster; a ``Pages`` reads their metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from quire_cli.errors import InspectionProblem
 from quire_cli.inspection.explanation import near_names
 from quire_cli.inspection.fleet import Deployment, Fleet, Replica
 from quire_cli.inspection.load import Reading
-from quire_cli.inspection.replica_pages import Asked, Pages, target_of
+from quire_cli.inspection.replica_pages import Pages, Target, target_of
 from quire_cli.inspection.where import ended_note, user_error
 from quire_cli.local.runs import Run, read
 from quire_common.contract import engine
@@ -19,23 +19,23 @@ from quire_operator.ports import ClusterError
 if TYPE_CHECKING:  # slow to import
     from quire_cli.inspection.cluster_reading import KubeReader
 
-_ASKABLE = frozenset({"Ready", "Draining"})
+_WITH_METRICS = frozenset({"Ready", "Draining"})
 
 
 class Source(Protocol):
-    """``look`` raises ``UserError``, and ``ClusterError`` for what a later look may mend."""
+    """A source. ``poll`` raises ``UserError``, or ``ClusterError`` for what may work at the next poll."""
 
-    async def look(self, now: float) -> Fleet: ...
+    async def poll(self, now: float) -> Fleet: ...
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _There:
-    """A replica, and whether and where it can be asked."""
+    """A replica, and the address of its metrics if it has one."""
 
     replica: Replica
-    asked: Asked | None
+    asked: Target | None
 
 
 class RunFleet:
@@ -45,7 +45,7 @@ class RunFleet:
         self._folder, self._names, self._pages = run.folder, frozenset(names), pages
         self._seen = False
 
-    async def look(self, now: float) -> Fleet:
+    async def poll(self, now: float) -> Fleet:
         run = _again(self._folder)
         state = run.state
         there = {
@@ -82,9 +82,9 @@ class ClusterFleet:
         self._reader, self._namespace, self._names, self._pages = reader, namespace, frozenset(names), pages
         self._seen = False
 
-    async def look(self, now: float) -> Fleet:
+    async def poll(self, now: float) -> Fleet:
         try:
-            # One after the other: what is wrong with the first is what a person has to know.
+            # One after the other, so that the first error is reported.
             resources = await self._reader.resources(self._namespace)
             pods = await self._reader.replicas(self._namespace)
         except ClusterError as error:
@@ -124,13 +124,13 @@ class ClusterFleet:
 def _again(folder: Path) -> Run:
     run = read(folder)
     if run is None:
-        raise InspectionProblem(f"the run of {folder} has left no state any more")
+        raise InspectionProblem(f"the state of the run in {folder} is gone")
     return run
 
 
 def _local_replica(name: str, phase: str, url: str | None) -> _There:
-    askable = phase in _ASKABLE and url is not None
-    asked = Asked(id=name, url=f"{url}{engine.METRICS_PATH}") if askable else None
+    askable = phase in _WITH_METRICS and url is not None
+    asked = Target(id=name, url=f"{url}{engine.METRICS_PATH}") if askable else None
     silence = "" if askable else f"it is {phase.lower()}"
     return _There(replica=Replica(id=name, name=name, phase=phase, silence=silence), asked=asked)
 
@@ -138,11 +138,11 @@ def _local_replica(name: str, phase: str, url: str | None) -> _There:
 def _pod_replica(key: Key, pod: Pod) -> _There:
     where = Key(key.namespace, pod.name)
     phase = "Draining" if pod.deleting else "Ready" if pod.ready else "Loading" if pod.phase == "Running" else "Pending"
-    askable = phase in _ASKABLE
+    askable = phase in _WITH_METRICS
     silence = "" if askable else f"it is {phase.lower()}"
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     url = f"http://{host}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
-    asked = Asked(id=str(where), pod=where, url=url) if askable else None
+    asked = Target(id=str(where), pod=where, url=url) if askable else None
     return _There(replica=Replica(id=str(where), name=pod.name, phase=phase, silence=silence), asked=asked)
 
 

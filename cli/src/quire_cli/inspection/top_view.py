@@ -1,4 +1,4 @@
-"""A ``FleetLoad`` as a table that fits 80 columns. What is not known is a dash; below the table stands why."""
+"""A ``FleetLoad`` as a table that fits 80 columns. An unknown figure is a dash; the reason is below the table."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,15 +24,17 @@ _COLUMNS = (
     "Hits",
     "Pre-\nempt/s",
 )
-_LEAST_NAME = 12
+_MIN_NAME = 12
 _ROOMY = 110
-"""Columns of a screen on which figures may stand further apart."""
+"""The width in columns from which figures get more space."""
 _MOST_NOTES = 6
 _PHASE_STYLE = {"Ready": "", "Loading": "yellow", "Pending": "dim", "Draining": "cyan", "Failed": "bold red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
+    """A row of the table."""
+
     name: str
     style: str
     indent: int
@@ -41,25 +43,25 @@ class _Row:
 
 
 def render(load: FleetLoad, *, width: int, expand: bool, most_rows: int | None) -> RenderableType:
-    """``most_rows`` keeps it within a screen; None shows all."""
+    """Return the screen; ``most_rows`` limits its rows, None shows all."""
     rows = list(_rows(load.deployments, expand=expand))
     shown = rows if most_rows is None else rows[: max(1, most_rows)]
     parts: list[RenderableType] = [_title(load)]
-    parts.append(_table(shown, width) if rows else Text("\nno LLMDeployment here", "dim"))
+    parts.append(_table(shown, width) if rows else Text("\nno LLMDeployments", "dim"))
     if len(shown) < len(rows):
-        more = f"… and {len(rows) - len(shown)} more rows; a higher screen, names or --once shows them"
+        more = f"… and {len(rows) - len(shown)} more rows; enlarge the terminal, name deployments, or use --once"
         parts.append(Text(more, "dim"))
     parts += [Text(note, "dim") for note in notes(load)]
     return Group(*parts)
 
 
 def _table(rows: Sequence[_Row], width: int) -> Table:
-    """Figures are never cut; names give way, at their beginning: the ends of pods' names tell them apart."""
+    """Return the table. Names are shortened at their start, because the ends of pod names differ; figures never are."""
     lines = [[row.state, *map(Text, _cells(row.figures))] for row in rows]
     heads = [max(map(len, name.split("\n"))) for name in _COLUMNS]
     widths = [max(head, *(line[i].cell_len for line in lines)) for i, head in enumerate(heads)]
-    space = 1 if width >= _ROOMY else 0  # beside the one that the box has
-    left = max(_LEAST_NAME, width - sum(widths) - (1 + space) * len(widths))
+    space = 1 if width >= _ROOMY else 0  # in addition to the box's own
+    left = max(_MIN_NAME, width - sum(widths) - (1 + space) * len(widths))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, space, 0, 0), pad_edge=False, show_edge=False, expand=False)
     table.add_column("Name", no_wrap=True, vertical="bottom")
     for name, fixed in zip(_COLUMNS, widths, strict=True):
@@ -75,7 +77,7 @@ def _shortened(name: str, width: int) -> str:
 
 
 def notes(load: FleetLoad) -> list[str]:
-    """Why something is not known: of each reason once, with who it concerns."""
+    """Return the reasons of unknown figures, each once with the replicas concerned."""
     silent: dict[str, list[str]] = {}
     for deployment in load.deployments:
         for replica in deployment.replicas:
@@ -83,7 +85,7 @@ def notes(load: FleetLoad) -> list[str]:
                 silent.setdefault(replica.silence, []).append(replica.name)
     lines = [f"{_names(names)}: {why}" for why, names in silent.items()]
     empty = [deployment.title for deployment in load.deployments if not deployment.replicas]
-    lines += [f"{_names(empty)}: there is no replica"] if empty else []
+    lines += [f"{_names(empty)}: no replicas"] if empty else []
     reasons: dict[str, set[str]] = {}
     for deployment in load.deployments:
         if deployment.answering:
@@ -108,7 +110,7 @@ _TITLES = {
 
 
 def _title(load: FleetLoad) -> Text:
-    span = f"rates over {load.seconds:.0f} s" if load.seconds else "first look, no rates yet"
+    span = f"rates over {load.seconds:.0f} s" if load.seconds else "first poll, no rates yet"
     text = Text.assemble((load.place, "bold"), (f"\nreplicas {load.how}; {span}", "dim"))
     return text if load.note is None else text.append(f"\n{load.note}", "bold yellow")
 

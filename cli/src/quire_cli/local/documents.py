@@ -1,4 +1,4 @@
-"""A YAML file as LLMDeployments, or every reason why it is none. The first thing each command does."""
+"""LLMDeployments from a YAML file, or every problem in it."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,32 +14,32 @@ _MAX_BYTES = 2**20
 
 
 class _Loader(yaml.SafeLoader):
-    """As the safe loader, but a key written twice is a mistake and not the last one's victory."""
+    """The safe loader, except that a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.MarkedYAMLError(problem=f'"{key.value}" is written twice', problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f'"{key.value}" is a duplicate key', problem_mark=key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep=deep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One LLMDeployment of a file, with the status that a file from ``kubectl get -o yaml`` has."""
+    """An LLMDeployment of a file, with its status if ``kubectl get -o yaml`` wrote the file."""
 
     spec: Spec
     status: Mapping[str, object]
 
 
 def read_deployments(file: Path) -> tuple[Spec, ...]:
-    """The LLMDeployments of a file, in their order; raises FileProblem or SpecProblem."""
+    """Return the LLMDeployments of a file in their order; raise FileProblem or SpecProblem."""
     return tuple(document.spec for document in read_documents(file))
 
 
 def read_documents(file: Path) -> tuple[Document, ...]:
-    """The same with their status."""
+    """Return the LLMDeployments of a file with their status; raise FileProblem or SpecProblem."""
     documents = _parse(file, _read(file))
     parsed = [Spec.parse(body) for body in documents]  # type: ignore[arg-type]
     problems = [
@@ -67,18 +67,18 @@ def _read(file: Path) -> str:
             data = opened.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         raise FileProblem(
-            f"{file} does not exist", hint="-f takes a YAML file with an LLMDeployment, such as examples/demo.yaml"
+            f"{file} does not exist", hint="-f expects a YAML file with an LLMDeployment, such as examples/demo.yaml"
         ) from None
     except IsADirectoryError:
-        raise FileProblem(f"{file} is a folder", hint="-f takes one YAML file") from None
+        raise FileProblem(f"{file} is a folder", hint="-f expects one YAML file") from None
     except OSError as error:
-        raise FileProblem(f"{file} can't be read: {error.strerror}") from error
+        raise FileProblem(f"{file} cannot be read: {error.strerror}") from error
     if len(data) > _MAX_BYTES:
-        raise FileProblem(f"{file} is no LLMDeployment: it has more than {_MAX_BYTES} bytes, and one is far smaller")
+        raise FileProblem(f"{file} is not an LLMDeployment: it has more than {_MAX_BYTES} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileProblem(f"{file} is not UTF-8 text: byte {error.start} is no character") from error
+        raise FileProblem(f"{file} is not UTF-8 text: invalid byte at position {error.start}") from error
 
 
 def _parse(file: Path, text: str) -> list[object]:
@@ -94,7 +94,7 @@ def _parse(file: Path, text: str) -> list[object]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileProblem(f"{file} is not YAML: {reason}") from error
     if not documents:
-        raise FileProblem(f"{file} holds no document", hint="an LLMDeployment is needed; see examples/demo.yaml")
+        raise FileProblem(f"{file} contains no document", hint="write an LLMDeployment; see examples/demo.yaml")
     return documents
 
 
@@ -105,11 +105,11 @@ def _prefix(index: int, invalid: Invalid, count: int) -> str:
 
 
 def _clashes(specs: Sequence[Spec]) -> list[str]:
-    """Names that two documents share."""
+    """Return the problems of names that several documents share."""
     names = Counter(spec.name for spec in specs)
     served = Counter(spec.model.served_name for spec in specs)
     return [f"metadata.name: {name} is the name of {count} documents" for name, count in names.items() if count > 1] + [
-        f"spec.model.servedName: {name} is served by {count} documents, and a request names but one"
+        f"spec.model.servedName: {name} is served by {count} documents, but a request names only one"
         for name, count in served.items()
         if count > 1 and names.get(name, 0) <= 1
     ]

@@ -1,4 +1,4 @@
-"""Small dealings with the machine that a local run needs: the installed commands, the port, the log, racing tasks."""
+"""Helpers of a local run: the installed commands, the port, the log, racing tasks."""
 
 import asyncio
 import errno
@@ -19,42 +19,42 @@ from quire_common.contract.gateway import GATEWAY_COMMAND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """How the two kinds of processes are called."""
+    """The commands that start engines and the gateway."""
 
     engine: tuple[str, ...]
     gateway: tuple[str, ...]
 
 
 def installed_commands() -> Commands:
-    """Those installed beside this Python, else those on PATH; raises StartProblem."""
+    """Return the commands next to this Python, else those on PATH; raise StartProblem."""
     return Commands(engine=(installed(ENGINE_COMMAND),), gateway=(installed(GATEWAY_COMMAND),))
 
 
 def installed(name: str) -> str:
     """Return the path of a command, which is next to this Python or on PATH. Raises StartProblem."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
+    own = Path(sys.executable).with_name(name)
+    found = str(own) if own.exists() else shutil.which(name)
     if found is None:
         distribution = "quire-engine" if name == FETCH_COMMAND else name
-        hint = f"install it beside quire: pip install {distribution} (or make setup, in a clone of the repository)"
+        hint = f"install it next to quire: pip install {distribution} (or make setup, in a clone of the repository)"
         raise StartProblem(f"the command {name} is not installed", hint=hint)
     return found
 
 
 def check_port(port: int) -> None:
-    """Raise AddressProblem unless somebody could listen on it."""
+    """Raise AddressProblem if the port cannot be listened on."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
-            reasons = {errno.EADDRINUSE: "is in use", errno.EACCES: "needs more rights than you have"}
-            reason = reasons.get(error.errno or 0, f"can't be listened on: {error.strerror}")
-            raise AddressProblem(f"port {port} {reason}", hint=f"choose another: --port {free_port()}") from None
+            reasons = {errno.EADDRINUSE: "is in use", errno.EACCES: "requires more permissions than you have"}
+            reason = reasons.get(error.errno or 0, f"cannot be listened on: {error.strerror}")
+            raise AddressProblem(f"port {port} {reason}", hint=f"use another port: --port {free_port()}") from None
 
 
 class _Log(logging.FileHandler):
-    """Says less on a full disk, and nothing about that on the terminal."""
+    """A log file that drops lines on a full disk, without a message on the terminal."""
 
     def handleError(self, record: logging.LogRecord) -> None: ...
 
@@ -65,7 +65,7 @@ class _Log(logging.FileHandler):
 
 @contextmanager
 def logging_to(file: Path) -> Iterator[None]:
-    """The log of this process goes to a file: the terminal belongs to the table."""
+    """Log this process to a file, because the terminal shows the table."""
     handler = _Log(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("quire_cli", "quire_operator", "quire_common")]
@@ -83,7 +83,7 @@ def logging_to(file: Path) -> Iterator[None]:
 
 
 async def race(*runners: Awaitable[object]) -> None:
-    """Until the first has finished; the others are cancelled, and an error of any is raised."""
+    """Wait until one finishes, cancel the others, and raise an error of any."""
     tasks = [asyncio.ensure_future(runner) for runner in runners]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What this machine may give: CPUs and memory within the container's limits, GPUs, and which arithmetic is fast."""
+"""The resources of this machine: CPUs and memory within the container's limits, GPUs, and fast data types."""
 
 import json
 import math

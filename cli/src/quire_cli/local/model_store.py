@@ -14,7 +14,7 @@ from typing import Any
 
 from quire_cli.errors import ModelProblem
 from quire_cli.local.host import installed
-from quire_cli.local.process import start_tethered
+from quire_cli.local.process import start_watched
 from quire_common.contract.engine import FETCH_COMMAND
 from quire_common.model_source import (
     ClaimSource,
@@ -47,10 +47,10 @@ def cache_home(environ: Mapping[str, str]) -> Path:
 
 
 class ModelStore:
-    """Resolves the sources of one YAML file; ``beside`` is the folder that relative ones start from."""
+    """The models of one YAML file; relative sources start from ``base``."""
 
-    def __init__(self, *, beside: Path, cache: Path, environ: Mapping[str, str] = os.environ) -> None:
-        self._beside, self._cache, self._environ = beside, cache, environ
+    def __init__(self, *, base: Path, cache: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self._base, self._cache, self._environ = base, cache, environ
 
     async def fetch(self, source: Source, *, progress: Progress, say: Say = lambda line: None) -> Path:
         """Return the folder with the model, downloaded if necessary. A cancelled download is resumed by the next call.
@@ -60,7 +60,7 @@ class ModelStore:
         if not isinstance(source, RemoteSource):
             return self._folder(source)
         # A session of its own: a Ctrl-C on the terminal is for this process, which ends the other.
-        process = await start_tethered(
+        process = await start_watched(
             [installed(FETCH_COMMAND), str(source), "--cache", str(self._cache)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -123,16 +123,16 @@ class ModelStore:
     def _folder(self, source: FileSource | ClaimSource) -> Path:
         if isinstance(source, ClaimSource):
             raise ModelProblem(
-                f"{source} is a volume of a cluster, and this is none",
+                f"{source} is a volume of a cluster, and this machine is not a cluster",
                 hint="use hf://, s3://, oci:// or file:// here; kubectl apply the file to a cluster",
             )
-        folder = self._beside / source.path if source.relative else Path(source.path)
+        folder = self._base / source.path if source.relative else Path(source.path)
         if not folder.is_dir():
             kind = "is a file, not a folder" if folder.exists() else "does not exist"
-            beside = f" (relative to {self._beside})" if source.relative else ""
+            where = f" (relative to {self._base})" if source.relative else ""
             raise ModelProblem(
                 f"the model folder {folder.resolve()} {kind}",
-                details=[f"spec.model.source: {source}{beside}"],
+                details=[f"spec.model.source: {source}{where}"],
                 hint="it must hold config.json, a tokenizer and safetensors weights",
             )
         return folder.resolve()
@@ -159,7 +159,7 @@ def _broken(source: Source, code: int | None, errors: str) -> ModelProblem:
 
 
 def folder_facts(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
-    """What the model in a folder is."""
+    """Return the facts about the model in a folder."""
     path = folder / "config.json"
     try:
         body = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""``quire plan``: what a model needs of memory and what fits where, from its configuration alone."""
+"""``quire plan``: the memory that a model needs and where it fits, from its configuration alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ from quire_operator.domain.resource import KVCacheShare, Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Somewhere one replica might run."""
+    """A place where one replica could run."""
 
     label: str
     memory_bytes: int
     on_gpu: bool
     divided: bool = False
-    """It is one replica's part of a memory that all of them share."""
+    """True if it is one replica's share of a memory that all replicas use."""
     cpu: str | None = None
-    """What works of the machine's CPU, where that is known."""
+    """The instructions of the machine's CPU that work, if they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Whether it fits in one place."""
+    """The result for one place."""
 
     place: Place
     needs: Footprint
@@ -51,20 +51,20 @@ class Answer:
 def places(
     spec: Spec, specs: Sequence[Spec], *, gpu: str | None, memory_bytes: int | None, machine: Machine
 ) -> list[Place]:
-    """Those asked for; else those the spec speaks of: GPUs, the pod's memory limit, its share of this machine.
+    """Return the requested place, else those of the spec: GPUs, the pod's memory limit, its share of this machine.
 
-    ``specs`` are all of its file: ``quire up`` divides the machine among their replicas.
+    ``specs`` are all of the file, because ``quire up`` divides the machine among their replicas.
     """
     if gpu is not None:
         found = find_gpu(gpu)
         if found is None:
             known = ", ".join(each.name for each in GPUS)
             raise CapacityProblem(
-                f'no single GPU is known as "{gpu}"', details=[f"known: {known}"], hint="or give its --memory"
+                f'"{gpu}" does not name one known GPU', details=[f"known: {known}"], hint="or set --memory"
             )
         if spec.engine.weights_in_int8:
             raise CapacityProblem(
-                "--quantization int8 is for CPUs", hint="leave it out of spec.engine.extraArgs, or leave out --gpu"
+                "--quantization int8 is for CPUs", hint="remove it from spec.engine.extraArgs, or do not use --gpu"
             )
         return [Place(label=found.name, memory_bytes=found.memory_bytes, on_gpu=True)]
     on_gpu = spec.resources.gpus > 0
@@ -84,6 +84,7 @@ def places(
 
 
 def answers(spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: Machine) -> list[Answer]:
+    """Return the result for each place."""
     found: list[Answer] = []
     for place in where:
         needs, limits = measure(spec, facts, on_gpu=place.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16)
@@ -93,15 +94,15 @@ def answers(spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: M
 
 
 def render(spec: Spec, facts: ModelFacts, found: Sequence[Answer]) -> RenderableType:
-    """What it needs, what fits where, and what would make it fit."""
+    """Return the tables: what the model needs, where it fits, and what would make it fit."""
     return Group(_needs(spec, facts, found[0]), Text(), _fits(spec, found), *_advice(spec, found))
 
 
 def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
     config, needs, limits = facts.config, answer.needs, answer.limits
-    tables = f"in int8, and the table of embeddings in {needs.dtype}"
+    tables = f"in int8, with embeddings in {needs.dtype}"
     held = tables if needs.weights_in_int8 else f"× {DTYPE_BYTES[needs.dtype]} bytes"
-    counted = "counted in its weights" if facts.counted else "worked out from its configuration"
+    counted = "counted in the weights" if facts.counted else "computed from the configuration"
     experts = f", {config.experts} experts" if config.experts > 1 else ""
     one = sequence_bytes(needs.kv_groups, limits)
     swap = spec.engine.swap_space_bytes
@@ -138,7 +139,7 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
 def _fits(spec: Spec, found: Sequence[Answer]) -> Table:
     table = Table(expand=False)
     table.add_column("One replica in", no_wrap=True)
-    for name in ("Memory", "KV cache", "Tokens"):
+    for name in ("ReconcileState", "KV cache", "Tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column(f"Sequences of {found[0].limits.sequence_tokens:,}", justify="right")
     table.add_column("")
@@ -163,12 +164,12 @@ def _advice(spec: Spec, found: Sequence[Answer]) -> list[Text]:
     if isinstance(share, KVCacheShare):
         lines.append(
             Text(
-                f"A replica may fill {share.memory_percent} % of the memory (spec.engine.kvCache.memoryPercent).", "dim"
+                f"A replica may use {share.memory_percent} % of the memory (spec.engine.kvCache.memoryPercent).", "dim"
             )
         )
     lines += [Text(f"CPU of this machine: {answer.place.cpu}.", "dim") for answer in found if answer.place.cpu]
     if len(small) == len(found):
-        lines.append(Text(f"It does not fit. What would help: {'; '.join(_remedies(spec, small[-1]))}.", "bold"))
+        lines.append(Text(f"It does not fit. Possible remedies: {'; '.join(_remedies(spec, small[-1]))}.", "bold"))
     return lines
 
 
@@ -180,7 +181,7 @@ def _remedies(spec: Spec, answer: Answer) -> list[str]:
     if place.on_gpu and larger:
         advice.append(f"use a GPU such as {larger[0]}")
     if place.on_gpu and needs.dtype == "float32":
-        advice.append("set spec.engine.dtype to BFloat16, which halves weights and cache")
+        advice.append("set spec.engine.dtype to BFloat16, which halves weights and KV cache")
     return advice
 
 

@@ -1,6 +1,6 @@
-"""One local process that must not outlive us: started on a tether, in a session of its own, logging to a file.
+"""A local process that must not outlive this one: it has a parent-death watcher, its own session and a log file.
 
-Under ``local_supervision``, which decides when to start and stop it. Knows nothing of engines.
+Under ``supervision``, which decides when to start and stop it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire_cli.local import tether
+from quire_cli.local import parent_watcher
 
 _HAS_PROC = Path("/proc/self/stat").exists()
 _TAIL_BYTES = 8192
@@ -25,60 +25,60 @@ _STAT_START_TIME = 19
 """Fields of /proc/PID/stat, counted from the one after the command's closing bracket."""
 
 
-_TETHER = "kernel" if sys.platform == "linux" else "pipe"
+_WATCH_BY = "kernel" if sys.platform == "linux" else "pipe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """Tells a process from a later one with the same number."""
+    """The identity of a process, which a later process with the same number does not share."""
 
     pid: int
     started: str
-    """Start time as the system tells it, of this boot."""
+    """The start time that the system reports, within this boot."""
 
 
-async def start_tethered(command: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
+async def start_watched(command: Sequence[str], **options: Any) -> asyncio.subprocess.Process:
     """Start ``command`` in a session of its own, so that it ends when this process does."""
-    # -I -S: neither site-packages nor the user's environment are of use to the tether, and it starts in 10 ms.
-    tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), _TETHER, *command]
-    stdin = subprocess.PIPE if _TETHER == "pipe" else subprocess.DEVNULL
-    return await asyncio.create_subprocess_exec(*tied, stdin=stdin, start_new_session=True, **options)
+    # -I -S: the watcher needs neither site-packages nor the user's environment, and starts in 10 ms without them.
+    watched = [sys.executable, "-I", "-S", parent_watcher.__file__, str(os.getpid()), _WATCH_BY, *command]
+    stdin = subprocess.PIPE if _WATCH_BY == "pipe" else subprocess.DEVNULL
+    return await asyncio.create_subprocess_exec(*watched, stdin=stdin, start_new_session=True, **options)
 
 
-class TetheredProcess:
-    """A running command. It leads a session, so that what it starts itself can be found and ended with it."""
+class WatchedProcess:
+    """A running command. It leads a session, so that the processes it starts can be found and ended with it."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
 
     @classmethod
-    async def start(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "TetheredProcess":
-        """Start ``command`` with its output appended to ``log``, and ``environment`` added to ours."""
+    async def start(cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> "WatchedProcess":
+        """Start ``command``, append its output to ``log``, and add ``environment`` to this process's own."""
         with log.open("ab") as output:
-            process = await start_tethered(
+            process = await start_watched(
                 command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
             )
         return cls(process)
 
     @property
     def identity(self) -> ProcessIdentity | None:
-        """None once it has ended."""
+        """The identity; None once it has ended."""
         return identify(self.pid)
 
     async def wait(self) -> int:
-        """Its exit code, once it and what it started have ended; a signal's number below zero."""
+        """Return the exit code once it has ended, negative for a signal; kill the rest of its session."""
         code = await self._process.wait()
         self._signal_session(signal.SIGKILL)
         return code
 
-    def close_tether(self) -> None:
-        """What our own end would do to it, where the tether is a pipe."""
+    def close_pipe(self) -> None:
+        """Close the watcher's pipe, as the end of this process would."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def terminate(self) -> None:
-        """Ask the command itself to end; what it started is its own affair."""
+        """Ask the command to end; it handles the processes that it started."""
         with suppress(ProcessLookupError):
             self._process.terminate()
 
@@ -91,7 +91,7 @@ class TetheredProcess:
 
 
 def log_tail(log: Path, *, lines: int, since: int = 0) -> list[str]:
-    """The last lines that say something, of those written after the first ``since`` bytes."""
+    """Return the last lines that are not blank, after the first ``since`` bytes."""
     try:
         with log.open("rb") as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -102,7 +102,7 @@ def log_tail(log: Path, *, lines: int, since: int = 0) -> list[str]:
 
 
 def identify(pid: int) -> ProcessIdentity | None:
-    """Who has this number now; None if nobody does."""
+    """Return the process that has this number now, or None."""
     if _HAS_PROC:
         stat = _stat(pid)
         return None if stat is None else ProcessIdentity(pid=pid, started=stat[_STAT_START_TIME])
@@ -112,15 +112,15 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def own_identity() -> ProcessIdentity:
-    """Of this process."""
+    """Return the identity of this process."""
     return identify(os.getpid()) or ProcessIdentity(pid=os.getpid(), started="")
 
 
 def session_members(leader: ProcessIdentity) -> list[ProcessIdentity]:
-    """Live processes of the session that ``leader`` led, whether it lives or not. Empty where /proc is not Linux's.
+    """Return the live processes of the session that ``leader`` led. Empty on systems other than Linux.
 
-    The number of a session is not given to another process while it has members; so members are ours unless the
-    number has a new owner with another start time.
+    The number of a session is not reused while it has members. So the members are ours unless the number has a new
+    owner with another start time.
     """
     now = identify(leader.pid)
     if now is not None and now != leader:
@@ -137,7 +137,7 @@ def session_members(leader: ProcessIdentity) -> list[ProcessIdentity]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the command, which may hold anything; None for the dead and for zombies."""
+    """Return the fields of /proc/PID/stat after the command, which may contain anything; None for dead processes."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
-"""A cluster made of local processes: a replica is an engine on a free loopback port, in front of them one gateway.
+"""A cluster of local processes: each replica is an engine on a free loopback port, with one gateway in front.
 
-Implements ``ports.ScaleTarget``'s scaling for local mode. Which replicas the gateway may use and Prometheus scrape,
-is told to them through files, written whole at each change. Knows nothing of YAML, terminals or when to scale.
+It implements the scaling of ``ports.ScaleTarget`` for local mode. Gateway and Prometheus read the replicas from files,
+which are written as a whole at each change.
 """
 
 import asyncio
@@ -34,19 +34,19 @@ _WRITE_AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDeployment:
-    """One LLMDeployment as processes."""
+    """An LLMDeployment that runs as processes."""
 
     name: str
     served_name: str
     command: Callable[[int], Sequence[str]]
-    """An engine's command line for a port."""
+    """The command line of an engine for a port."""
     kill_grace_seconds: float
     gpus: int = 0
-    """GPUs of this machine, of which each replica takes one; 0 runs on the CPU."""
+    """GPUs of this machine, of which each replica uses one; 0 means the CPU."""
 
 
 class LocalCluster:
-    """Holds the processes. ``changed`` is called after each change of any phase."""
+    """The processes. ``changed`` is called after each change of a phase."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class LocalCluster:
         return None if self._gateway is None else self._gateway.status
 
     def statuses(self, name: str) -> tuple[Status, ...]:
-        """The replicas of a deployment, in order of their numbers."""
+        """Return the replicas of a deployment, ordered by number."""
         return tuple(kept.status for _, kept in sorted(self._replicas[name].items()))
 
     def addresses(self, name: str) -> tuple[ReplicaAddress, ...]:
-        """The same, as the autoscaler wants them."""
+        """Return the replicas of a deployment as the autoscaler needs them."""
         return tuple(
             ReplicaAddress(
                 name=status.name,
@@ -94,21 +94,21 @@ class LocalCluster:
         )
 
     def target(self, name: str) -> int:
-        """Replicas that are asked for: those that are not on their way out."""
+        """Return the number of requested replicas, without those that are ending."""
         return len(self._staying(name))
 
     def start_gateway(self, launch: Launch) -> None:
         self._gateway = self._keep(launch)
 
     def add(self, deployment: LocalDeployment, *, replicas: int) -> None:
-        """Start a deployment; with no replica, the gateway at least knows its name."""
+        """Start a deployment; even without replicas the gateway knows its name."""
         self._deployments[deployment.name] = deployment
         self._replicas[deployment.name] = {}
         self._publish()
         self.scale(deployment.name, replicas=replicas)
 
     def scale(self, name: str, *, replicas: int, victims: Sequence[str] = ()) -> None:
-        """Start what is missing; drain what is too much: the victims, then the unready, then the youngest."""
+        """Start missing replicas, or drain surplus ones: the victims first, then the unready, then the youngest."""
         staying = self._staying(name)
         for number in self._free_numbers(name, max(0, replicas - len(staying))):
             self._replicas[name][number] = self._keep(self._launch(self._deployments[name], number))
@@ -122,11 +122,11 @@ class LocalCluster:
             self._note(staying[number])
 
     async def until_broken(self) -> None:
-        """Never returns; raises what went wrong in the keeping itself, which is our bug."""
+        """Wait forever; raise an error of the supervision itself, which is a bug."""
         await asyncio.shield(self._broken)
 
     async def stop(self) -> None:
-        """Drain all together: the gateway refuses what is new and passes on what streams, until the engines end."""
+        """Drain all processes together: the gateway rejects new requests and forwards streams until the engines end."""
         for kept in list(self._tasks):
             kept.stop()
         await self._ended(list(self._tasks))
@@ -192,14 +192,14 @@ class LocalCluster:
         self._told(kept.status)
 
     def _publish(self) -> None:
-        """What serves goes on where it can't be written, as on a full disk; it is tried again until it can."""
+        """Write a file, and retry until it works: on a full disk the replicas continue to serve."""
         if self._write_again is not None:
             return
         try:
             self.write_endpoints()
         except OSError as error:
             self._troubled(
-                f"{self._endpoints_file} can't be written: {error.strerror}; "
+                f"{self._endpoints_file} cannot be written: {error.strerror}; "
                 "until it can, the gateway does not hear of replicas that come or go"
             )
             self._publish_later()
@@ -214,7 +214,7 @@ class LocalCluster:
             self._publish_later()
             return
         self._write_again = None
-        self._troubled(f"{self._endpoints_file} is written again")
+        self._troubled(f"{self._endpoints_file} can be written again")
 
     async def _ended(self, processes: Sequence[KeptProcess]) -> None:
         tasks = [self._tasks[kept] for kept in processes if kept in self._tasks]
@@ -236,7 +236,7 @@ def _endpoint(status: Status) -> Endpoint | None:
 
 
 def _target(deployment: str, status: Status) -> dict[str, object] | None:
-    """As Prometheus's file-based service discovery has it; None while the replica has no address."""
+    """Return the replica as a target of Prometheus's file-based discovery; None while it has no address."""
     if status.url is None:
         return None
     labels = {"llmdeployment": deployment, "replica": status.name}
@@ -244,7 +244,7 @@ def _target(deployment: str, status: Status) -> dict[str, object] | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Whoever reads ``path`` sees the text before or the text after."""
+    """Write a file so that readers see either the old or the new text."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     os.replace(fresh, path)

@@ -1,4 +1,4 @@
-"""A local run as its state file has it: written by ``local.snapshot``, read by ``quire explain`` and ``quire top``.
+"""The state file of a local run, which ``local.snapshot`` writes and ``quire explain`` and ``quire top`` read.
 
 Pure. Read leniently: what another version wrote counts as absent, and what it added is passed over.
 """
@@ -12,7 +12,7 @@ from quire_operator.domain.autoscaling.ticks import Log
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells a process from a later one with the same number, within one boot."""
+    """The identity of a process within one boot, which a later process with the same number does not share."""
 
     name: str
     pid: int
@@ -25,7 +25,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     restarts: int = 0
     reason: str | None = None
-    """Why it ended last."""
+    """The reason why it last ended."""
 
 
 class ServedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -33,10 +33,10 @@ class ServedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     served_name: str
     replicas: int
-    """Asked for."""
+    """The requested number of replicas."""
     ready_replicas: int
     autoscaling: Rules | None = None
-    """None: the number is fixed."""
+    """None: the number of replicas is fixed."""
     replica_states: tuple[ReplicaState, ...] = ()
     decisions: Log = ()
 
@@ -44,22 +44,22 @@ class ServedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started: float
-    """Unix seconds."""
+    """In Unix seconds."""
     time: float
-    """When it was written."""
+    """The time at which it was written."""
     ended: float | None = None
-    """When everything it had started had ended; None while it lives, and where it was killed."""
+    """The time at which all processes had ended; None while the run lives, or if it was killed."""
     file: str
     address: str
     owner: ProcessRecord | None = None
-    """The quire command itself."""
+    """The process of the quire command."""
     deployments: dict[str, ServedState] = {}
     processes: tuple[ProcessRecord, ...] = ()
     boot: str = ""
 
 
 def read_run(state: Mapping[str, object]) -> RunState | None:
-    """None where it is empty, or of another version."""
+    """Return the state, or None if it is empty or of another version."""
     try:
         return msgspec.convert(state, RunState)
     except msgspec.ValidationError:

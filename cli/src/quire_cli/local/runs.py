@@ -1,4 +1,4 @@
-"""The runs of ``quire up`` on this machine, as those who only look find them: newest first, dead or alive."""
+"""The runs of ``quire up`` on this machine, live or ended, newest first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class Run:
     folder: Path
     state: RunState
     is_live: bool
-    """Whether the very process that wrote the state is there."""
+    """True if the process that wrote the state lives."""
 
 
 def runs(environ: Mapping[str, str]) -> list[Run]:
-    """All that left a state, live ones first, then by when they last said something."""
+    """Return all runs with a state: live ones first, then by the time of their last update."""
     home = state_home(environ)
     folders = sorted(home.iterdir()) if home.is_dir() else []
     found = [run for folder in folders if (run := read(folder)) is not None]
@@ -26,12 +26,12 @@ def runs(environ: Mapping[str, str]) -> list[Run]:
 
 
 def run_of(where: Path, environ: Mapping[str, str]) -> Run | None:
-    """The run of a YAML file, or of a run's folder."""
+    """Return the run of a YAML file, or of a run's folder."""
     return read(where) if where.is_dir() else read(run_folder(state_home(environ), where))
 
 
 def read(folder: Path) -> Run | None:
-    """None where no run has left a state that can be read."""
+    """Return the run in a folder, or None if there is no readable state."""
     state = read_run(read_state(folder))
     return None if state is None else Run(folder=folder, state=state, is_live=_is_live(state))
 

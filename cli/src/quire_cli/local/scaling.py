@@ -1,4 +1,4 @@
-"""The autoscaler at work on local processes: its ticks, what it is told, what it may do."""
+"""The autoscaler of local processes: its evaluations, inputs and effects."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ from quire_operator.scaling.autoscale import Autoscaler, Subject
 from quire_operator.scaling.loop import keep_scaling
 
 _LOG_LIMIT = 60
-"""Stretches of like decisions that are told of."""
+"""The number of stretches of equal decisions that are kept."""
 
 
 class LocalScaling:
-    """Implements ``ports.ScaleTarget`` and ``scaling_loop.Fleet``, and runs the loop."""
+    """The scaling loop of local mode, which implements ``ports.ScaleTarget`` and ``scaling.loop.Fleet``."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LocalScaling:
         self.decisions: dict[str, Log] = {}
 
     async def run(self) -> None:
-        """Tick for ever."""
+        """Evaluate forever."""
         if self._policies:
             await keep_scaling(self._autoscaler, self, tick_seconds=self._tick_seconds)
         await asyncio.Event().wait()
@@ -70,7 +70,7 @@ class LocalScaling:
             self._decided(spec, tick)
 
     async def persist(self, key: str, record: ScalingRecord) -> None:
-        """Nothing: processes do not outlive their run, so no later one could go on from it. ``decisions`` tells."""
+        """Do nothing: processes do not outlive their run, so no later run needs the record."""
 
     async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
         self._cluster.scale(key, replicas=replicas, victims=victims)

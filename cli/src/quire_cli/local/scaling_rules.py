@@ -1,4 +1,4 @@
-"""``spec.autoscaling`` as people read it beside a decision: bounds, windows and step limits. Pure."""
+"""``spec.autoscaling`` as text next to a decision: bounds, windows and step limits. Pure."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""How a local run stands at one moment: what the table shows, the log tells and the state file keeps. Pure values."""
+"""The state of a local run at one moment, for the table, the log and the state file. Pure values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from quire_operator.domain.autoscaling.ticks import Log, Tick
 from quire_operator.domain.resource import Spec
 
 RATE_SECONDS = 4.0
-"""Tokens per second are averaged over so long."""
+"""The period over which tokens per second are averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class DeploymentView:
     target: int
     replicas: tuple[ReplicaView, ...]
     decisions: Log = ()
-    """Empty before the first tick, and where the number of replicas is fixed."""
+    """Empty before the first evaluation, and if the number of replicas is fixed."""
 
     @property
     def decision(self) -> Tick | None:
-        """What the autoscaler said at its last tick."""
+        """The autoscaler's last evaluation."""
         return self.decisions[-1].last if self.decisions else None
 
     @property
@@ -62,12 +62,12 @@ class Snapshot:
 
 @dataclass(slots=True)
 class TokenRates:
-    """Remembers the counters of the last seconds, to turn them into rates."""
+    """The counters of the last seconds, from which rates are computed."""
 
     _seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def update(self, samples: Mapping[str, ReplicaSample]) -> dict[str, float]:
-        """Tokens per second by replica, generated ones; a counter that fell (a restart) starts anew."""
+        """Return generated tokens per second by replica; a counter that fell (a restart) starts again."""
         self._seen = {name: seen for name, seen in self._seen.items() if name in samples}
         rates: dict[str, float] = {}
         for name, sample in samples.items():
@@ -92,7 +92,7 @@ def replica_views(
 
 
 def as_state(snapshot: Snapshot, *, owner: ProcessIdentity, ended: float | None = None) -> dict[str, object]:
-    """The snapshot as the state file has it, for ``quire explain``, ``quire top`` and people."""
+    """Return the snapshot in the form of the state file."""
     identities = ((status.name, status.identity) for status in statuses(snapshot))
     state = RunState(
         pid=owner.pid,
@@ -111,7 +111,7 @@ def as_state(snapshot: Snapshot, *, owner: ProcessIdentity, ended: float | None 
 
 
 def statuses(snapshot: Snapshot) -> list[Status]:
-    """Of all processes, the gateway's too."""
+    """Return the records of all processes, including the gateway."""
     replicas = [replica.status for view in snapshot.deployments for replica in view.replicas]
     return replicas if snapshot.gateway is None else [snapshot.gateway, *replicas]
 

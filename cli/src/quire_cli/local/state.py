@@ -1,7 +1,7 @@
-"""What ``quire up`` leaves on disk: one folder per YAML file, with the lock, the state, the endpoints and the logs.
+"""The files of ``quire up``: one folder per YAML file, with the lock, the state, the endpoints and the logs.
 
-The state (``domain.run_state``) is for ``quire explain``, ``quire top`` and for the next run, which ends what this one
-could not. A process is ended only if it is the very one that was written down: number, start time and boot.
+The state (``run_state``) is for ``quire explain``, ``quire top`` and the next run, which ends the processes that this
+run could not. A process is ended only if its number, start time and boot are those in the state.
 """
 
 import fcntl
@@ -26,20 +26,20 @@ _log = logging.getLogger(__name__)
 
 
 def state_home(environ: Mapping[str, str]) -> Path:
-    """Where all runs keep their folders (XDG Base Directory Specification)."""
+    """Return the folder of all runs (XDG Base Directory Specification)."""
     base = environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "quire"
 
 
 def run_folder(home: Path, file: Path) -> Path:
-    """The folder of one YAML file: legible, and the same on each run."""
+    """Return the folder of one YAML file: readable, and the same for each run."""
     resolved = str(file.resolve())
     stem = re.sub(r"[^A-Za-z0-9.-]", "-", file.stem)[:40]
     return home / f"{stem}-{hashlib.sha256(resolved.encode()).hexdigest()[:8]}"
 
 
 class RunFolder:
-    """Held by one ``quire up`` at a time."""
+    """A folder that one ``quire up`` locks at a time."""
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path, self._lock = path, lock
@@ -49,7 +49,7 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: Path, *, file: Path) -> "RunFolder":
-        """Take the folder and end what an earlier run left; raises AlreadyRunning or FileProblem.
+        """Lock the folder and end what an earlier run left; raise AlreadyRunning or FileProblem.
 
         The lock is the kernel's, so a killed run holds none.
         """
@@ -65,7 +65,7 @@ class RunFolder:
             lock.close()
             where = f" at {state['address']}" if "address" in state else ""
             raise AlreadyRunning(
-                f"{file} is up already{where} (process {state.get('pid', 'unknown')})",
+                f"{file} is already running{where} (process {state.get('pid', 'unknown')})",
                 hint="stop it with Ctrl-C there, or start another file",
             ) from None
         folder = cls(path, lock)
@@ -76,7 +76,7 @@ class RunFolder:
         return folder
 
     def _check_space(self) -> None:
-        """Raise FileProblem where files can be made but hold nothing: before anything is started, not after."""
+        """Raise FileProblem if files can be created but not filled, before anything is started."""
         try:
             write_atomically(self.endpoints, json.dumps({"models": []}))
         except OSError as error:
@@ -84,11 +84,11 @@ class RunFolder:
             raise _unwritable(self.path, error) from error
 
     def write(self, state: Mapping[str, object]) -> None:
-        """For others to read. Serving goes on where it can't be written, as on a full disk."""
+        """Write the state. On a full disk the run continues to serve without it."""
         try:
             write_atomically(self.path / _STATE, json.dumps({**state, "boot": boot_id()}, indent=1))
         except OSError as error:
-            _log.warning("%s can't be written: %s", self.path / _STATE, error.strerror)
+            _log.warning("%s cannot be written: %s", self.path / _STATE, error.strerror)
 
     def release(self) -> None:
         self.endpoints.unlink(missing_ok=True)
@@ -98,13 +98,13 @@ class RunFolder:
 
 def _unwritable(path: Path, error: OSError) -> FileProblem:
     return FileProblem(
-        f"{path}, for logs and state, can't be written: {error.strerror}",
+        f"{path}, for logs and state, cannot be written: {error.strerror}",
         hint="let XDG_STATE_HOME name a folder that you can write to",
     )
 
 
 def read_state(path: Path) -> dict[str, object]:
-    """The state a run wrote last; empty where there is none, or none that can be read."""
+    """Return the state that a run last wrote; empty if there is no readable state."""
     try:
         state = json.loads((path / _STATE).read_text())
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def read_state(path: Path) -> dict[str, object]:
 
 
 def end_leftovers(state: Mapping[str, object]) -> list[str]:
-    """Kill the processes of a run that was killed itself; their names."""
+    """Kill the processes of a run that was killed itself; return their names."""
     records = state.get("processes")
     if state.get("boot") != boot_id() or not isinstance(records, list):
         return []
@@ -127,7 +127,7 @@ def end_leftovers(state: Mapping[str, object]) -> list[str]:
 
 
 def _end(leader: ProcessIdentity) -> bool:
-    """Kill this very process and the members of its session."""
+    """Kill this process and the members of its session."""
     found = session_members(leader)
     if identify(leader.pid) == leader and leader not in found:
         found.append(leader)
@@ -139,7 +139,7 @@ def _end(leader: ProcessIdentity) -> bool:
 
 
 def boot_id() -> str:
-    """Start times count from the boot, so they tell processes apart only within one."""
+    """Return the id of this boot: start times are unique only within one boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,6 +1,6 @@
-"""Keeps one local process alive: starts it, asks whether it is ready, restarts it when it ends, drains it when told.
+"""Keeps one local process alive: start it, probe its readiness, restart it when it ends, drain it on request.
 
-Between ``processes`` (which ones there shall be) and ``local_process`` (one of them). Each change of phase is told to
+Between ``replicas`` (the desired processes) and ``process`` (one of them). Each change of phase is reported to
 ``changed``.
 """
 
@@ -16,40 +16,42 @@ from pathlib import Path
 
 import aiohttp
 
-from quire_cli.local.process import ProcessIdentity, TetheredProcess, log_tail
+from quire_cli.local.process import ProcessIdentity, WatchedProcess, log_tail
 
 LOOPBACK = "127.0.0.1"
 
 
 class Phase(StrEnum):
+    """The phase of a supervised process."""
+
     PENDING = "Pending"
     LOADING = "Loading"
     READY = "Ready"
     DRAINING = "Draining"
     FAILED = "Failed"
-    """It ended by itself, and waits to be started again."""
+    """It ended by itself and waits for its restart."""
     ENDED = "Ended"
-    """For good, as it was told to."""
+    """It ended on request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often and how long; tests hurry."""
+    """The timing of supervision; tests use shorter times."""
 
     first_backoff_seconds: float = 1.0
     longest_backoff_seconds: float = 60.0
     forgive_after_seconds: float = 60.0
-    """Ready for so long, a process starts again with the first backoff."""
+    """The time after which a ready process is restarted with the first backoff again."""
     poll_loading_seconds: float = 0.1
     poll_ready_seconds: float = 1.0
     probe_timeout_seconds: float = 2.0
     deregister_seconds: float = 0.3
-    """Between leaving the gateway's list and SIGTERM."""
+    """The time between the removal from the endpoints file and SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start a process, each time anew."""
+    """The command and environment of a process."""
 
     name: str
     command: Callable[[int], Sequence[str]]
@@ -58,37 +60,37 @@ class Launch:
     log: Path
     kill_grace_seconds: float
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Beside this process's own."""
+    """Variables in addition to this process's own."""
     port: int | None = None
-    """None takes a free one each time."""
+    """None: a free port at each start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How a kept process is now."""
+    """The state of a supervised process."""
 
     name: str
     phase: Phase
     url: str | None
-    """Where it listens; None while it doesn't run."""
+    """Its address; None while it does not run."""
     stopping: bool
     identity: ProcessIdentity | None
     restarts: int
     reason: str | None
-    """Why it ended the last time."""
+    """The reason why it last ended."""
     exit_code: int | None
     ever_ready: bool
     log: Path
     log_start: int
-    """How many bytes of it are from earlier starts."""
+    """The bytes of the log that earlier starts wrote."""
 
-    def last_words(self, lines: int) -> list[str]:
-        """What it logged last, since it was started last."""
+    def last_lines(self, lines: int) -> list[str]:
+        """Return its last log lines since its last start."""
         return log_tail(self.log, lines=lines, since=self.log_start)
 
 
 class KeptProcess:
-    """One process and its life. ``run`` is its task; ``stop`` lets it drain, ``kill`` does not."""
+    """A supervised process. ``run`` is its task; ``stop`` drains it, ``kill`` does not."""
 
     def __init__(
         self, launch: Launch, *, http: aiohttp.ClientSession, pace: Pace, changed: Callable[["KeptProcess"], None]
@@ -96,7 +98,7 @@ class KeptProcess:
         self.launch, self._http, self._pace, self._changed = launch, http, pace, changed
         self.phase = Phase.PENDING
         self._url: str | None = None
-        self._process: TetheredProcess | None = None
+        self._process: WatchedProcess | None = None
         self._identity: ProcessIdentity | None = None
         self._restarts = 0
         self._failures_in_row = 0
@@ -109,6 +111,7 @@ class KeptProcess:
 
     @property
     def status(self) -> Status:
+        """The current state."""
         return Status(
             name=self.launch.name,
             phase=self.phase,
@@ -124,7 +127,7 @@ class KeptProcess:
         )
 
     async def run(self) -> None:
-        """Until ``stop`` or ``kill``, and until the process has ended after it."""
+        """Run until ``stop`` or ``kill``, and until the process has ended."""
         try:
             while not self._stop.is_set():
                 await self._live_once()
@@ -136,14 +139,15 @@ class KeptProcess:
 
     @property
     def stopping(self) -> bool:
-        """Told to end, or killed; it never comes back."""
+        """True after ``stop`` or ``kill``: it is not restarted."""
         return self._stop.is_set()
 
     def stop(self) -> None:
+        """Drain the process and end."""
         self._stop.set()
 
     def kill(self) -> None:
-        """At once, without draining."""
+        """End at once, without draining."""
         self._killed = True
         self._stop.set()
         if self._process is not None:
@@ -152,13 +156,13 @@ class KeptProcess:
     async def _live_once(self) -> None:
         port = self.launch.port or free_port()
         self._log_start = self.launch.log.stat().st_size if self.launch.log.exists() else 0
-        self._process = await TetheredProcess.start(
+        self._process = await WatchedProcess.start(
             self.launch.command(port), log=self.launch.log, environment=self.launch.environment
         )
         self._url, self._identity = f"http://{LOOPBACK}:{port}", self._process.identity
         self._set(Phase.LOADING)
         ended = asyncio.create_task(self._process.wait())
-        probing = asyncio.create_task(self._probe_for_ever(self._url))
+        probing = asyncio.create_task(self._probe_forever(self._url))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((ended, probing, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +178,7 @@ class KeptProcess:
                 await ended
             self._process, self._url, self._identity = None, None, None
 
-    async def _drain(self, process: TetheredProcess, ended: asyncio.Task[int]) -> None:
+    async def _drain(self, process: WatchedProcess, ended: asyncio.Task[int]) -> None:
         serving = self.phase is Phase.READY
         self._set(Phase.DRAINING)
         if serving and not self._killed:
@@ -187,13 +191,13 @@ class KeptProcess:
     async def _back_off(self) -> None:
         self._failures_in_row += 1
         self._restarts += 1
-        self._reason = _reason(self._exit_code, self.status.last_words(1))
+        self._reason = _reason(self._exit_code, self.status.last_lines(1))
         self._set(Phase.FAILED)
         delay = self._pace.first_backoff_seconds * 2 ** min(self._failures_in_row - 1, 30)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), min(delay, self._pace.longest_backoff_seconds))
 
-    async def _probe_for_ever(self, url: str) -> None:
+    async def _probe_forever(self, url: str) -> None:
         ready_since: float | None = None
         while True:
             ready = await self._is_ready(url)
@@ -223,7 +227,7 @@ class KeptProcess:
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """In words; a signal by its name, for a number below zero tells few people anything."""
+    """Return the exit code, or the name of the signal, as text."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -234,16 +238,16 @@ def how_it_ended(exit_code: int | None) -> str:
 
 
 def _reason(exit_code: int | None, words: Sequence[str]) -> str:
-    """Of a crashed process the last line is mostly the reason; one that SIGKILL ended had no time to say one."""
+    """Return the reason for an exit: mostly the last log line."""
     if exit_code == -signal.SIGKILL:
-        return f"{how_it_ended(exit_code)}, as the system does where memory runs out"
+        return f"{how_it_ended(exit_code)}, probably because memory ran out"
     if not words:
-        return f"it said nothing ({how_it_ended(exit_code)})"
-    return words[0] if exit_code is None or exit_code >= 0 else f"{how_it_ended(exit_code)}; it last said: {words[0]}"
+        return f"no output ({how_it_ended(exit_code)})"
+    return words[0] if exit_code is None or exit_code >= 0 else f"{how_it_ended(exit_code)}; last output: {words[0]}"
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on now."""
+    """Return a port of the loopback address that is free now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]

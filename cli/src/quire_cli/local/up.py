@@ -1,7 +1,7 @@
-"""``quire up``: from a YAML file to an address that answers, and back to nothing.
+"""``quire up``: serve the LLMDeployments of a YAML file on this machine until it is stopped.
 
-Read → claim the folder and the port → fetch and size the models → start → watch, scale, show → drain. What a person can
-have got wrong raises a UserError before anything is started for it; whatever was started is ended on every way out.
+Read → claim the folder and the port → fetch and size the models → start → watch, scale, show → drain. User errors raise
+a UserError before anything is started; everything that was started is ended on every exit.
 """
 
 import asyncio
@@ -45,29 +45,31 @@ from quire_operator.domain.resource import Spec
 from quire_operator.scaling.autoscale import TICK_SECONDS
 
 _ATTEMPTS_TO_START = 2
-"""A port can be taken between choosing and listening; nothing else is mended by trying again."""
+"""A port can be taken between choosing and listening; a retry fixes nothing else."""
 _SHOW_SECONDS = 1.0
 _LOG_LINES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
+    """The options of a run."""
+
     file: Path
     port: int
     exit_after_seconds: float | None
-    """Counted from when the address answers; None serves until told to end."""
+    """The time to serve after the address is ready; None serves until it is stopped."""
     environ: Mapping[str, str]
     commands: Commands
     machine: Machine | None = None
-    """None: this one."""
+    """None: this machine."""
     tick_seconds: float = TICK_SECONDS
     prometheus_url: str | None = None
-    """Where the autoscaler reads metrics; None: from the replicas."""
+    """The source of the autoscaler's metrics; None: the replicas."""
     pace: Pace = field(default_factory=Pace)
 
 
 class Up:
-    """One run. ``stop`` asks it to drain; a second ``stop`` ends it at once."""
+    """A run. ``stop`` drains it; a second ``stop`` ends it at once."""
 
     def __init__(self, options: UpOptions, view: View) -> None:
         self._options, self._view = options, view
@@ -75,13 +77,14 @@ class Up:
         self._asked_to_stop, self._asked_to_kill = asyncio.Event(), asyncio.Event()
 
     def stop(self) -> None:
+        """Drain, or end at once if it already drains."""
         if self._asked_to_stop.is_set():
             self._view.event("kill", "ending at once")
             self._asked_to_kill.set()
         self._asked_to_stop.set()
 
     async def run(self) -> None:
-        """Serve until asked to stop; raises UserError."""
+        """Serve until stopped, or raise UserError."""
         options = self._options
         specs = read_deployments(options.file)
         check_key_file(specs, options.environ)
@@ -95,7 +98,7 @@ class Up:
             if not preparing.done():
                 preparing.cancel()
                 await asyncio.wait((preparing,))
-                self._view.event("end", "stopped before anything was started; what was downloaded is kept")
+                self._view.event("end", "stopped before anything was started; downloaded files are kept")
                 return
             sized = preparing.result()
             http = await stack.enter_async_context(aiohttp.ClientSession(trust_env=False))
@@ -114,11 +117,11 @@ class Up:
         return None if url is None else Prometheus(PrometheusOptions(url=url), clock=WallClock())
 
     async def _fetch_and_size(self, specs: Sequence[Spec]) -> list[Sized]:
-        """Every model in its folder, found to fit; raises ModelProblem or CapacityProblem."""
+        """Fetch every model and check that it fits; raise ModelProblem or CapacityProblem."""
         machine = self._options.machine
         if machine is None:
             machine = await asyncio.to_thread(with_tried_cpu, this_machine(), self._options.commands.engine)
-        store = ModelStore(beside=self._options.file.resolve().parent, cache=cache_home(self._options.environ))
+        store = ModelStore(base=self._options.file.resolve().parent, cache=cache_home(self._options.environ))
         found: list[Sized] = []
         for spec in specs:
             share = share_of(spec, specs, machine)
@@ -131,7 +134,7 @@ class Up:
 
 
 class _Run:
-    """What lives between the first process and the last."""
+    """The processes of a run and the tasks that watch them."""
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class _Run:
         self._started, self._owner = time.time(), own_identity()
         self._draining = False
         self._changed = asyncio.Event()
-        self._told: dict[str, Phase] = {}
+        self._shown_phases: dict[str, Phase] = {}
         self._cluster = LocalCluster(
             http=http,
             endpoints_file=folder.endpoints,
@@ -170,29 +173,29 @@ class _Run:
         )
 
     async def serve(self, sized: Sequence[Sized], *, stop: asyncio.Event, kill: asyncio.Event) -> None:
-        """From the first start to the last end."""
+        """Start everything, serve, and drain."""
         self._cluster.start_gateway(self._gateway_launch())
         for one in sized:
             self._cluster.add(self._deployment(one), replicas=one.spec.initial_replicas)
         names = ", ".join(spec.name for spec in self._specs)
         self._view.event("start", f"starting {names}; logs in {self._folder.logs}", {"logs": str(self._folder.logs)})
-        await race(self._serve_and_drain(stop, kill), self._show_for_ever(), self._cluster.until_broken())
+        await race(self._serve_and_drain(stop, kill), self._show_forever(), self._cluster.until_broken())
 
     async def end_at_once(self) -> None:
-        """Whatever still runs; nothing after an orderly drain."""
+        """Kill the processes that still run, which after a drain is no process."""
         await self._cluster.kill()
         self._write_state(ended=time.time())
-        self._view.event("end", "all that was started has ended")
+        self._view.event("end", "all processes have ended")
 
     async def _serve_and_drain(self, stop: asyncio.Event, kill: asyncio.Event) -> None:
         await race(self._until_over(), self._scaling.run(), stop.wait())
         self._draining = True
-        self._view.event("drain", "draining: running requests finish; Ctrl-C again ends at once")
+        self._view.event("drain", "draining: running requests finish; press Ctrl-C again to end at once")
         await race(self._cluster.stop(), kill.wait())
 
     async def _until_over(self) -> None:
         while not self._is_ready():
-            self._raise_if_hopeless()
+            self._check_start()
             self._changed.clear()
             await self._changed.wait()
         self._announce()
@@ -202,7 +205,7 @@ class _Run:
             await asyncio.sleep(self._options.exit_after_seconds)
 
     def _is_ready(self) -> bool:
-        """The gateway answers, and each deployment that shall have replicas has one that is ready."""
+        """Return whether the gateway is ready, and a replica of each deployment that has any."""
         gateway = self._cluster.gateway
         return (gateway is not None and gateway.phase is Phase.READY) and all(
             any(status.phase is Phase.READY for status in self._cluster.statuses(spec.name))
@@ -210,8 +213,8 @@ class _Run:
             if self._cluster.target(spec.name) > 0
         )
 
-    def _raise_if_hopeless(self) -> None:
-        """ModelProblem for what the engine refuses to serve, StartProblem for what ended twice without being ready."""
+    def _check_start(self) -> None:
+        """Raise ModelProblem if an engine rejects its model, StartProblem if a process ended twice unready."""
         groups = [self._cluster.statuses(spec.name) for spec in self._specs]
         if self._cluster.gateway is not None:
             groups.append((self._cluster.gateway,))
@@ -219,12 +222,12 @@ class _Run:
             for status in group:
                 if any(other.ever_ready for other in group) or not status.restarts:
                     continue
-                words, where = status.last_words(_LOG_LINES), f"its whole log is {status.log}"
+                details, hint = status.last_lines(_LOG_LINES), f"the whole log is {status.log}"
                 if status.exit_code == CONFIG_ERROR_EXIT_CODE:
-                    raise ModelProblem(f"{status.name} refuses to start", details=words, hint=where)
+                    raise ModelProblem(f"{status.name} cannot start", details=details, hint=hint)
                 if status.restarts >= _ATTEMPTS_TO_START:
                     ended = f"{status.name} ended before it was ready ({how_it_ended(status.exit_code)})"
-                    raise StartProblem(ended, details=words, hint=where)
+                    raise StartProblem(ended, details=details, hint=hint)
 
     def _announce(self) -> None:
         model = self._specs[0].model.served_name
@@ -234,11 +237,11 @@ class _Run:
         base_url = f"{self._address}/v1"
         self._view.event(
             "ready",
-            f"ready after {took:.1f} s: {base_url} speaks the OpenAI API",
+            f"ready after {took:.1f} s: OpenAI-compatible API at {base_url}",
             {"address": self._address, "baseUrl": base_url, "curl": curl, "seconds": round(took, 3)},
         )
 
-    async def _show_for_ever(self) -> None:
+    async def _show_forever(self) -> None:
         rates = TokenRates()
         while True:
             if self._view.wants_snapshots:
@@ -273,14 +276,14 @@ class _Run:
     def _on_change(self, status: Status) -> None:
         self._write_state()
         self._changed.set()
-        if self._told.get(status.name) is status.phase:
+        if self._shown_phases.get(status.name) is status.phase:
             return
-        self._told[status.name] = status.phase
+        self._shown_phases[status.name] = status.phase
         ended = status.phase is Phase.ENDED
         message = f"{status.name} {'has ended' if ended else f'is {status.phase.value.lower()}'}"
         fields: dict[str, object] = {"process": status.name, "phase": status.phase.value, "url": status.url}
         if status.phase is Phase.FAILED:
-            message = f"{status.name} ended with exit code {status.exit_code} and is started again: {status.reason}"
+            message = f"{status.name} ended with exit code {status.exit_code} and is restarted: {status.reason}"
             fields |= {"exitCode": status.exit_code, "reason": status.reason, "restarts": status.restarts}
         self._view.event("phase", message, fields)
 

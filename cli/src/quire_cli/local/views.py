@@ -1,7 +1,4 @@
-"""What a person sees of ``quire up``: a live table on a terminal, JSON lines anywhere else.
-
-``View`` is what the run talks to. Neither view decides or measures anything.
-"""
+"""The views of ``quire up``: a live table on a terminal, JSON lines elsewhere. A run calls a ``View``."""
 
 import errno
 import json
@@ -31,11 +28,13 @@ _PROGRESS_SECONDS = 5.0
 
 
 class View(Protocol):
+    """The output of a run."""
+
     @property
     def wants_snapshots(self) -> bool: ...
 
     def event(self, kind: str, message: str, fields: Mapping[str, object] | None = None) -> None:
-        """Something happened. ``message`` is for people, ``fields`` for programs."""
+        """Report an event; ``message`` is for people, ``fields`` for programs."""
         ...
 
     def download(self, model: str, done: int, total: int) -> None: ...
@@ -46,41 +45,41 @@ class View(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line: ``time``, ``event``, ``message`` and the event's own fields."""
+    """A view with one JSON object per line: ``time``, ``event``, ``message`` and the event's own fields."""
 
     wants_snapshots = False
 
     def __init__(self, out: TextIO, *, on_gone: Callable[[], None] = lambda: None) -> None:
         self._out, self._on_gone = out, on_gone
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def event(self, kind: str, message: str, fields: Mapping[str, object] | None = None) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": time, "event": kind, "message": message, **(fields or {})}
         try:
             print(json.dumps(line, ensure_ascii=False), file=self._out, flush=True)
-        except BrokenPipeError:  # nobody reads any more, as after `quire up … | head`
+        except BrokenPipeError:  # the reader is gone, as after `quire up … | head`
             self._on_gone()
-        except OSError as error:  # on a full disk what serves goes on, unseen
+        except OSError as error:  # on a full disk the run continues without output
             if error.errno != errno.ENOSPC:
                 raise
 
     def download(self, model: str, done: int, total: int) -> None:
         now = datetime.now(UTC).timestamp()
-        if done < total and now - self._told.get(model, 0.0) < _PROGRESS_SECONDS:
+        if done < total and now - self._reported.get(model, 0.0) < _PROGRESS_SECONDS:
             return
-        self._told[model] = now
+        self._reported[model] = now
         message = f"{model}: {format_bytes(done)} of {format_bytes(total)}"
         self.event("download", message, {"model": model, "doneBytes": done, "totalBytes": total})
 
     def show(self, snapshot: Snapshot) -> None:
-        """Its changes were told as events."""
+        """Do nothing: changes were reported as events."""
 
     def close(self) -> None: ...
 
 
 class LiveTable:
-    """The table, redrawn in place; events scroll by above it."""
+    """A view with a table that is redrawn in place; events scroll above it."""
 
     wants_snapshots = True
 
@@ -128,7 +127,7 @@ class LiveTable:
 
 
 def render(snapshot: Snapshot) -> RenderableType:
-    """The table and, below it, what each autoscaler said last."""
+    """Return the table, and below it the last decision of each autoscaler."""
     table = Table(expand=False, title_justify="left", title=_title(snapshot))
     table.add_column("Replica", no_wrap=True)
     table.add_column("Phase", no_wrap=True)
@@ -172,7 +171,7 @@ def _remarks(view: DeploymentView, now: float) -> list[Text]:
     lines = [Text.assemble((view.spec.name, "bold"), f": {view.ready} of {view.target} {replicas} ready{bounds}")]
     if view.decision is not None:
         age = format_duration(float(max(0, int(now - view.decision.time.timestamp()))))
-        advice = "" if view.decision.enforced else "only recommended: "
+        advice = "" if view.decision.enforced else "recommended, not applied: "
         lines.append(
             Text.assemble(("  autoscaler ", "dim"), f"{advice}{view.decision.message}", (f"  {age} ago", "dim"))
         )

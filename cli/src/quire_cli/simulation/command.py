@@ -1,4 +1,4 @@
-"""``quire simulate``: the command line. Reads the trace and the policy, has them simulated, tells what came of it."""
+"""``quire simulate``: read the trace and the policy, simulate them, report the result."""
 
 import os
 import re
@@ -36,11 +36,11 @@ _WAKE_SECONDS = 1.0
 _PLAIN_WIDTH = 120
 _DAY_SECONDS = 86_400
 _MOST_SECONDS = 366 * _DAY_SECONDS
-"""Of a trace: its ticks alone take an hour."""
+"""The longest trace: its autoscaler evaluations alone take an hour."""
 _POINTS = 600
-"""Of the timeline, about."""
+"""The approximate number of points of the timeline."""
 
-ENGINE, FLEET, TRACE, RESULT = "The engine", "The fleet", "The trace", "Result"
+ENGINE, FLEET, TRACE, RESULT = "Engine", "Replicas", "Trace", "Result"
 
 
 def _seconds(text: str) -> float:
@@ -54,12 +54,12 @@ _FAULT = re.compile(r"(?P<kind>crash|outage|slow)@(?P<start>[^+x]+)(\+(?P<second
 
 
 def _fault(text: str) -> Fault:
-    """crash@10m, outage@10m+5m, slow@10m+5mx3."""
+    """Parse a fault: crash@10m, outage@10m+5m, slow@10m+5mx3."""
     found = _FAULT.fullmatch(text)
     start = parse_duration_seconds(found["start"]) if found else None
     lasts = parse_duration_seconds(found["seconds"]) if found and found["seconds"] else None
     if found is None or start is None or (found["seconds"] and lasts is None):
-        raise typer.BadParameter(f'"{text}" is no fault such as crash@10m, outage@10m+5m or slow@10m+5mx3')
+        raise typer.BadParameter(f'"{text}" is not a fault such as crash@10m, outage@10m+5m or slow@10m+5mx3')
     match found["kind"]:
         case "crash":
             return Crash(time=start)
@@ -87,69 +87,72 @@ def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
 
 def simulate(
     trace: Annotated[Path, typer.Option(help="Azure LLM trace (CSV) or Mooncake trace (JSON lines).")],
-    policy: Annotated[Path, typer.Option(help="YAML with an LLMDeployment that has spec.autoscaling.")],
-    name: Annotated[str | None, typer.Option(help="Which LLMDeployment, where the file has several.")] = None,
+    policy: Annotated[Path, typer.Option(help="A YAML file with an LLMDeployment that sets spec.autoscaling.")],
+    name: Annotated[str | None, typer.Option(help="The LLMDeployment, if the file has several.")] = None,
     engine: Annotated[
-        Path | None, _of_engine("A calibration: JSON with prefill_tokens_per_second, step_seconds and so on.")
+        Path | None, _of_engine("A calibration file: JSON with prefill_tokens_per_second, step_seconds and so on.")
     ] = None,
     prefill_rate: Annotated[float | None, _of_engine("Prompt tokens per second of one engine.", min=0.1)] = None,
     step_time: Annotated[
-        float | None, _of_engine("A decode step's time but for its sequences.", parser=_seconds, metavar="DURATION")
+        float | None,
+        _of_engine("Time of a decode step without the time per sequence.", parser=_seconds, metavar="DURATION"),
     ] = None,
     decode_time: Annotated[
-        float | None, _of_engine("What each sequence adds to it.", parser=_seconds, metavar="DURATION")
+        float | None, _of_engine("Time that each sequence adds to a decode step.", parser=_seconds, metavar="DURATION")
     ] = None,
-    kv_tokens: Annotated[int | None, _of_engine("Tokens that one engine's KV cache holds.", min=16)] = None,
-    gpu: Annotated[str | None, _of_engine('Estimate for this GPU, such as "H100 80GB".')] = None,
+    kv_tokens: Annotated[int | None, _of_engine("Size of one engine's KV cache, in tokens.", min=16)] = None,
+    gpu: Annotated[str | None, _of_engine('Estimate the speed for this GPU, such as "H100 80GB".')] = None,
     startup_delay: Annotated[
-        float, _of_fleet("From asking for a replica to its being ready.", parser=_seconds, metavar="DURATION")
+        float, _of_fleet("Time from the request for a replica until it is ready.", parser=_seconds, metavar="DURATION")
     ] = "120s",  # type: ignore[assignment]
     initial_replicas: Annotated[
-        int | None, _of_fleet("Ready at the start; else as the spec has it.", min=0, show_default=False)
+        int | None, _of_fleet("Ready replicas at the start (default: from the spec).", min=0, show_default=False)
     ] = None,
     fault: Annotated[
         list[str] | None,
         _of_fleet(
-            "What goes wrong: crash@10m, outage@10m+5m (no metrics), slow@10m+5mx3. May be given several times.",
+            "A fault: crash@10m, outage@10m+5m (no metrics) or slow@10m+5mx3. Repeatable.",
             metavar="FAULT",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, _of_fleet("Start-up delays and ties vary by it.")] = 0,
+    seed: Annotated[int, _of_fleet("Seed of start-up delays and of ties in routing.")] = 0,
     speed_up: Annotated[
-        float, typer.Option("--speed", help="Run the trace's clock this much faster.", min=0.001, rich_help_panel=TRACE)
+        float, typer.Option("--speed", help="Replay the trace faster by this factor.", min=0.001, rich_help_panel=TRACE)
     ] = 1.0,
     start: Annotated[float, _of_trace("Skip this much of the trace.", parser=_seconds, metavar="DURATION")] = "0s",  # type: ignore[assignment]
     duration: Annotated[
         float | None, _of_trace("Use only this much of the trace.", parser=_seconds, metavar="DURATION")
     ] = None,
     scale_input: Annotated[float, _of_trace("Multiply prompt lengths.", min=0.0001)] = 1.0,
-    scale_output: Annotated[float, _of_trace("Multiply answer lengths.", min=0.0001)] = 1.0,
-    max_input_tokens: Annotated[int | None, _of_trace("Cut longer prompts.", min=1)] = None,
-    max_output_tokens: Annotated[int | None, _of_trace("Cut longer answers.", min=1)] = None,
+    scale_output: Annotated[float, _of_trace("Multiply output lengths.", min=0.0001)] = 1.0,
+    max_input_tokens: Annotated[int | None, _of_trace("Truncate longer prompts.", min=1)] = None,
+    max_output_tokens: Annotated[int | None, _of_trace("Limit longer outputs.", min=1)] = None,
     warm_up: Annotated[
-        float, _of_trace("Do not score this much at the beginning.", parser=_seconds, metavar="DURATION")
+        float, _of_trace("Time at the start that is not scored.", parser=_seconds, metavar="DURATION")
     ] = "0s",  # type: ignore[assignment]
     slo: Annotated[
         float,
         _of_result(
-            "A first token is late so long after its own prefill could be done.", parser=_seconds, metavar="DURATION"
+            "A first token is late if it comes this long after the end of an immediate prefill.",
+            parser=_seconds,
+            metavar="DURATION",
         ),
     ] = f"{LATE_SECONDS:g}s",  # type: ignore[assignment]
-    decisions: Annotated[int, _of_result("Tell the last so many changes, with their reasons.", min=0)] = 10,
-    json_file: Annotated[Path | None, _of_result("Write everything here.", names=("--json",))] = None,
+    decisions: Annotated[int, _of_result("Number of last decisions to show, with their reasons.", min=0)] = 10,
+    json_file: Annotated[Path | None, _of_result("Write all results to this file.", names=("--json",))] = None,
     plot: Annotated[
         Path | None,
-        _of_result("Draw arrivals, replicas, queue, KV use and late requests into this .png, .svg or .pdf."),
+        _of_result("Plot arrivals, replicas, queue, KV cache usage and late requests to this .png, .svg or .pdf file."),
     ] = None,
 ) -> None:
-    """What would have happened: replay a trace against a policy, in seconds and without a single engine.
+    """Replay a trace against an autoscaling policy, in seconds and without an engine.
 
-    A model of your engines (queue, batches, KV blocks, start-up) under the trace, scaled by the very function that the
-    operator runs. How fast an engine is comes, in this order, from the options, the --engine file, status.capacity in
-    the policy file (kubectl get llmd chat -o yaml > chat.yaml), or an estimate from the model and the GPU.
+    Simulates the engines (queue, batches, KV blocks, start-up) under the trace. Routing and scaling are the code of the
+    gateway and the operator. The speed of an engine comes, in this order, from the options, the --engine file,
+    status.capacity in the policy file (kubectl get llmd chat -o yaml > chat.yaml), or an estimate from model and GPU.
 
-    Examples:
+    For example:
 
       quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml --startup-delay 2m --plot out.png
 
@@ -183,7 +186,7 @@ def simulate(
     model = speed.engine_model(chosen.spec, known)
     last = requests[-1].time
     if warm_up >= last > 0:
-        raise SimulationProblem(f"--warm-up leaves nothing to score: the trace's part lasts {report.clock(last)}")
+        raise SimulationProblem(f"--warm-up leaves nothing to score: this part of the trace lasts {report.clock(last)}")
     autoscaling = chosen.spec.autoscaling
     assert autoscaling is not None
     if initial_replicas is not None and initial_replicas > autoscaling.max_replicas:
@@ -222,11 +225,11 @@ def _choose(documents: tuple[Document, ...], policy: Path, name: str | None) -> 
     if not found:
         raise SimulationProblem(f"{policy} has no LLMDeployment {name}", hint=f"it has: {names}")
     if len(found) > 1:
-        raise SimulationProblem(f"{policy} has {len(found)} LLMDeployments: {names}", hint="choose one with --name")
+        raise SimulationProblem(f"{policy} has {len(found)} LLMDeployments: {names}", hint="select one with --name")
     if found[0].spec.autoscaling is None:
         raise SimulationProblem(
-            f"{found[0].spec.name} in {policy} has no spec.autoscaling: it has {found[0].spec.replicas} at all times",
-            hint="add for instance   autoscaling: {minReplicas: 1, maxReplicas: 8}",
+            f"{found[0].spec.name} in {policy} has no spec.autoscaling: it always has {found[0].spec.replicas}",
+            hint="add for example   autoscaling: {minReplicas: 1, maxReplicas: 8}",
         )
     return found[0]
 
@@ -236,18 +239,18 @@ def _requests(trace: Path, replay: Replay) -> list[Request]:
         requests = requests_of(read_trace(trace), replay)
     except OSError as error:
         raise FileProblem(
-            f"the trace {trace} can't be read: {error.strerror}",
-            hint="--trace takes an Azure LLM inference trace (CSV) or a Mooncake trace (JSON lines)",
+            f"the trace {trace} cannot be read: {error.strerror}",
+            hint="--trace expects an Azure LLM inference trace (CSV) or a Mooncake trace (JSON lines)",
         ) from error
     except TraceError as error:
         raise FileProblem(f"{trace}: {error}") from error
     if not requests:
-        raise FileProblem(f"{trace} has no requests in the part that --start and --duration leave")
+        raise FileProblem(f"{trace} has no requests in the range of --start and --duration")
     if requests[-1].time > _MOST_SECONDS:
         days, most = requests[-1].time / _DAY_SECONDS, _MOST_SECONDS // _DAY_SECONDS
         raise FileProblem(
             f"{trace} lasts {days:,.0f} days; at most {most} can be simulated",
-            hint="are its times in milliseconds? --duration takes a part of it, --speed makes its clock faster",
+            hint="check that its times are in milliseconds; --duration selects a part, --speed replays faster",
         )
     return requests
 
@@ -255,33 +258,33 @@ def _requests(trace: Path, replay: Replay) -> list[Request]:
 def _speed(
     chosen: Document, policy: Path, by_hand: Speed, calibration: Path | None, gpu: str | None
 ) -> tuple[Speed, str]:
-    """How fast an engine is, and who says so."""
+    """Return the speed of an engine and its source."""
     known, sources = by_hand, ["the options"] if by_hand != Speed() else []
     if calibration is not None:
         known, sources = known.or_else(speed.read_calibration(calibration)), [*sources, str(calibration)]
-    if not known.is_enough and gpu is None and (learnt := speed.learnt(chosen.status)) is not None:
-        known, sources = known.or_else(learnt), [*sources, f"status.capacity in {policy}"]
+    if not known.is_enough and gpu is None and (learned := speed.learned(chosen.status)) is not None:
+        known, sources = known.or_else(learned), [*sources, f"status.capacity in {policy}"]
     if not known.is_enough:
         guess, label = _estimate(chosen.spec, policy, gpu)
         known, sources = (
             known.or_else(guess),
-            [*sources, f"an estimate for {label}, to be replaced by measured figures"],
+            [*sources, f"an estimate for {label}, not measured"],
         )
     return known, ", then ".join(sources)
 
 
 def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
-    """From the model's size, for the first place in which it fits."""
+    """Return an estimate from the model's size, for the first hardware on which it fits."""
     machine = this_machine()
-    hint = "or say how fast an engine is: --engine, or --prefill-rate, --step-time, --decode-time and --kv-tokens"
+    hint = "or set the speed of an engine: --engine, or --prefill-rate, --step-time, --decode-time and --kv-tokens"
     try:
-        store = ModelStore(beside=policy.resolve().parent, cache=cache_home(os.environ))
+        store = ModelStore(base=policy.resolve().parent, cache=cache_home(os.environ))
         facts = store.facts(spec.model.source, weights_needed=False)
         where = planning.places(spec, (spec,), gpu=gpu, memory_bytes=None, machine=machine)
         found = planning.answers(spec, facts, where, machine=machine)
     except (ModelProblem, CapacityProblem) as error:
         raise SimulationProblem(
-            f"nothing says how fast an engine of {spec.name} is, and it can't be estimated: {error.message}",
+            f"the speed of an engine of {spec.name} is not known and cannot be estimated: {error.message}",
             details=error.details,
             hint=f"{error.hint}; {hint}" if error.hint else hint,
         ) from error
@@ -296,12 +299,12 @@ def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
             )
             return guess, answer.place.label
     raise SimulationProblem(
-        f"{spec.name} fits nowhere, so its speed can't be estimated", hint=f"see quire plan -f {policy}; {hint}"
+        f"{spec.name} fits nowhere, so its speed cannot be estimated", hint=f"see quire plan -f {policy}; {hint}"
     )
 
 
 def _scaler(spec: Spec) -> QuireScaler:
-    """The operator's own law. A policy that only recommends is simulated as if it were carried out."""
+    """Return the operator's autoscaling policy. A policy that only recommends is simulated as if it were applied."""
     policy = Policy.of(spec)
     assert policy is not None
     rules = replace(policy.autoscaling, mode=AutoscalingMode.ENFORCE)
@@ -324,16 +327,12 @@ def _simulate(requests: list[Request], scenario: Scenario, scaler: QuireScaler) 
 
 def _assumptions(spec: Spec, known: Speed, source: str) -> str:
     recommends = spec.autoscaling is not None and spec.autoscaling.mode is AutoscalingMode.RECOMMEND
-    mode = (
-        "\nIts mode is Recommend; simulated is what would be if every recommendation were followed."
-        if recommends
-        else ""
-    )
+    mode = "\nThe mode is Recommend; the simulation applies every recommendation." if recommends else ""
     prefill, step, decode = known.prefill_tokens_per_second, known.step_seconds, known.decode_seconds_per_sequence
     assert prefill is not None and step is not None and decode is not None
     return (
-        f"One engine: {prefill:,.0f} prompt tokens/s, {step * 1000:,.2f} ms a step + {decode * 1000:,.3f} ms a "
-        f"sequence, {known.kv_tokens:,} KV tokens, by {source}.{mode}"
+        f"One engine: {prefill:,.0f} prompt tokens/s, {step * 1000:,.2f} ms per step + {decode * 1000:,.3f} ms per "
+        f"sequence, {known.kv_tokens:,} KV tokens; source: {source}.{mode}"
     )
 
 
@@ -349,11 +348,11 @@ def _check_drawable(path: Path | None) -> None:
 
 
 def _check_writable(path: Path | None) -> None:
-    """Before the work, not after it."""
+    """Check the file before the simulation rather than after it."""
     if path is None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
     except OSError as error:
-        raise FileProblem(f"{path} can't be written: {error.strerror}") from error
+        raise FileProblem(f"{path} cannot be written: {error.strerror}") from error

@@ -12,7 +12,7 @@ FIRST_TOKEN_WAIT_BOUNDS = (
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
     inf,
 )
-"""Those of the engine's ``quire_first_token_wait_seconds``; tests/contract compares them."""
+"""The buckets of the engine's ``quire_first_token_wait_seconds``; tests/contract compares them."""
 
 
 class Counters:
@@ -42,13 +42,13 @@ class Counters:
         self._waits = [0] * len(FIRST_TOKEN_WAIT_BOUNDS)
 
     def arrived(self, sequence: Sequence) -> None:
-        """Of a prompt that just came, the cached share is guessed by what was found so far."""
+        """Return the share of a new prompt that is expected in the cache: the share found so far."""
         self.arrived_requests += 1
         self.arrived_uncached_tokens += sequence.prompt_tokens * (1.0 - self.hit_share)
 
     @property
     def hit_share(self) -> float:
-        """Of prompt tokens so far."""
+        """The cached share of prompt tokens so far."""
         return self.cached_prompt_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def admitted(self, sequence: Sequence) -> None:

@@ -1,7 +1,7 @@
-"""Those of an engine's sequences that decode. All draw one token a step, so none is touched per step.
+"""The decoding sequences of an engine. All sample one token per step, so no sequence is touched per step.
 
-Under ``engine``. Each finishes at a known count of decode steps, and takes a block whenever its tokens pass a multiple
-of the block size, which all with the same remainder do in the same step.
+Under ``engine``. Each finishes at a known number of decode steps, and needs a block whenever its tokens pass a multiple
+of the block size; all sequences with the same remainder need it in the same step.
 """
 
 from heapq import heapify, heappop, heappush
@@ -10,9 +10,11 @@ from quire_cli.simulation.sequence import Sequence
 
 
 class Decoding:
+    """The sequences that decode."""
+
     def __init__(self, block_size: int) -> None:
         self.tokens = 0
-        """In the KV cache, of all of them."""
+        """The tokens in the KV cache of all of them."""
         self._step = 0
         self._block_size = block_size
         self._growing = [0] * block_size
@@ -50,7 +52,7 @@ class Decoding:
         return fewest
 
     def join(self, sequence: Sequence) -> None:
-        """One that has drawn a token and wants more."""
+        """Add a sequence that has sampled a token and needs more."""
         sequence.decoding_since = self._step
         last = self._step + sequence.output_tokens - sequence.generated
         heappush(self._finishes, (last, sequence.order, sequence))
@@ -69,7 +71,7 @@ class Decoding:
         return finished
 
     def leave(self, sequence: Sequence) -> None:
-        """It is preempted."""
+        """Remove a sequence that is preempted."""
         self._finishes = [entry for entry in self._finishes if entry[2] is not sequence]
         heapify(self._finishes)
         self._stop(sequence)

@@ -1,9 +1,9 @@
 """One engine: a queue, a batch that takes steps, and the counters that a scrape shows.
 
-Under ``fleet``. As in the real scheduler, each step lets every decoding sequence draw a token, gives what is left of
-the token budget to prompts in their order, then admits from the queue as long as the first in it fits whole; where
-blocks run out, the last in order is preempted and computes anew. While the batch cannot change, that is while all
-decode and nobody can be admitted, any number of steps is one event (a stretch).
+Under ``fleet``. As in the real scheduler, each decoding sequence samples a token per step, the rest of the token budget
+goes to prompts in their order, and the first of the queue is admitted as long as it fits as a whole. If blocks run out,
+the last in order is preempted and recomputed. While the batch cannot change, because all decode and no sequence can be
+admitted, any number of steps is one event (a stretch).
 """
 
 from bisect import insort
@@ -22,21 +22,21 @@ from quire_cli.simulation.steps import StallBound, Stretch
 from quire_operator.domain.autoscaling.observation import ReplicaSample
 
 _HEADROOM = 0.01
-"""Share of the blocks that admission leaves free, lest the next decode steps preempt who was just admitted."""
+"""The share of blocks that admission leaves free, so that the next decode steps do not preempt a new sequence."""
 
 _order = attrgetter("order")
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How an engine stood when its last step ended: a scrape shows neither the step under way nor who came since."""
+    """The gauges at the end of the last step: a scrape shows neither the current step nor later arrivals."""
 
     waiting: int = 0
     running: int = 0
     queued_tokens: int = 0
     kv_blocks: int = 0
     prefilling_tokens: int = 0
-    """What running sequences lack of their prompts."""
+    """Prompt tokens that running sequences still have to compute."""
 
 
 class Engine:
@@ -68,10 +68,10 @@ class Engine:
         """Prompt tokens that came: so far, when the step under way began, and of which the last report knew."""
         self._decoding = Decoding(model.block_size)
         self._prefilling: list[Sequence] = []
-        """Those that lack a part of their prompt, in order."""
+        """The sequences with an unfinished prompt, in order."""
         self._stretch = Stretch(start=now, steps=0, first_seconds=0.0, growth_seconds=0.0)
         self._chunks: list[tuple[Sequence, int]] = []
-        """Of prompts, in the step under way."""
+        """Prompt tokens in the current step."""
         self._blocked: Sequence | None = None
         """The first in the queue, when it did not fit, and the blocks that were free then."""
         self._blocked_free = 0
@@ -84,7 +84,7 @@ class Engine:
 
     @property
     def idle_since(self) -> float:
-        """Of an engine that has nothing to do."""
+        """The time since which the engine is idle."""
         return self._clock
 
     @property
@@ -93,7 +93,7 @@ class Engine:
         return self.end if self.end < inf or not self.num_unfinished else self._clock
 
     def is_full_for(self, sequence: Sequence) -> bool:
-        """It would turn it away: too much waits already."""
+        """Return whether the engine would reject it because its queue is full."""
         model = self._model
         most_tokens = model.max_queued_kv_caches * self.kv.num_blocks * model.block_size
         return len(self.waiting) >= model.max_queued_requests or (
@@ -101,7 +101,7 @@ class Engine:
         )
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """A request arrives; the engine has been advanced to ``now``."""
+        """Add a request; the engine is advanced to ``now``."""
         sequence.replica = self.name
         self._counters.arrived(sequence)
         self._received += sequence.prompt_tokens
@@ -117,7 +117,7 @@ class Engine:
             self.cut(now)
 
     def _can_serve(self, sequence: Sequence) -> bool:
-        """Whether it is not too long for the model, with its answer cut to that, nor for the KV cache."""
+        """Return whether it fits the model, with its output limited to that, and the KV cache."""
         most = self._model.max_model_length
         if most is not None:
             if sequence.prompt_tokens >= most:
@@ -140,13 +140,13 @@ class Engine:
             self._begin(self._clock)
 
     def cut(self, now: float) -> None:
-        """Look anew after the step that is under way."""
+        """Schedule again after the current step."""
         if self.end < inf and not self._chunks:
             self._stretch.cut(now)
             self.end = self._stretch.end
 
     def set_factor(self, factor: float, now: float) -> None:
-        """How many times as long steps take from now on; the one under way keeps its pace."""
+        """Set the factor of step times from now on; the current step keeps its own."""
         if factor != self._factor:
             self._factor = factor
             self.cut(now)
@@ -158,7 +158,7 @@ class Engine:
         return self._counters.finished
 
     def gauges(self, now: float) -> Gauges:
-        """The engine has been advanced to ``now``."""
+        """Return the gauges; the engine is advanced to ``now``."""
         done = self._steps_done(now)
         return self._gauges(self._decoding.growth(done)) if done else self._told
 
@@ -180,13 +180,15 @@ class Engine:
         return self._counters.busy_seconds + self._stretch.seconds(self._steps_done(now))
 
     def pending_prefill_tokens(self) -> float:
-        """Prompt tokens still to be computed, as the last report had them, and those that came after it; of what waits
-        the prefix cache is expected to hold its share."""
+        """Return the prompt tokens still to compute according to the last report, and those that arrived after it.
+
+        For waiting prompts the usual cached share is subtracted.
+        """
         waiting = self._told.queued_tokens + self._received - self._received_told
         return self._told.prefilling_tokens + waiting * (1.0 - self._counters.hit_share)
 
     def sample(self, now: float) -> ReplicaSample:
-        """As a scrape of the real engine reads; the engine has been advanced to ``now``."""
+        """Return what a scrape of a real engine would; the engine is advanced to ``now``."""
         counters, block_size, done = self._counters, self.kv.block_size, self._steps_done(now)
         gauges = self.gauges(now)
         return ReplicaSample(
@@ -208,7 +210,7 @@ class Engine:
         )
 
     def _steps_done(self, now: float) -> int:
-        """Of the stretch under way, and not committed."""
+        """Return the steps of the current stretch that are not committed."""
         return 0 if self.end == inf or self._chunks else self._stretch.done(now)
 
     # --- a step begins ---
@@ -294,7 +296,7 @@ class Engine:
             budget -= count
 
     def _fits(self, sequence: Sequence, hit: int) -> bool:
-        """All that is known of it, beside what those that have begun still lack."""
+        """Return its known tokens, in addition to the unfinished prompts of started sequences."""
         begun = sum(self.kv.lacking(other, other.known) for other in self._prefilling)
         needed = self.kv.missing(sequence, hit) + begun + self._decoding.growth(1)
         return needed <= self.kv.free - (self._headroom if self.running else 0)
@@ -314,8 +316,10 @@ class Engine:
     # --- preemption ---
 
     def _make_room(self, blocks: int, sequence: Sequence | None = None) -> bool:
-        """So many, beside what decoding takes in the next step, at the cost of the last in order; whether it came to
-        that. It ends with ``sequence``, for whom they are."""
+        """Free blocks in addition to those of the next decode step by preempting the last in order.
+
+        Return whether a sequence was preempted. It stops at ``sequence``, which needs the blocks.
+        """
         preempted = False
         while blocks + self._decoding.growth(1) > self.kv.free:
             preempted = True
@@ -360,7 +364,7 @@ class Engine:
         self._received_told = self._received_at_begin
 
     def _draw(self, sequence: Sequence, end: float) -> None:
-        """The token that follows a prompt, or what was computed anew."""
+        """Sample the token that follows a prompt or a recomputation."""
         self._prefilling.remove(sequence)
         self._blocked = None  # what was kept for it may be more than it took
         self._counters.generation_tokens += 1

@@ -1,6 +1,6 @@
-"""The replicas: they are asked for, start, serve, die, drain and go.
+"""The replicas: requested, starting, serving, crashing, draining and removed.
 
-Under ``simulate``, which owns the clock: every method is told what time it is, and ``later`` has it come back.
+Under ``simulate``, which owns the clock: every method gets the time, and ``later`` schedules a call.
 """
 
 import random
@@ -14,7 +14,7 @@ from quire_cli.simulation.scenario import Scenario, SlowReplicas
 from quire_operator.domain.autoscaling.observation import ReplicaPhase, ReplicaSample
 
 _PENDING_SHARE = 0.1
-"""Of the start-up delay: until there is a node with the image."""
+"""The share of the start-up delay until there is a node with the image."""
 _UP = (ReplicaPhase.READY, ReplicaPhase.DRAINING)
 _GOES_FIRST = (ReplicaPhase.PENDING, ReplicaPhase.LOADING, ReplicaPhase.READY)
 
@@ -33,7 +33,7 @@ class Replica:
 
 
 class Fleet:
-    """``changed`` is told when other replicas are ready than before."""
+    """The replicas; ``changed`` is called when the set of ready replicas changes."""
 
     def __init__(self, scenario: Scenario, *, later: Later, changed: Callable[[float], None]) -> None:
         self.asked = scenario.initial_replicas
@@ -49,7 +49,7 @@ class Fleet:
         for _ in range(scenario.initial_replicas):
             self._add(0.0, ReplicaPhase.READY)
 
-    # --- how it stands ---
+    # --- state ---
 
     @property
     def ready(self) -> list[Replica]:
@@ -64,7 +64,7 @@ class Fleet:
         return sum([replica.engine.num_unfinished for replica in self.replicas])
 
     def gauges(self, now: float) -> Gauges:
-        """Of all replicas together, as a scrape of them shows."""
+        """Return the gauges of all replicas together, as a scrape shows them."""
         each = [replica.engine.gauges(now) for replica in self.replicas]
         return Gauges(
             waiting=sum(gauges.waiting for gauges in each),
@@ -76,15 +76,15 @@ class Fleet:
 
     @property
     def kv_blocks(self) -> int:
-        """Of the replicas that are up."""
+        """The KV blocks of the running replicas."""
         return sum(replica.engine.kv.num_blocks for replica in self.replicas if replica.phase in _UP)
 
     def samples(self, now: float) -> dict[str, ReplicaSample]:
-        """What a scrape of all engines that are up reads."""
+        """Return what a scrape of all running engines reads."""
         return {replica.name: replica.engine.sample(now) for replica in self.replicas if replica.phase in _UP}
 
     def holding(self) -> tuple[HoldingStep, ...]:
-        """How many replicas hold hardware, over time."""
+        """Return the number of replicas that use hardware over time."""
         steps: dict[float, int] = {}
         count = 0
         for time, change in sorted(self._holding):
@@ -92,7 +92,7 @@ class Fleet:
             steps[time] = count
         return tuple(HoldingStep(time, replicas) for time, replicas in steps.items())
 
-    # --- time passes ---
+    # --- time ---
 
     def advance(self, now: float) -> None:
         if self._scenario.slowdown:
@@ -136,10 +136,10 @@ class Fleet:
             if not replica.engine.num_unfinished:
                 self._remove(replica, max(replica.phase_since, replica.engine.idle_since))
 
-    # --- more and fewer ---
+    # --- scaling ---
 
     def scale(self, replicas: int, victims: Sequence[str], now: float) -> None:
-        """Ask for so many; where they are fewer than there are, the victims go first."""
+        """Request a number of replicas; if surplus replicas are removed, the victims go first."""
         self.asked = replicas
         staying = [replica for replica in self.replicas if replica.phase is not ReplicaPhase.DRAINING]
         for _ in range(replicas - len(staying)):
@@ -176,7 +176,7 @@ class Fleet:
         self._later(now + delay, lambda time: self._enter(replica, ReplicaPhase.READY, time))
 
     def _enter(self, replica: Replica, phase: ReplicaPhase, now: float) -> None:
-        """The next phase of its start, unless it was asked to go meanwhile."""
+        """Enter the next phase of a start, unless the replica was removed meanwhile."""
         if replica not in self.replicas or replica.phase is ReplicaPhase.DRAINING:
             return
         replica.phase, replica.phase_since = phase, now
@@ -191,7 +191,7 @@ class Fleet:
             self._later(now + self._scenario.drain_seconds, lambda time: self._end(replica, time))
 
     def _end(self, replica: Replica, now: float) -> None:
-        """Its time to drain is up."""
+        """End a replica whose drain time is over."""
         if replica in self.replicas:
             _fail_all(replica.engine)
             self._remove(replica, now)
@@ -200,10 +200,10 @@ class Fleet:
         self.replicas.remove(replica)
         self._holding.append((now, -1))
 
-    # --- bad luck ---
+    # --- faults ---
 
     def crash(self, now: float) -> None:
-        """The busiest ready replica dies, and loads its model again."""
+        """Crash the busiest ready replica, which then loads its model again."""
         victim = max(self.ready, key=lambda replica: replica.engine.num_unfinished, default=None)
         if victim is None:
             return
@@ -215,7 +215,7 @@ class Fleet:
         self.set_paces(now)
 
     def slow_down(self, fault: SlowReplicas, now: float) -> None:
-        """The oldest ones, until the fault is over."""
+        """Slow down the oldest replicas until the fault is over."""
         slowed = self.replicas[: fault.count]
         for replica in slowed:
             replica.slow_factor *= fault.factor

@@ -1,8 +1,7 @@
-"""One engine's KV cache, counted in blocks: what sequences hold, and what the prefix cache keeps beyond them.
+"""One engine's KV cache, counted in blocks: those of sequences, and those that the prefix cache keeps.
 
-Under ``engine``. Prefix blocks are as large as the trace has them, so many of the engine's blocks each (or one more,
-one less, where it does not divide). Those that nobody holds any more are free to be taken, the least recently used
-first.
+Under ``engine``. Prefix blocks have the size that the trace uses, which is a number of the engine's blocks (rounded up
+or down). Prefix blocks that no sequence uses are evicted on demand, the least recently used first.
 """
 
 from collections import OrderedDict
@@ -19,9 +18,9 @@ class KVCache:
         self._prefix_tokens = prefix_block_tokens
         self._prefix_caching = prefix_caching
         self._held: dict[int, int] = {}
-        """How many sequences hold a prefix block."""
+        """The number of sequences that use a prefix block."""
         self._cached: OrderedDict[int, int] = OrderedDict()
-        """Sizes of the prefix blocks that nobody holds, the least recently used first."""
+        """The sizes of unused prefix blocks, the least recently used first."""
         self._num_cached = 0
 
     @property
@@ -32,7 +31,7 @@ class KVCache:
         return -(-tokens // self.block_size)
 
     def hit(self, sequence: Sequence) -> int:
-        """How many of its leading prefix blocks can be found."""
+        """Return the number of its leading prefix blocks that are cached."""
         count = 0
         if self._prefix_caching:
             for block in sequence.prefix[: sequence.num_prefix]:
@@ -73,7 +72,7 @@ class KVCache:
         self.take(count)
 
     def take(self, count: int) -> None:
-        """So many more are held."""
+        """Use ``count`` more blocks."""
         self.used += count
         assert self.used <= self.num_blocks, "more KV blocks than there are"
         while self._num_cached > self.num_blocks - self.used:
@@ -81,8 +80,10 @@ class KVCache:
             self._num_cached -= size
 
     def publish(self, sequence: Sequence, end: int) -> None:
-        """Let others find the blocks of its prompt up to ``end``, which the step that begins computes: it computes them
-        before they are looked at. One that another published first stays its own, and so do those behind it."""
+        """Publish the blocks of its prompt up to ``end``, which the next step computes before others read them.
+
+        If another sequence published a block first, this block and the following ones stay private.
+        """
         prefix, place = sequence.prefix, sequence.shared
         if not self._prefix_caching or place == len(prefix):
             return
@@ -96,11 +97,11 @@ class KVCache:
         sequence.shared = place
 
     def settle(self, sequence: Sequence) -> None:
-        """It has stopped decoding: what it took meanwhile, already counted, is its own."""
+        """Record the blocks that a sequence used while decoding, which are already counted."""
         sequence.private_blocks = self.blocks(sequence.computed) - self._whole(sequence.shared)
 
     def release(self, sequence: Sequence) -> None:
-        """It ended, or was preempted. The end of its prefix is the first to be forgotten, for fewer share it."""
+        """Release a sequence. The end of its prefix is evicted first, because fewer sequences share it."""
         for place in reversed(range(sequence.shared)):
             block = sequence.prefix[place]
             holders = self._held[block] - 1

@@ -1,4 +1,4 @@
-"""What a person sees of a simulation: tables, a JSON file, a plot of everything on one clock."""
+"""The report of a simulation: tables, a JSON file, a plot of everything over time."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from quire_cli.simulation.summary import Summary
 
 
 def render(summary: Summary, run: Run, *, title: str, slo_seconds: float, decisions: int) -> RenderableType:
-    """The figures, the percentiles, and the last so many changes with their reasons."""
+    """Return the figures, the percentiles, and the last ``decisions`` changes with their reasons."""
     parts: list[RenderableType] = [_figures(summary, title, slo_seconds), Text(), _percentiles(summary)]
     changes = [decision for decision in run.decisions if decision.desired != decision.current]
     if decisions and changes:
@@ -30,7 +30,7 @@ def _figures(summary: Summary, title: str, slo_seconds: float) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    slo = f"first token within {slo_seconds:g} s beyond its own prefill"
+    slo = f"first token at most {slo_seconds:g} s after the end of an immediate prefill"
     rows = [
         ("in time", f"{summary.attainment:.2%} of {summary.requests:,} requests: {slo}"),
         (
@@ -45,7 +45,7 @@ def _figures(summary: Summary, title: str, slo_seconds: float) -> Table:
         rows.append(
             (
                 "failed",
-                f"{summary.failed:,}: turned away as too long or by full queues, held too long, or their replica went",
+                f"{summary.failed:,}: too long, rejected by full queues, held too long, or lost with their replica",
             )
         )
     if summary.unfinished:
@@ -53,7 +53,7 @@ def _figures(summary: Summary, title: str, slo_seconds: float) -> Table:
     if summary.preemptions:
         rows.append(("preemptions", f"{summary.preemptions:,}"))
     if summary.cached_share:
-        rows.append(("prefix cache", f"{summary.cached_share:.1%} of the prompt tokens were found there"))
+        rows.append(("prefix cache", f"{summary.cached_share:.1%} of the prompt tokens were cached"))
     for name, text in rows:
         table.add_row(name, text)
     return table
@@ -65,7 +65,7 @@ def _percentiles(summary: Summary) -> Table:
     for column in ("mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(column, justify="right")
     table.add_row("time to first token", *_cells(summary.ttft_seconds))
-    table.add_row("of it beyond its own prefill", *_cells(summary.wait_seconds))
+    table.add_row("of it after an immediate prefill", *_cells(summary.wait_seconds))
     return table
 
 
@@ -74,11 +74,11 @@ def _cells(values: Distribution | None) -> list[str]:
 
 
 def _changes(changes: Sequence[DecisionPoint], total: int) -> Table:
-    shown = f"the last {len(changes)} of {total} changes" if len(changes) < total else f"all {total} changes"
+    shown = f"last {len(changes)} of {total} changes" if len(changes) < total else f"all {total} changes"
     table = Table(title=shown, title_justify="left")
     table.add_column("at", justify="right", no_wrap=True)
     table.add_column("replicas", no_wrap=True)
-    table.add_column("why")
+    table.add_column("reason")
     for change in changes:
         table.add_row(clock(change.time), f"{change.current} → {change.desired}", change.message)
     return table
@@ -90,7 +90,7 @@ def _why_none(run: Run) -> str:
 
 
 def clock(seconds: float) -> str:
-    """1:02:03, or 2:03."""
+    """Return a time as 1:02:03 or 2:03."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
@@ -99,7 +99,7 @@ def clock(seconds: float) -> str:
 def write_json(
     path: Path, *, arguments: Mapping[str, str], engine: Mapping[str, Any], summary: Summary, run: Run
 ) -> None:
-    """Everything: times are seconds from the start of the trace's part."""
+    """Write all results; times are seconds from the start of the used part of the trace."""
     document = {
         "arguments": arguments,
         "engine": engine,

@@ -1,6 +1,6 @@
-"""What came of a simulation: every request's times, every decision, and the fleet over time.
+"""The result of a simulation: every request's times, every decision, and the replicas over time.
 
-Made by ``simulate``; tables, plots and benchmarks read it.
+``simulate`` creates it; tables, plots and benchmarks read it.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ class RequestResult:
     output_tokens: int
     outcome: Outcome
     replica: str | None
-    """Who had it last."""
+    """The last replica that had it."""
     first_token: float | None
     finish: float | None
-    """Of what finished; None otherwise."""
+    """The time of its end; None if it did not finish."""
     own_prefill_seconds: float
-    """What its uncached prompt takes alone on an idle engine."""
+    """The time that its uncached prompt takes on an idle engine."""
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -69,11 +69,11 @@ class TimelinePoint:
     asked: int
     ready: int
     held: int
-    """By the gateway."""
+    """Requests held by the gateway."""
     waiting: int
     running: int
     kv_usage: float
-    """Of all replicas that are up, together, 0 to 1."""
+    """The KV cache usage of all running replicas together, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Run:
 
     @property
     def replica_seconds(self) -> float:
-        """Of what is scored."""
+        """The scored part of the result."""
         return replica_seconds(self.holding, self.scored_from, self.scored_until)
 
     @property
@@ -125,14 +125,14 @@ class Run:
         return self.changes / self.scored_hours if self.scored_hours > 0 else 0.0
 
     def attainment(self, *, slo_seconds: float = LATE_SECONDS, own_prefill: float = 1.0) -> float:
-        """Share of the scored requests that were not late; 1 where there are none."""
+        """Return the share of scored requests that were not late; 1 without requests."""
         scored = self.scored
         late = sum(is_late(r, slo_seconds=slo_seconds, own_prefill=own_prefill) for r in scored)
         return 1.0 - late / len(scored) if scored else 1.0
 
 
 def replica_seconds(holding: Sequence[HoldingStep], start: float, end: float) -> float:
-    """The integral of replicas over time."""
+    """Return the integral of replicas over time."""
     total = 0.0
     for step, until in zip(holding, [*(s.time for s in holding[1:]), end], strict=False):
         total += step.replicas * max(0.0, min(until, end) - max(step.time, start))

@@ -1,6 +1,6 @@
-"""Who decides how many replicas there are: the protocol, and our own law behind it.
+"""The autoscaler in a simulation: the protocol, and quire's own policy behind it.
 
-``simulate`` asks once each ``period_seconds``. Other laws (HPA, KPA, KEDA …) implement the same protocol.
+``simulate`` evaluates it every ``period_seconds``. Other autoscalers (HPA, KPA, KEDA …) implement the same protocol.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ TICK_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """What a scaler wants."""
+    """The decision of an autoscaler."""
 
     replicas: int
     victims: tuple[str, ...] = ()
@@ -29,11 +29,11 @@ class Scaler(Protocol):
 
     @property
     def period_seconds(self) -> float:
-        """How far apart its ticks are."""
+        """The time between two evaluations."""
 
     @property
     def scrape_seconds(self) -> float:
-        """How far apart scrapes are; a tick sees the last one. 0 scrapes at each tick."""
+        """The time between scrapes; an evaluation uses the last one. 0 scrapes at each evaluation."""
 
     def decide(self, observation: Observation, now: float) -> Scaling: ...
 

@@ -1,6 +1,6 @@
-"""What a simulation is given: the requests, how fast an engine works, how replicas start and end, what goes wrong.
+"""The input of a simulation: requests, the speed of an engine, the start and end of replicas, faults. Pure values.
 
-Pure values; ``simulate`` takes them.
+``simulate`` reads them.
 """
 
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 DEFAULT_GENERATION_STALL_SECONDS = 0.25
-"""As the engine has it."""
+"""The default of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
-    """One replica's engine. A step takes
+    """The engine of one replica.
+
+    The time of a step is
 
     step_seconds + prompt tokens / prefill_tokens_per_second + prefill_seconds_per_pair · pairs of a prompt token and
     one it looks back on + decode_seconds_per_sequence · decoding sequences + decode_seconds_per_kv_token · their tokens
@@ -45,13 +47,13 @@ class EngineModel:
     block_size: int = 16
     prefix_caching: bool = True
     max_generation_stall_seconds: float | None = DEFAULT_GENERATION_STALL_SECONDS
-    """How long a step may take prompts in while others generate; None bounds it by ``max_batched_tokens`` only."""
+    """The time a step may spend on prompts while others generate; None limits it by ``max_batched_tokens`` only."""
     max_queued_requests: int = 1024
     max_queued_kv_caches: int = 8
     """More prompt tokens than fill the KV cache so many times may not wait: the engine turns requests away."""
 
     def prefill_seconds(self, tokens: int, *, cached: int = 0) -> float:
-        """Of a prompt alone on an idle engine, ``cached`` more tokens of it having been found in the prefix cache."""
+        """Return the time of a prompt on an idle engine, with ``cached`` more tokens found in the prefix cache."""
         steps = math.ceil(tokens / self.max_batched_tokens)
         pairs = tokens * (cached + tokens / 2)
         return (
@@ -101,21 +103,21 @@ class Scenario:
     startup_jitter: float = 0.1
     """Start-up delays vary by up to this share, both ways."""
     drain_seconds: float = 120.0
-    """How long a replica that goes may finish what it has; what is left then fails."""
+    """The time a removed replica has to finish its requests; the rest then fails."""
     hold_seconds: float = 120.0
-    """How long the gateway holds a request while no replica is ready."""
+    """The time the gateway holds a request while no replica is ready."""
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     scored_from: float = 0.0
-    """What comes before warms up: it counts neither in attainment nor in replica-hours."""
+    """The end of the warm-up, which counts neither in attainment nor in replica-hours."""
     wake_seconds: float | None = None
-    """How soon the scaler is asked between ticks where no replica is asked for and a request is held; None: never."""
+    """The delay of an extra evaluation if a request is held at zero replicas; None: no extra evaluation."""
     settle_seconds: float = 600.0
-    """How long after the last arrival to wait for what is unfinished."""
+    """The time to wait for unfinished requests after the last arrival."""
     prefix_block_tokens: int = 512
     """Prompt tokens that one of ``Request.prefix_blocks`` stands for; Mooncake's traces have 512."""
     slowdown: tuple[float, ...] = ()
     """Replicas that share one machine's cores: ``slowdown[n - 1]`` is how many times as long a step takes while n are
     busy; the last holds for more. Empty: each has its own hardware."""
     timeline_seconds: float | None = None
-    """How far apart the points of the timeline are; None takes one at each tick of the scaler."""
+    """The time between points of the timeline; None adds one at each evaluation."""

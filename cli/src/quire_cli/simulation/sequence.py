@@ -45,7 +45,7 @@ class Sequence:
         """The engine's count of decode steps when it began to decode; None while it does not."""
         self.private_blocks = 0
         self.shared = 0
-        """How many of ``prefix`` it holds in the prefix cache, from the first one on."""
+        """The number of blocks of ``prefix`` that it uses in the prefix cache, from the first one on."""
         self.replica: str | None = None
         self.first_scheduled: float | None = None
         self.first_token: float | None = None

@@ -19,13 +19,13 @@ from quire_cli.simulation.sequence import Sequence as EngineSequence
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaSample
 
 Progress = Callable[[float], None]
-"""Told the simulated time now and then."""
+"""A function that is called with the simulated time every now and then."""
 
 
 def simulate(
     requests: Sequence[Request], scenario: Scenario, scaler: Scaler, *, progress: Progress = lambda _: None
 ) -> Run:
-    """What happens to these requests, which may come in any order, until the last has ended or time is up."""
+    """Simulate these requests, in any order, until the last has ended or the time is up."""
     return _Simulation(requests, scenario, scaler, progress).run()
 
 
@@ -135,7 +135,7 @@ class _Simulation:
         self._later_tick(number + 1)
 
     def _wake(self, now: float) -> None:
-        """Between ticks: somebody waits for a first replica."""
+        """Evaluate between ticks, because a request waits for a first replica."""
         if self._fleet.asked == 0 and self._gateway.held:
             self._decide(now)
 
@@ -168,7 +168,7 @@ class _Simulation:
     # --- what came of it ---
 
     def _note(self, now: float) -> None:
-        """A point of the timeline, and the next one."""
+        """Add a point to the timeline, and schedule the next one."""
         assert self._scenario.timeline_seconds is not None
         self._timeline.append(self._point(now))
         self._later(len(self._timeline) * self._scenario.timeline_seconds, self._note)

@@ -1,8 +1,8 @@
-"""How fast one engine of an LLMDeployment is, by the best that is known of it.
+"""The speed of one engine of an LLMDeployment, from the best sources available.
 
-Under ``command``. In this order, each for what those before it leave open: figures given by hand, a calibration file,
-what the autoscaler learnt (``status.capacity``, in a file that ``kubectl get -o yaml`` wrote), else an estimate from
-the model's size and the data sheet of what it runs on. Pure but for reading the calibration.
+Under ``command``. The sources, in this order, each for what the previous ones leave open: options, a calibration file,
+what the autoscaler learned (``status.capacity``, in a file that ``kubectl get -o yaml`` wrote), else an estimate from
+the model's size and the hardware's data sheet. Pure except for reading the calibration.
 """
 
 import json
@@ -20,9 +20,9 @@ from quire_operator.domain.resource.engine import PrefixCaching
 from quire_operator.domain.status.scaling_status import scaling_record
 
 _PREFILL_EFFICIENCY = 0.5
-"""Of the peak arithmetic, which prompts are bound by."""
+"""The share of peak arithmetic that prompts reach."""
 _DECODE_EFFICIENCY = 0.7
-"""Of the peak bandwidth, which decoding is bound by."""
+"""The share of peak bandwidth that decoding reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,14 @@ GPUS: Mapping[str, Hardware] = {
     "H200 141GB": Hardware(teraflops=989, gigabytes_per_second=4800),
     "B200 180GB": Hardware(teraflops=2250, gigabytes_per_second=8000),
 }
-"""By the names of ``domain.gpus``; a test holds the two together."""
+"""The hardware by the names in ``domain.capacity.gpus``; a test compares them."""
 CPU = Hardware(teraflops=0.1, gigabytes_per_second=25)
 """Two server cores or so: little more than a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What is known of an engine so far; None is not known yet."""
+    """The known figures of an engine; None is unknown."""
 
     prefill_tokens_per_second: float | None = None
     step_seconds: float | None = None
@@ -65,7 +65,7 @@ class Speed:
 
     @property
     def is_enough(self) -> bool:
-        """What has no default is known."""
+        """True if all figures without a default are known."""
         needed = (self.prefill_tokens_per_second, self.step_seconds, self.decode_seconds_per_sequence, self.kv_tokens)
         return None not in needed
 
@@ -81,8 +81,8 @@ class Speed:
         )
 
 
-def learnt(status: Mapping[str, object]) -> Speed | None:
-    """What ``status.capacity`` says; None where it says too little."""
+def learned(status: Mapping[str, object]) -> Speed | None:
+    """Return the figures of ``status.capacity``, or None if they are incomplete."""
     record = scaling_record({"autoscaling": {}, "capacity": status.get("capacity")})
     rates = None if record is None else record.rates
     return None if rates is None else _of_rates(rates)
@@ -98,7 +98,7 @@ def _of_rates(rates: Rates) -> Speed:
 
 
 def estimated(needs: Footprint, hardware: Hardware, *, kv_tokens: int, max_model_length: int | None) -> Speed:
-    """By the arithmetic of a prompt and the memory traffic of a decode step."""
+    """Return an estimate from the arithmetic of a prompt and the memory traffic of a decode step."""
     flops = hardware.teraflops * 1e12 * _PREFILL_EFFICIENCY
     bandwidth = hardware.gigabytes_per_second * 1e9 * _DECODE_EFFICIENCY
     per_token = 2 * needs.parameters / flops
@@ -113,7 +113,7 @@ def estimated(needs: Footprint, hardware: Hardware, *, kv_tokens: int, max_model
 
 
 def read_calibration(path: Path) -> Speed:
-    """A JSON object with the fields of ``Speed``; raises FileProblem."""
+    """Return the figures of a JSON file with the fields of ``Speed``, or raise FileProblem."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,7 +147,7 @@ def _is_good(key: str, value: object) -> bool:
 
 
 def engine_model(spec: Spec, speed: Speed) -> EngineModel:
-    """The engine that the spec describes, at this speed, of which enough is known."""
+    """Return the engine that the spec describes, at this speed."""
     engine = spec.engine
     assert speed.prefill_tokens_per_second is not None and speed.step_seconds is not None
     assert speed.decode_seconds_per_sequence is not None and speed.kv_tokens is not None

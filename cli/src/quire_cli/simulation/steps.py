@@ -1,4 +1,4 @@
-"""How long steps take: a stretch of equal ones, and how many prompt tokens one may have while others generate."""
+"""The time of steps: a stretch of equal steps, and the prompt tokens of a step while others generate."""
 
 from math import ceil, sqrt
 
@@ -21,11 +21,11 @@ class Stretch:
         self.end = start + self.seconds(steps)
 
     def seconds(self, steps: int) -> float:
-        """Of the first so many."""
+        """Return the time of the first steps."""
         return steps * self._first + self._growth * (steps * (steps - 1) / 2)
 
     def done(self, now: float) -> int:
-        """Steps that have ended."""
+        """Return the number of steps that have ended."""
         begun = self._begun(now)
         return begun if self.start + self.seconds(begun) <= now else begun - 1
 
@@ -35,7 +35,7 @@ class Stretch:
         self.end = self.start + self.seconds(self.steps)
 
     def _begun(self, now: float) -> int:
-        """The fewest steps that last until then."""
+        """Return the smallest number of steps that last until then."""
         elapsed = now - self.start
         if elapsed <= 0.0:
             return 0
@@ -66,7 +66,7 @@ class StallBound:
         self._tokens = 0
 
     def begin(self, decode_seconds: float | None) -> None:
-        """A step in which decoding alone takes so long; None where nobody decodes, so nobody would wait."""
+        """Start a step with this decode time; None if no sequence decodes, so that none would wait."""
         self._tokens = 0
         bound = self._max_seconds
         if decode_seconds is None or bound is None:
@@ -75,7 +75,7 @@ class StallBound:
             self._left = max(bound - decode_seconds, _LEAST_SHARE_OF_PROMPTS * bound)
 
     def limit(self, count: int, start: int) -> int:
-        """How many of ``count`` tokens of a prompt, from its token ``start`` on, the step may have. 0 is none."""
+        """Return how many of ``count`` tokens of a prompt, from token ``start`` on, the step may compute."""
         left = self._left
         if left is None or count <= 1:
             return count
@@ -86,7 +86,7 @@ class StallBound:
         return min(count, max(fitting, self._at_least - self._tokens, 0))
 
     def add(self, start: int, count: int) -> None:
-        """That many it has now."""
+        """Add the tokens to the step."""
         self._tokens += count
         if self._left is not None:
             self._left -= count * (self._per_token + self._per_pair * (start + count / 2))

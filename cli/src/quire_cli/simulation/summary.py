@@ -9,7 +9,7 @@ from quire_cli.simulation.run import Outcome, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Of what is scored: requests that arrived between the warm-up and the last arrival, and replicas meanwhile."""
+    """The summary of the scored part: requests between the warm-up and the last arrival, and replicas meanwhile."""
 
     requests: int
     attainment: float
@@ -26,10 +26,10 @@ class Summary:
     worst_queue: int
     ttft_seconds: Distribution | None
     wait_seconds: Distribution | None
-    """Of first tokens beyond their own prefill."""
+    """The time to first token after an immediate prefill."""
     preemptions: int
     cached_share: float
-    """Of the prompt tokens: found in a prefix cache."""
+    """The share of prompt tokens found in a prefix cache."""
 
 
 def summarise(run: Run, *, slo_seconds: float) -> Summary:

@@ -58,7 +58,7 @@ class Telemetry:
 
 
 @dataclass(slots=True)
-class Canary:
+class WatchHealth:
     """Whether the watches still show what happens: our Lease changes every 2 s, and a watch has to show it.
 
     Measured by our own monotonic clock from the first change that our calls saw and no watch showed: the Lease's times

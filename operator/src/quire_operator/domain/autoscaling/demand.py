@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from quire_common.quantities import format_duration
 from quire_operator.domain.autoscaling.history import Flow
-from quire_operator.domain.autoscaling.margin import Margin
 from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.ramp import RampEstimator
 from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.autoscaling.rises import Rises
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.ttft_correction import TtftCorrection
 from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.autoscaling.variation import Variation
+from quire_operator.domain.autoscaling.variance import Variance
 from quire_operator.domain.resource.scaling import LatencyTarget, ScalingTargets
 
 _FULL = 0.8
@@ -104,8 +104,8 @@ def gauge_terms(
 
 def work_term(
     flows: Sequence[Flow],
-    variation: Variation,
-    rises: Rises,
+    variance: Variance,
+    ramp: RampEstimator,
     *,
     start_up: float,
     queued_prompt_tokens: float,
@@ -124,8 +124,8 @@ def work_term(
         return None
     busy = busy_replicas(flows, rates, max_sequences)
     # Where nothing came there is nothing to expect more of; the window remembers what came before.
-    deviation = variation.deviation(busy) if busy > 0 else 0.0
-    rise = rises.deviation(busy, start_up=start_up) if busy > 0 else 0.0
+    deviation = variance.deviation(busy) if busy > 0 else 0.0
+    rise = ramp.deviation(busy, start_up=start_up) if busy > 0 else 0.0
     spare = tuning.spare_replicas(deviation, rise, percentile=percentile)
     if busy + spare > busy / _FULL:
         need = busy + spare
@@ -155,13 +155,14 @@ def busy_replicas(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> fl
     return (tokens * rates.prefill_seconds_per_token + requests * decode) / sum(flow.seconds for flow in flows)
 
 
-def with_margin(work: Term, margin: Margin, *, now: float) -> Term:
+def with_ttft_correction(work: Term, ttft_correction: TtftCorrection, *, now: float) -> Term:
     """The work, counted for as much as late first tokens taught."""
-    if margin.factor <= 1.0:
+    if ttft_correction.factor <= 1.0:
         return work
-    ago = format_duration(round(now - margin.learnt))
-    why = f"× {margin.factor:.2f} since first tokens were late with {margin.replicas} replicas {ago} ago"
-    return replace(work, need=work.need * margin.factor, detail=f"{work.detail}; {why}")
+    ago = format_duration(round(now - ttft_correction.learnt))
+    many = ttft_correction.replicas
+    why = f"× {ttft_correction.factor:.2f}, as first tokens were late with {many} replicas {ago} ago"
+    return replace(work, need=work.need * ttft_correction.factor, detail=f"{work.detail}; {why}")
 
 
 def first_token_term(

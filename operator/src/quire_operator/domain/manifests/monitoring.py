@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from quire_common.contract import engine
 from quire_common.quantities import format_duration
-from quire_operator.domain.manifests.surroundings import Monitoring
+from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.resource import Autoscaling, LatencyTarget, Spec
 from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
 

@@ -1,8 +1,8 @@
-"""Ties a process to its parent: what ``python tether.py COMMAND …`` runs ends with its parent, even by kill -9.
+"""The parent-death watcher: a command that it runs ends when the parent process ends, even by kill -9.
 
-On Linux the kernel does it (PR_SET_PDEATHSIG survives exec, so nothing stays between parent and command). Elsewhere
-this process stays, with a pipe from its parent as standard input: at the pipe's end it kills the command. Standard
-library only and imported by nobody: it is run as a file, to start in milliseconds.
+On Linux the kernel ends it (PR_SET_PDEATHSIG survives exec, so no process stays between parent and command). Elsewhere
+this process stays, with a pipe from its parent as standard input, and kills the command when the pipe closes. It uses
+the standard library only and is run as a file, so that it starts in milliseconds.
 """
 
 import os
@@ -18,7 +18,7 @@ _NOT_FOUND = 127
 
 
 def main(argv: Sequence[str]) -> int:
-    """Becomes the command, or stays beside it; argv is PARENT_PID HOW COMMAND …"""
+    """Become the command, or watch it; argv is PARENT_PID, HOW and the command."""
     parent, how, command = int(argv[0]), argv[1], list(argv[2:])
     if how == "kernel":
         return _become(parent, command)
@@ -31,7 +31,7 @@ def _become(parent: int, command: list[str]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         return _stay(command)
-    if os.getppid() != parent:  # it died before the kernel knew what to do about it
+    if os.getppid() != parent:  # the parent died before the kernel was informed
         return 1
     try:
         os.execvp(command[0], command)

@@ -36,7 +36,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class DecisionInputs:
     """All that bears on one verdict."""
 
     rules: Autoscaling
@@ -58,21 +58,21 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ReplicaChoice:
     desired: int
     reason: Reason
     message: str
 
 
-def judge(s: Situation) -> Verdict:
+def judge(s: DecisionInputs) -> ReplicaChoice:
     """What to do; or, where nothing is done, what to recommend."""
-    verdict = _judge(s)
-    if s.recommended is None or not max(s.supply.current, verdict.desired) < s.recommended <= s.rules.max_replicas:
-        return verdict
-    return _recommended(s, verdict, s.recommended)
+    choice = _judge(s)
+    if s.recommended is None or not max(s.supply.current, choice.desired) < s.recommended <= s.rules.max_replicas:
+        return choice
+    return _recommended(s, choice, s.recommended)
 
 
-def _judge(s: Situation) -> Verdict:
+def _judge(s: DecisionInputs) -> ReplicaChoice:
     """Bounds first, for they are no matter of data; then nothing without data; then up at once, down with care."""
     current = s.supply.current
     bounded = max(s.rules.min_replicas, min(current, s.rules.max_replicas))
@@ -90,7 +90,7 @@ def _judge(s: Situation) -> Verdict:
     return _downward(s)
 
 
-def _steady(s: Situation) -> Verdict:
+def _steady(s: DecisionInputs) -> ReplicaChoice:
     """Neither more nor fewer, and whether that is for want of figures: a lesser need would not explain the number."""
     current = s.supply.current
     if s.supply.starting:
@@ -100,7 +100,7 @@ def _steady(s: Situation) -> Verdict:
     return _hold(s, Reason.STEADY, _needs(s))
 
 
-def _upward(s: Situation) -> Verdict:
+def _upward(s: DecisionInputs) -> ReplicaChoice:
     current, limits = s.supply.current, s.rules.scale_up
     if current == s.rules.max_replicas:
         return _hold(s, Reason.AT_MAX, f"maxReplicas is {current}; {_needs(s)}")
@@ -119,7 +119,7 @@ def _upward(s: Situation) -> Verdict:
     return _change(s, min(wanted, most), top.reason, _needs(s))
 
 
-def _downward(s: Situation) -> Verdict:
+def _downward(s: DecisionInputs) -> ReplicaChoice:
     current, limits = s.supply.current, s.rules.scale_down
     obstacle = _obstacle_down(s)
     if obstacle is not None:
@@ -143,22 +143,24 @@ def _downward(s: Situation) -> Verdict:
     return _change(s, least, Reason.DEMAND_FELL, why)
 
 
-def _recommended(s: Situation, verdict: Verdict, before: int) -> Verdict:
+def _recommended(s: DecisionInputs, choice: ReplicaChoice, before: int) -> ReplicaChoice:
     """More was recommended before: that goes down with as much care as replicas do."""
     current, limits = s.supply.current, s.rules.scale_down
-    if verdict.reason in (Reason.METRICS_STALE, Reason.NO_GATEWAY):
-        return Verdict(desired=before, reason=verdict.reason, message=f"{current} → {before} as before: {_missing(s)}")
+    if choice.reason in (Reason.METRICS_STALE, Reason.NO_GATEWAY):
+        return ReplicaChoice(
+            desired=before, reason=choice.reason, message=f"{current} → {before} as before: {_missing(s)}"
+        )
     if not is_watched(s.needs, rules=limits, now=s.now):
         return _change(s, before, Reason.SCALE_DOWN_WINDOW, f"as recommended before; {_needs(s)}")
     highest = highest_need_up(s.needs, rules=limits, now=s.now)
     least = min(before, whole(highest.up))
-    if least <= max(current, verdict.desired):
-        return verdict
+    if least <= max(current, choice.desired):
+        return choice
     when = f"{highest.up:.2f} replicas were needed {format_duration(round(s.now - highest.time))} ago"
     return _change(s, least, Reason.SCALE_DOWN_WINDOW, f"{when}, within {format_duration(limits.window_seconds)}")
 
 
-def _obstacle_down(s: Situation) -> tuple[Reason, str] | None:
+def _obstacle_down(s: DecisionInputs) -> tuple[Reason, str] | None:
     """What forbids to remove a replica now, whatever was needed."""
     if s.is_first:
         return Reason.RESTARTED, "nothing is removed at the first look after a start"
@@ -172,19 +174,19 @@ def _obstacle_down(s: Situation) -> tuple[Reason, str] | None:
     return None
 
 
-def _change(s: Situation, desired: int, reason: Reason, why: str) -> Verdict:
-    return Verdict(desired=desired, reason=reason, message=f"{s.supply.current} → {desired}: {why}")
+def _change(s: DecisionInputs, desired: int, reason: Reason, why: str) -> ReplicaChoice:
+    return ReplicaChoice(desired=desired, reason=reason, message=f"{s.supply.current} → {desired}: {why}")
 
 
-def _hold(s: Situation, reason: Reason, why: str) -> Verdict:
-    return Verdict(desired=s.supply.current, reason=reason, message=f"stays at {s.supply.current}: {why}")
+def _hold(s: DecisionInputs, reason: Reason, why: str) -> ReplicaChoice:
+    return ReplicaChoice(desired=s.supply.current, reason=reason, message=f"stays at {s.supply.current}: {why}")
 
 
-def _silent(s: Situation) -> str:
+def _silent(s: DecisionInputs) -> str:
     return f"{s.supply.missing} of {s.supply.ready} ready replicas gave no metrics"
 
 
-def _missing(s: Situation) -> str:
+def _missing(s: DecisionInputs) -> str:
     """Which figures there are none of."""
     if s.supply.is_stale:
         fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas gave metrics"
@@ -192,7 +194,7 @@ def _missing(s: Situation) -> str:
     return "no gateway says whether requests are held"
 
 
-def _needs(s: Situation) -> str:
+def _needs(s: DecisionInputs) -> str:
     """The largest term with its numbers."""
     supply, top = s.supply, s.demand.top
     starting = f", {supply.starting} of {supply.current} still starting" if supply.starting else ""

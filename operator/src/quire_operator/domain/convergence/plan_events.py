@@ -9,34 +9,34 @@ from typing import assert_never
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Conflict, Create, Delete, RemoveFields, Update
-from quire_operator.domain.manifests.surroundings import ASIDE_KINDS
-from quire_operator.domain.status.conditions import Blocker
+from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS
+from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.status import Event
 
 
-def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[Blocker | None, Blocker | None]:
+def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[BlockingCondition | None, BlockingCondition | None]:
     """Of children that replicas need, and of the others."""
 
-    def blocker(found: Sequence[Conflict]) -> Blocker | None:
+    def blocking(found: Sequence[Conflict]) -> BlockingCondition | None:
         messages = "; ".join(conflict.message for conflict in found)
-        return Blocker(reason="NameConflict", message=messages) if found else None
+        return BlockingCondition(reason="NameConflict", message=messages) if found else None
 
-    beside = [conflict for conflict in conflicts if conflict.ref.kind in ASIDE_KINDS]
-    return blocker([conflict for conflict in conflicts if conflict not in beside]), blocker(beside)
+    beside = [conflict for conflict in conflicts if conflict.ref.kind in NONBLOCKING_KINDS]
+    return blocking([conflict for conflict in conflicts if conflict not in beside]), blocking(beside)
 
 
-def refused(action: Action, message: str) -> Blocker:
+def refused(action: Action, message: str) -> BlockingCondition:
     """The API server will not have a child made, changed or deleted."""
     match action:
         case Create(manifest=manifest) | Update(manifest=manifest):
             what = f"the {manifest.ref} made of this spec"
-            return Blocker(reason="InvalidSpec", message=f"the API server refuses {what}: {message}")
+            return BlockingCondition(reason="InvalidSpec", message=f"the API server refuses {what}: {message}")
         case RemoveFields(ref=ref, fields=fields):
             what = f"to take out of the {ref} what others added and what breaks it, {listed(fields)}"
-            return Blocker(reason="RemovalRefused", message=f"the API server refuses {what}: {message}")
+            return BlockingCondition(reason="RemovalRefused", message=f"the API server refuses {what}: {message}")
         case Delete(ref=ref, reason=reason):
             what = f"to delete the {ref}, though {reason}"
-            return Blocker(reason="DeletionRefused", message=f"the API server refuses {what}: {message}")
+            return BlockingCondition(reason="DeletionRefused", message=f"the API server refuses {what}: {message}")
         case _:
             assert_never(action)
 
