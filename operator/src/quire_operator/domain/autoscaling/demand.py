@@ -162,7 +162,8 @@ def with_ttft_correction(work: Term, ttft_correction: TtftCorrection, *, now: fl
     if ttft_correction.factor <= 1.0:
         return work
     ago = format_duration(round(now - ttft_correction.learnt))
-    why = f"× {ttft_correction.factor:.2f} because first tokens were late with {ttft_correction.replicas} replicas {ago} ago"
+    replicas = ttft_correction.replicas
+    why = f"× {ttft_correction.factor:.2f} because first tokens were late with {replicas} replicas {ago} ago"
     return replace(work, need=work.need * ttft_correction.factor, detail=f"{work.detail}; {why}")
 
 
