@@ -17,7 +17,7 @@ def told(helm: Helm, values: dict[str, Any] | None = None) -> ChildSettings:
 
 
 def peers(helm: Helm, values: dict[str, Any] | None = None) -> Any:
-    return told(helm, values).around.network_peers
+    return told(helm, values).features.network_peers
 
 
 def test_operator_gateway_own_namespace_and_prometheus_may_reach_replicas(helm: Helm) -> None:
@@ -42,7 +42,7 @@ def test_who_else_may_is_the_readers_to_say_and_never_takes_the_gateway_away(hel
 
 @pytest.mark.parametrize("gateway", [True, False])
 def test_served_names_are_one_gateways_to_tell_apart(helm: Helm, gateway: bool) -> None:
-    assert told(helm, {"gateway": {"create": gateway}}).around.unique_served_names is gateway
+    assert told(helm, {"gateway": {"create": gateway}}).features.unique_served_names is gateway
 
 
 def test_monitors_are_labelled_as_the_charts_own(helm: Helm) -> None:
@@ -52,9 +52,9 @@ def test_monitors_are_labelled_as_the_charts_own(helm: Helm) -> None:
             "alerts": {"labels": {"a.example/b": "c"}, "runbookUrl": "https://example.org/r"},
         }
     }
-    monitoring = told(helm, values).around.monitoring
+    monitoring = told(helm, values).features.monitoring
     assert monitoring is not None
     assert monitoring.pod_monitor_labels == {"release": "prom", "team": "ml"}
     assert (monitoring.rule_labels, monitoring.interval) == ({"a.example/b": "c"}, "30s")
     assert monitoring.runbook_url == "https://example.org/r"
-    assert told(helm, {"monitoring": {"replicas": {"enabled": False}}}).around.monitoring is None
+    assert told(helm, {"monitoring": {"replicas": {"enabled": False}}}).features.monitoring is None

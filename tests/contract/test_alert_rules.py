@@ -13,7 +13,7 @@ from quire_cluster.errors import ClusterError
 from quire_common.contract import engine as engine_metrics
 from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
 from quire_operator.domain.manifests import monitoring
-from quire_operator.domain.manifests.surroundings import Monitoring
+from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
 

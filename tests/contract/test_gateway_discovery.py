@@ -20,7 +20,7 @@ from quire_operator.domain.cluster_state import observed
 from quire_operator.domain.manifests import desired, served_names
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec, names
-from quire_operator.reconcile.rivals import Rivals
+from quire_operator.reconcile.served_name_claims import ServedNameClaims
 from quire_operator.reconcile.store import Store
 
 IMAGES = Images(engine="engine")
@@ -113,7 +113,7 @@ def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str
             "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": {"name": key.name}}],
         }
         slices.append(msgspec.convert(endpoints, KubeObject))
-    rivals = Rivals(store, lambda key: None)
+    rivals = ServedNameClaims(store, lambda key: None)
     claims = {str(key): store.claim(key) for key in store.all_keys() if rivals.conflict(key) is None}
     routed = {endpoint.id: model for model, found in snapshot_of(services, slices).items() for endpoint in found}
     assert {key: claim and claim.served_name for key, claim in claims.items()} == routed

@@ -139,7 +139,7 @@ def test_without_prometheus_the_number_stays_and_is_explained(ramp: Ramp, report
     reported = seen.first_at(blind, lambda look: look.reason("Autoscaling") == "PrometheusUnavailable", since=down)
     assert reported is not None
     said = [look.conditions["Autoscaling"] for look in blind if look.time >= reported]
-    assert all("the number of replicas is held until metrics are back" in condition.message for condition in said)
+    assert all("holding the number of replicas" in condition.message for condition in said)
     assert "PrometheusUnavailable" in {event.reason for event in ramp.events if event.type == "Warning"}
     report.figure("Prometheus stopped to condition set", reported - down)
 
@@ -149,7 +149,7 @@ def test_quire_explain_lists_missing_metrics(ramp: Ramp) -> None:
     now: Mapping[str, Any] = ramp.blind["now"]
     assert (now["from"], now["to"], now["reason"]) == (2, 2, "MetricsStale")
     assert now["metrics"]["source"] == "Prometheus" and now["metrics"]["problem"]
-    assert "gave metrics in the last 45 s" in now["message"]
+    assert "reported metrics in the last 45 s" in now["message"]
     assert "PrometheusUnavailable" in {notice["reason"] for notice in ramp.blind["notices"]}
     words = " ".join(ramp.blind_words.split())
     assert "no answer: " in words and "Autoscaling: PrometheusUnavailable" in words

@@ -53,19 +53,19 @@ FAULTS = {
     "bad-model": Fault(
         change={"model": {"source": "file:///models/no-such-model"}},
         reason="EngineRefused",
-        says=r"ended with code 2: .*/models/no-such-model",
+        says=r"exited with code 2: .*/models/no-such-model",
         back={"model": {"source": "file://./models/quire-demo"}},
     ),
     "out-of-memory": Fault(
         change={"resources": {"limits": {"memory": "120Mi"}, "requests": {"memory": "120Mi"}}},
         reason="OutOfMemory",
-        says=r"used more memory than its limit",
+        says=r"exceeded its memory limit",
         back={"resources": {"limits": None, "requests": {"memory": "300Mi"}}},
     ),
     "crash-loop": Fault(
         change={"podTemplate": {"spec": {"containers": [{"name": "engine", "env": [LOST_PYTHON]}]}}},
         reason="CrashLooping",
-        says=r"ended with code 1: (Fatal Python error|ModuleNotFoundError): .*encodings",
+        says=r"exited with code 1: (Fatal Python error|ModuleNotFoundError): .*encodings",
         back={"podTemplate": None},
     ),
     "missing-secret": Fault(

@@ -58,7 +58,7 @@ def test_missing_gpus_are_reported_until_a_node_is_added(fleet: Fleet, report: R
     fleet.scale(asked)
 
     condition = fleet.chat.wait_condition("Degraded", "True", reason="InsufficientGPU")
-    assert "no node takes pod chat-" in condition.message and "Insufficient nvidia.com/gpu" in condition.message
+    assert "no node can run pod chat-" in condition.message and "Insufficient nvidia.com/gpu" in condition.message
     fleet.chat.until(lambda: len(fleet.chat.serving_pods()) == there or None, what=f"{there} serve", seconds=90)
     ready = fleet.chat.wait_condition("Ready", "False", reason="InsufficientGPU")
     fleet.chat.until(
@@ -66,7 +66,7 @@ def test_missing_gpus_are_reported_until_a_node_is_added(fleet: Fleet, report: R
         what="Ready says how many there are",
         seconds=30,
     )
-    assert "no node takes pod chat-" in ready.message
+    assert "no node can run pod chat-" in ready.message
     assert set(fleet.taken().values()) == {PER_NODE}, "every GPU is taken"
     described = " ".join(fleet.space.kubectl("describe", "llmd", "chat").split())
     assert "Insufficient nvidia.com/gpu" in described and "InsufficientGPU" in described

@@ -19,13 +19,15 @@ def forgotten() -> Iterator[None]:
 def test_permission_is_what_the_kernel_answers(answer: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
 
-    class Libc:
-        class syscall:
-            def __new__(cls, *arguments: int) -> int:
-                calls.append(arguments)
-                return answer
+    class Call:
+        def __call__(self, *arguments: int) -> int:
+            calls.append(arguments)
+            return answer
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Libc)
+    class Libc:
+        syscall = Call()
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Libc())
     assert [amx.request_permission() for _ in range(2)] == [expected] * 2
     assert calls == [(158, 0x1023, 18)]  # once for the process
 

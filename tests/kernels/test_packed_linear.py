@@ -8,8 +8,10 @@ from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
 from quire_kernels.packed_linear import (
     BFloat16Weights,
     bfloat16_linear,
+    float_linear,
     int8_linear,
     pack_bfloat16,
+    pack_float,
     pack_int8,
     quantise_weight,
     reference,
@@ -60,6 +62,9 @@ def test_a_row_has_the_same_bits_in_every_batch_and_at_every_place_in_it(
     apart.copy_(x)
     packed = pack_int8(weight, bias)
     layers: list[Callable[[Tensor], Tensor]] = [lambda rows: int8_linear(rows, packed)]
+    for held in (torch.float32, torch.float16):
+        floats = pack_float(weight.float(), bias.float(), held=held)
+        layers.append(lambda rows, floats=floats: float_linear(rows.float(), floats))  # type: ignore[misc]
     if supports_bfloat16():
         pairs = pack_bfloat16(weight, bias)
         layers.append(lambda rows: bfloat16_linear(rows, pairs))
@@ -82,6 +87,20 @@ def test_bfloat16_equals_the_reference(rows: int, outputs: int, inputs: int, str
     for given in (bias, None):
         found, expected = bfloat16_linear(x, pack_bfloat16(weight, given)), reference.bfloat16_linear(x, weight, given)
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("held", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_float_equals_the_reference(
+    rows: int, outputs: int, inputs: int, held: torch.dtype, threads: int, strided: Callable[..., Tensor]
+) -> None:
+    weight, bias = weights(outputs, inputs, torch.float32)
+    x = strided(rows, inputs, dtype=torch.float32)
+    for given in (bias, None):
+        found = float_linear(x, pack_float(weight, given, held=held))
+        expected = reference.float_linear(x, weight.to(held), given)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_levels_reach_both_ends_of_a_row() -> None:
@@ -138,6 +157,12 @@ def test_what_cannot_be_packed_is_refused() -> None:
         pack_int8(torch.zeros(8))
     with pytest.raises(ArgumentError, match=r"pack_int8: bias is .*; a contiguous torch.float32 \(5,\) is needed"):
         pack_int8(torch.zeros(5, 8), torch.zeros(8))
+    with pytest.raises(ArgumentError, match="pack_float: weight is torch.bfloat16"):
+        pack_float(torch.zeros(5, 8, dtype=torch.bfloat16))
+    with pytest.raises(ArgumentError, match="pack_float: weight has 7 inputs"):
+        pack_float(torch.zeros(5, 7), held=torch.float16)
+    with pytest.raises(ArgumentError, match="float_linear: x is torch.bfloat16"):
+        float_linear(torch.zeros(2, 8, dtype=torch.bfloat16), pack_float(torch.zeros(5, 8)))
     with pytest.raises(ArgumentError, match="pack_bfloat16: weight is torch.float32 with 8 inputs"):
         pack_bfloat16(torch.zeros(5, 8))
     with pytest.raises(ArgumentError, match="pack_bfloat16: weight is torch.bfloat16 with 7 inputs"):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +27,9 @@ from quire_cli.local.model_store import ModelStore, cache_home
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
-from quire_common.contract.engine import FETCH_COMMAND
+from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
 from quire_common.quantities import parse_bytes, parse_duration_seconds
-from quire_operator.errors import UserError
+from quire_operator.errors import StartProblem, UserError
 
 _MAX_DETAILS = 30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -198,7 +199,8 @@ def plan(
         raise typer.BadParameter("set --gpu or --memory, not both")
     machine = this_machine()
     if gpu is None and memory is None:
-        machine = with_tried_cpu(machine, installed_commands().engine)
+        with suppress(StartProblem):  # a machine that only plans may have no engine
+            machine = with_tried_cpu(machine, (installed(ENGINE_COMMAND),))
     store = ModelStore(base=file.resolve().parent, cache=cache_home(os.environ))
     console = _console()
     everything_fits = True

@@ -175,7 +175,7 @@ class Cluster(Protocol):
         """The whole status; ``Conflict`` unless the resource is still the one that was looked at."""
         ...
 
-    async def tell(self, resource: Resource, event: Event) -> None:
+    async def record_event(self, resource: Resource, event: Event) -> None:
         """Post an Event about it."""
         ...
 

@@ -10,7 +10,7 @@ from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.domain.manifests.desired import Manifest
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.conditions import Blocker
+from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.review import ALLOWED, Review
 from quire_operator.ports import Forbidden, Refused, Throttled, Unavailable
 from quire_operator.reconcile import admission
@@ -139,8 +139,8 @@ def test_a_change_of_what_is_invalid_is_judged() -> None:
 class Estimate:
     """As much of a ``CapacityCheck`` as a review asks."""
 
-    async def refusal(self, spec: Spec) -> Blocker | None:
-        return Blocker(reason="InsufficientGPUMemory", message=f"{spec.name} needs 19.3 GiB")
+    async def refusal(self, spec: Spec) -> BlockingCondition | None:
+        return BlockingCondition(reason="InsufficientGPUMemory", message=f"{spec.name} needs 19.3 GiB")
 
 
 def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
@@ -155,7 +155,7 @@ def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
 
 
 class Slow(Estimate):
-    async def refusal(self, spec: Spec) -> Blocker | None:
+    async def refusal(self, spec: Spec) -> BlockingCondition | None:
         await asyncio.Event().wait()
         return None
 

@@ -43,7 +43,7 @@ async def test_it_serves_again_once_certificate_and_key_belong_together(
     put(first, second)
     server = reviews_server(webhook, called, check_seconds=0.01)
     waiting = asyncio.create_task(served())
-    while "does not serve" not in caplog.text:
+    while "webhook cannot start" not in caplog.text:
         await asyncio.sleep(0)
     put(first, first)
     assert str(port) in str((await waiting).get("url"))

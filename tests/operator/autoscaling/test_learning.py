@@ -8,7 +8,7 @@ import pytest
 from quire_operator.domain.autoscaling.rates import Evidence, Rates, Work
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.autoscaling.variation import Variation
+from quire_operator.domain.autoscaling.variance import Variance
 
 STEP, PREFILL, DECODE = 0.02, 0.0005, 0.0008
 
@@ -122,7 +122,7 @@ def test_arrivals_that_outgrow_a_replica_scale_up_before_anything_queues(kit):
     assert decision.desired >= 2 and story.decisions[-1].inputs["waiting"] == 0
     risen = next(d for d in story.decisions if d.is_change)
     assert risen.reason is Reason.WORK
-    assert "requests/s of 50 output tokens" in risen.message and "to spare for p95, as work varies by" in risen.message
+    assert "requests/s of 50 output tokens" in risen.message and "headroom (p95; deviation" in risen.message
     assert story.decisions[-1].inputs["needArrivingWork"] > busy / 0.8
     # Half an hour later the rise is no variation any more.
     for _ in range(120):
@@ -132,11 +132,11 @@ def test_arrivals_that_outgrow_a_replica_scale_up_before_anything_queues(kit):
 
 def spare_after(*works: float, percentile: int = 95) -> float:
     """Replicas to spare, once the work of these looks has come over and over for an hour."""
-    variation = Variation()
+    variance = Variance()
     for work in works * (240 // len(works)):
-        variation = variation.seen(work, seconds=15.0)
+        variance = variance.seen(work, seconds=15.0)
     mean = sum(works) / len(works)
-    return Tuning().spare_replicas(variation.deviation(mean), 0.0, percentile=percentile)
+    return Tuning().spare_replicas(variance.deviation(mean), 0.0, percentile=percentile)
 
 
 def test_spare_replicas_grow_with_the_percentile_and_more_slowly_than_the_work():
@@ -153,13 +153,13 @@ def test_work_that_comes_in_bursts_has_more_to_spare_than_the_same_work_that_com
 
 
 def test_bursts_are_forgotten_while_work_comes_evenly():
-    variation = Variation()
+    variance = Variance()
     for _ in range(10):
-        variation = variation.seen(0.0, seconds=45.0).seen(16.0, seconds=15.0)
+        variance = variance.seen(0.0, seconds=45.0).seen(16.0, seconds=15.0)
     deviations = []
     for _ in range(240):
-        variation = variation.seen(4.0, seconds=15.0)
-        deviations.append(variation.deviation(4.0))
+        variance = variance.seen(4.0, seconds=15.0)
+        deviations.append(variance.deviation(4.0))
     assert all(b <= a for a, b in zip(deviations[1:], deviations[2:], strict=False))
     assert deviations[-1] < 0.4 * deviations[0]
 
@@ -174,7 +174,7 @@ def test_one_absurd_figure_is_soon_forgotten(kit):
 
 def test_shorter_looks_at_the_same_work_do_not_make_it_vary_more():
     """Requests that come one by one: the variance of their rate is in inverse proportion to how long one looks."""
-    rng, long, short = random.Random(1), Variation(), Variation()
+    rng, long, short = random.Random(1), Variance(), Variance()
     for _ in range(2000):
         parts = [sum(rng.random() < 0.3 for _ in range(10)) for _ in range(3)]
         for part in parts:
@@ -237,7 +237,7 @@ def test_late_first_tokens_add_one_replica_once_all_are_up(kit):
     assert tick(lates=0.4).desired == 2, "one late first token in thirty is within the 95th percentile"
     raised = tick(lates=4)
     assert (raised.desired, raised.reason) == (3, Reason.FIRST_TOKEN)
-    assert "waited over 1 s beyond their own prefill, p95 is the target" in raised.message
+    assert "waited over 1 s beyond their own prefill (target p95)" in raised.message
     # One at a time: while it loads, and until its effect can be seen.
     for _ in range(10):
         assert tick(loading="c", lates=4).desired == 3

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.observation import ReplicaObservation, ReplicaPhase
-from quire_operator.domain.autoscaling.rises import Rises
+from quire_operator.domain.autoscaling.ramp import RampEstimator
 from quire_operator.domain.autoscaling.startups import MAX_SECONDS, USUAL_SECONDS, StartUps
 from quire_operator.domain.autoscaling.tuning import Tuning
 
@@ -130,26 +130,26 @@ def test_whatever_the_clock_and_the_replicas_do_a_start_up_is_positive_and_bound
 # --- how far work rises meanwhile ---
 
 
-def risen(*works: float, start_up: float, window: float = 300.0) -> Rises:
+def risen(*works: float, start_up: float, window: float = 300.0) -> RampEstimator:
     """After these looks at work, 15 s apart."""
-    rises = Rises()
+    ramp = RampEstimator()
     for look, busy in enumerate(works):
-        rises = rises.seen(busy, seconds=15.0, start_up=start_up, window=window, now=15.0 * look)
-    return rises
+        ramp = ramp.seen(busy, seconds=15.0, start_up=start_up, window=window, now=15.0 * look)
+    return ramp
 
 
 def test_until_something_is_known_a_rise_grows_like_a_random_walk():
-    usual = Rises().deviation(1.0, start_up=105.0)
+    usual = RampEstimator().deviation(1.0, start_up=105.0)
     assert usual > 0
-    assert Rises().deviation(4.0, start_up=105.0) == pytest.approx(2 * usual)
-    assert Rises().deviation(1.0, start_up=465.0) == pytest.approx(2 * usual)
-    assert Rises().deviation(0.0, start_up=465.0) == 0.0
+    assert RampEstimator().deviation(4.0, start_up=105.0) == pytest.approx(2 * usual)
+    assert RampEstimator().deviation(1.0, start_up=465.0) == pytest.approx(2 * usual)
+    assert RampEstimator().deviation(0.0, start_up=465.0) == 0.0
 
 
 def test_a_morning_rises_further_the_longer_replicas_take():
     morning = [look / 20 for look in range(120)]
     after = {start_up: risen(*morning, start_up=start_up) for start_up in (30.0, 120.0, 420.0)}
-    measured = [math.sqrt(rises.squares / rises.seconds) for rises in after.values()]
+    measured = [math.sqrt(ramp.squares / ramp.seconds) for ramp in after.values()]
     # By 0.05 a look, over the start-up and the look that follows it.
     assert measured == pytest.approx([0.15, 0.45, 1.45], rel=0.01)
 
@@ -167,10 +167,10 @@ def test_bursts_that_come_again_within_the_window_rise_above_nothing(start_up: f
 
 def test_work_that_falls_is_no_rise_and_rises_are_forgotten():
     assert risen(*[9 - look / 20 for look in range(120)], start_up=120.0).squares == 0.0
-    rises, seen = risen(*[look / 20 for look in range(120)], start_up=120.0), []
+    ramp, seen = risen(*[look / 20 for look in range(120)], start_up=120.0), []
     for look in range(400):
-        rises = rises.seen(6.0, seconds=15.0, start_up=120.0, window=300.0, now=1800.0 + 15.0 * look)
-        seen.append(rises.deviation(6.0, start_up=120.0))
+        ramp = ramp.seen(6.0, seconds=15.0, start_up=120.0, window=300.0, now=1800.0 + 15.0 * look)
+        seen.append(ramp.deviation(6.0, start_up=120.0))
     assert seen[-1] < 0.75 * seen[0]
 
 
@@ -185,16 +185,16 @@ def test_nothing_is_said_of_a_rise_before_a_start_up_was_watched():
     st.floats(0, 3600),
 )
 def test_a_rise_is_finite_and_remembers_no_more_than_it_needs(looks, window):
-    rises, now, highest = Rises(), 0.0, 0.0
+    ramp, now, highest = RampEstimator(), 0.0, 0.0
     for busy, seconds, start_up in looks:
         now += seconds
         highest = max(highest, busy)
-        rises = rises.seen(busy, seconds=seconds, start_up=start_up, window=window, now=now)
-        assert rises.levels[-1].busy == busy
-        assert all(level.time >= now - start_up - window - 15.0 for level in rises.levels)
-        measured = math.sqrt(rises.squares / rises.seconds) if rises.seconds else 0.0
+        ramp = ramp.seen(busy, seconds=seconds, start_up=start_up, window=window, now=now)
+        assert ramp.levels[-1].busy == busy
+        assert all(level.time >= now - start_up - window - 15.0 for level in ramp.levels)
+        measured = math.sqrt(ramp.squares / ramp.seconds) if ramp.seconds else 0.0
         assert 0.0 <= measured <= highest + 1e-6
-        assert math.isfinite(rises.deviation(busy, start_up=start_up))
+        assert math.isfinite(ramp.deviation(busy, start_up=start_up))
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
@@ -263,7 +263,7 @@ def test_the_same_morning_keeps_more_to_spare_where_replicas_take_longer(kit):
         assert last.inputs["startUpSeconds"] == looks * 15
     assert needs[0] < needs[1] < needs[2]
     for looks, detail in zip((2, 8, 28), details, strict=True):
-        assert f"in the {looks * 15} s that replicas take to start" in detail
+        assert f"over {looks * 15} s start-up" in detail
 
 
 def test_a_start_up_outlives_the_operator_and_is_seldom_written(kit):

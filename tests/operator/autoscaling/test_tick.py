@@ -264,7 +264,7 @@ async def test_decision_that_fails_does_not_stop_the_others(bench, monkeypatch, 
     bench.metrics.figures["ns/b-0"] = {"running": 10.0, "waiting": 5.0}
     decisions = await bench.tick(bench.subject("ns/a"), bench.subject("ns/b"))
     assert {key: d.desired for key, d in decisions.items()} == {"ns/b": 2}
-    assert "ns/a: no decision" in caplog.text
+    assert "ns/a: decision failed" in caplog.text
 
 
 async def test_one_made_anew_begins_without_the_memory_of_the_one_before(bench):

@@ -13,7 +13,7 @@ def test_dead_scrape_is_not_read_as_idle(kit):
         decision = story.tick(*(kit.ready(f"r{n}", age=None) for n in range(4)))
         assert decision.desired == 4
     assert decision.reason is Reason.METRICS_STALE
-    assert decision.message == "stays at 4: only 0 of 4 ready replicas gave metrics in the last 45 s"
+    assert decision.message == "stays at 4: only 0 of 4 ready replicas reported metrics in the last 45 s"
 
 
 def test_demand_that_nobody_saw_during_an_outage_counts_as_full_after_it(kit):
@@ -150,7 +150,7 @@ def test_sudden_silence_of_one_replica_does_not_scale_down(kit):
     story.ticks(25, *kit.fleet(4, running=1)[:3], kit.ready("r3", age=None))
     assert story.target == 4
     assert story.decisions[-1].reason is Reason.METRICS_PARTIAL
-    assert "1 of 4 ready replicas gave no metrics" in story.decisions[-1].message
+    assert "1 of 4 ready replicas reported no metrics" in story.decisions[-1].message
 
 
 @pytest.mark.parametrize(
@@ -162,14 +162,14 @@ def test_sudden_silence_of_one_replica_does_not_scale_down(kit):
             1,
             1,
             Reason.METRICS_PARTIAL,
-            "1 of 2 ready replicas gave no metrics, and may be full; Concurrency needs 0.12",
+            "1 of 2 ready replicas reported no metrics, and may be full; Concurrency needs 0.12",
         ),
         (
             4,
             7,
             1,
             Reason.METRICS_PARTIAL,
-            "1 of 4 ready replicas gave no metrics, and may be full; Concurrency needs 2.62",
+            "1 of 4 ready replicas reported no metrics, and may be full; Concurrency needs 2.62",
         ),
         # As many are needed by those that do tell, or may not be fewer.
         (4, 9, 1, Reason.STEADY, "stays at 4: Concurrency needs 3.38"),

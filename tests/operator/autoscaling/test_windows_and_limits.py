@@ -112,7 +112,7 @@ def test_recommendation_stands_while_metrics_are_away(kit):
     story.tick(kit.ready("a", running=10, waiting=20))
     blind = story.ticks(60, kit.ready("a", age=None))[-1]
     assert (blind.desired, blind.reason) == (4, Reason.METRICS_STALE)
-    assert blind.message == "1 → 4 as before: only 0 of 1 ready replicas gave metrics in the last 45 s"
+    assert blind.message == "1 → 4 as before: only 0 of 1 ready replicas reported metrics in the last 45 s"
 
 
 # --- memory ---

@@ -29,7 +29,7 @@ def test_a_clock_that_is_wrong_all_along_changes_nothing(kit, wrong):
     ]
     assert {decision.desired for decision in right.decisions} == {1, 2}
     assert story.history.start_ups.seconds == right.history.start_ups.seconds == (45.0,)
-    assert story.history.rises == right.history.rises
+    assert story.history.ramp == right.history.ramp
 
 
 @pytest.mark.parametrize("set_by", [-86_400.0, -600.0, -16.0, 600.0, 86_400.0])

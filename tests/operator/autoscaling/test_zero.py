@@ -49,7 +49,7 @@ def test_operator_that_starts_while_somebody_waits_wakes_the_model_at_its_first_
 def test_nothing_is_decided_at_zero_when_no_gateway_answers(kit):
     decision = kit.story(current=0, min_replicas=0).tick(held=None)
     assert (decision.desired, decision.reason) == (0, Reason.NO_GATEWAY)
-    assert decision.message == "stays at 0: no gateway says whether requests are held"
+    assert decision.message == "stays at 0: no gateway reports whether requests are held"
 
 
 def test_idle_for_the_whole_window_goes_to_zero(kit):
@@ -58,7 +58,7 @@ def test_idle_for_the_whole_window_goes_to_zero(kit):
     assert story.target == 1
     last = story.ticks(2, kit.ready("a"), **QUIET)[0]
     assert (last.desired, last.reason) == (0, Reason.DEMAND_FELL)
-    assert last.message == ("1 → 0: at most 0.00 replicas were needed in the last 5m; nothing runs, waits or arrives")
+    assert last.message == ("1 → 0: at most 0.00 replicas were needed in the last 5m; no requests run, wait or arrive")
 
 
 def test_never_to_zero_while_one_request_streams(kit):
@@ -72,7 +72,7 @@ def test_never_to_zero_while_a_gateway_has_a_request_that_no_sample_shows_yet(ki
     story.ticks(60, kit.ready("a", age=40.0), held=0, in_flight=1)
     assert story.target == 1
     assert story.decisions[-1].message == (
-        "stays at 1: Activity needs 0.01 replicas (0 requests since the last look, 1 in flight at the gateways)"
+        "stays at 1: Activity needs 0.01 replicas (0 requests since the last tick, 1 in flight at the gateways)"
     )
 
 

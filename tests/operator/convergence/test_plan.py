@@ -80,10 +80,10 @@ def test_another_target_updates_the_deployment_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason", "drift"),
     [
-        ({"fingerprint": "other"}, "others changed or removed fields of it", 0),
+        ({"fingerprint": "other"}, "other clients changed or removed its fields", 0),
         (
             {"fingerprint": "other", "foreign": (ForeignField(path=REPLICAS, manager="hpa"),)},
-            "others changed it: spec.replicas (set by hpa)",
+            "other clients changed it: spec.replicas (set by hpa)",
             1,
         ),
         ({"uid": "another"}, "this process has not applied it yet", 0),
@@ -110,8 +110,8 @@ def test_additions_that_break_a_replica_go_and_others_are_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "passing", "words"),
     [
-        ({"owner": None, "fingerprint": ""}, False, "was not made by quire"),
-        ({"owner": None}, False, "was left behind when its LLMDeployment was deleted without it"),
+        ({"owner": None, "fingerprint": ""}, False, "was not created by quire"),
+        ({"owner": None}, False, "was orphaned when its LLMDeployment was deleted"),
         ({"owner": Owner(kind="Kafka", name="chat", uid="k")}, False, "belongs to Kafka chat"),
         ({"owner": replace(OWNER, name="other", uid="o")}, False, "belongs to LLMDeployment other"),
         ({"owner": replace(OWNER, uid="earlier")}, True, "belongs to an earlier LLMDeployment of this name"),
@@ -130,7 +130,7 @@ def test_what_is_not_ours_is_never_touched(changes: dict[str, Any], passing: boo
 def test_what_is_ours_and_no_longer_wanted_is_deleted(changes: dict[str, Any], goes: bool) -> None:
     claim = Ref("PersistentVolumeClaim", "chat-models")
     actions = planned(SETTLED | {claim: child(claim, **changes)}).actions
-    wanted = (Delete(ref=claim, uid=f"uid of {claim}", reason="the spec no longer asks for it"),)
+    wanted = (Delete(ref=claim, uid=f"uid of {claim}", reason="the spec no longer requires it"),)
     assert actions == (wanted if goes else ())
 
 

@@ -137,7 +137,7 @@ CASES: dict[str, Case] = {
     ),
     "memory": Case(
         reason="OutOfMemory",
-        words="it used more memory than its limit",
+        words="it exceeded its memory limit",
         pod={"containerStatuses": [looping(137, "", reason="OOMKilled")]},
     ),
     "refused": Case(
@@ -147,7 +147,7 @@ CASES: dict[str, Case] = {
     ),
     "crash": Case(
         reason="CrashLooping",
-        words="ended with code 1: RuntimeError: CUDA error: an illegal memory access was encountered",
+        words="exited with code 1: RuntimeError: CUDA error: an illegal memory access was encountered",
         pod={
             "containerStatuses": [
                 looping(1, "Traceback …\nRuntimeError: CUDA error: an illegal memory access was encountered\n")
@@ -194,11 +194,11 @@ CASES: dict[str, Case] = {
     ),
     "rejected": Case(
         reason="InvalidSpec",
-        words="the API server refuses the Deployment",
+        words="the API server rejected the Deployment",
         spec={"podTemplate": {"spec": {"nodeSelektor": {"a": "b"}}}},
         mend={"replicas": 1},
     ),
-    "taken": Case(reason="NameConflict", words="Service taken is there already and was not made by quire"),
+    "taken": Case(reason="NameConflict", words="Service taken already exists and was not created by quire"),
     "asleep": Case(
         kind="Ready", reason="ScaledToZero", words="spec.replicas is 0", spec={"replicas": 0}, mend={"replicas": 1}
     ),
@@ -212,7 +212,7 @@ CASES: dict[str, Case] = {
     "silent": Case(
         kind="Autoscaling",
         reason="MetricsStale",
-        words="have given none of late",
+        words="have not reported metrics recently",
         spec={"podTemplate": NO_SUCH_SCHEDULER, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
         mend={"replicas": 1},
     ),

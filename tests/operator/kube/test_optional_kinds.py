@@ -144,7 +144,7 @@ def test_a_policy_that_has_the_name_already_is_left_alone_and_replicas_run(
     space.apply()
     space.wait_settled("chat")
     degraded = space.wait_reason("chat", "Degraded", "NameConflict")
-    assert "NetworkPolicy chat is there already and was not made by quire" in degraded["message"]
+    assert "NetworkPolicy chat already exists and was not created by quire" in degraded["message"]
     assert space.condition("chat", "Ready")["reason"] == "Starting"
     found = space.get("networkpolicies", "chat")
     assert found is not None and found["spec"] == theirs["spec"]

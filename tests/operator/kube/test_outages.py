@@ -149,7 +149,7 @@ def different_twins(server: ControlPlane, operators: Operators) -> Row:
     row, space = twin(server, operators, images=(IMAGE, f"{IMAGE}-other"))
     told = (space.condition(name, "Degraded") for name in NAMES)
     messages = [condition["message"] for condition in told if condition["reason"] == "FieldsContested"]
-    assert any("is a second operator at work, with a Lease of another name?" in message for message in messages)
+    assert any("another process writes as field manager quire" in message for message in messages)
     return row
 
 

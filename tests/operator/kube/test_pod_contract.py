@@ -65,7 +65,7 @@ def test_what_only_the_server_knows_to_be_wrong_is_told_in_its_words(shared: Nam
         shared.apply(name, podTemplate={"spec": pod})
     for name, (_, says) in traps.items():
         message = shared.wait_reason(name, "Ready", "InvalidSpec")["message"]
-        assert f"the API server refuses the Deployment {name}" in message and says in message
+        assert f"the API server rejected the Deployment {name}" in message and says in message
 
 
 def test_what_others_add_to_a_service_is_removed_or_named(shared: Namespace) -> None:
@@ -121,7 +121,7 @@ def test_a_child_that_another_controller_owns_is_never_touched(shared: Namespace
     budget = shared.create("poddisruptionbudgets", {"metadata": metadata, "spec": {"maxUnavailable": 3}})
     shared.apply("owned")
     ready = shared.wait_reason("owned", "Ready", "NameConflict")
-    assert "PodDisruptionBudget owned is there already and belongs to ConfigMap somebody" in ready["message"]
+    assert "PodDisruptionBudget owned already exists and belongs to ConfigMap somebody" in ready["message"]
     after = shared.get("poddisruptionbudgets", "owned")
     assert after is not None and after["spec"] == budget["spec"]
     assert "quire" not in {entry["manager"] for entry in after["metadata"]["managedFields"]}
@@ -132,7 +132,7 @@ def test_one_called_as_a_child_of_another_says_whose_the_name_is(shared: Namespa
     shared.wait_settled("tall")
     shared.apply("tall-headless")
     ready = shared.wait_reason("tall-headless", "Ready", "NameConflict")
-    assert "Service tall-headless is there already and belongs to LLMDeployment tall" in ready["message"]
+    assert "Service tall-headless already exists and belongs to LLMDeployment tall" in ready["message"]
     shared.touch("tall", "again")
     assert shared.condition("tall", "Ready")["reason"] == "Starting"
 

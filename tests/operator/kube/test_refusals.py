@@ -57,7 +57,7 @@ def test_what_the_api_server_refuses_is_told_and_not_tried_again(shared: Namespa
     shared.apply("negative", podTemplate={"spec": {"priority": "high"}})
     for name in ("unknown", "negative"):
         ready = shared.wait_reason(name, "Ready", "InvalidSpec")
-        assert "the API server refuses the Deployment" in ready["message"]
+        assert "the API server rejected the Deployment" in ready["message"]
         shared.touch(name, "again")
     shared.apply("unknown", podTemplate={"spec": {"nodeSelector": {"a": "b"}}})
     shared.wait_settled("unknown")
@@ -71,7 +71,7 @@ def test_a_child_of_that_name_that_is_not_ours_is_never_touched(shared: Namespac
     before = shared.get("services", "taken")
     shared.apply("taken")
     ready = shared.wait_reason("taken", "Ready", "NameConflict")
-    assert "Service taken is there already and was not made by quire" in ready["message"]
+    assert "Service taken already exists and was not created by quire" in ready["message"]
     assert shared.get("services", "taken") == before
     assert "taken" in shared.names("deployments"), "the others are made all the same"
 

@@ -92,7 +92,9 @@ def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
         shared.server.kubectl("scale", "-n", shared.name, "deployment/contested", "--replicas=5")
         wait_replicas(shared, "contested", 2)
     contested = shared.wait_reason("contested", "Autoscaling", "ReplicasContested")
-    assert contested["message"].startswith("Somebody else (kubectl) also sets the replicas of the Deployment contested")
+    assert contested["message"].startswith(
+        "Another client (kubectl) also sets the replicas of the Deployment contested"
+    )
 
 
 def test_an_hpa_that_scales_the_deployment_is_named_as_what_it_is(shared: Namespace) -> None:

@@ -129,7 +129,7 @@ def test_kubectl_is_told_everything_at_once_and_nothing_is_stored(space: Namespa
     assert space.names("llmdeployments") == []
 
     said = webhook.apply("wrong", WRONG | {"engine": {}, "podTemplate": {"spec": {"nodeSelektor": {}}}})
-    assert "nodeSelektor" in said and "the API server refuses the Deployment" in said
+    assert "nodeSelektor" in said and "the API server rejected the Deployment" in said
 
     assert "created" in webhook.apply("right", {"model": {"source": "hf://org/name"}, "replicas": 2})
     assert "configured" in webhook.apply("right", {"model": {"source": "hf://org/name"}, "replicas": 3})
@@ -152,7 +152,7 @@ def test_one_that_stands_by_judges_too_and_its_dry_run_passes_no_gate(
 
     said = webhook.apply("wrong", {"model": {"source": "hf://o/n"}, "podTemplate": {"spec": {"priority": "high"}}})
 
-    assert "the API server refuses the Deployment" in said
+    assert "the API server rejected the Deployment" in said
     assert space.holder() == "leader"
     leader.kill()
 

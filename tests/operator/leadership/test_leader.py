@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from quire_operator.leadership.gate import GATE_SECONDS, Gate
 from quire_operator.leadership.leader import Elector, Timing
+from quire_operator.leadership.write_fence import FENCE_SECONDS, WriteFence
 from quire_operator.ports import Conflict, Lease, Unavailable
 
 TIMING = Timing(duration=0.3, retry=0.02, call=0.1)
@@ -57,8 +57,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def gate(open_seconds: float = GATE) -> Gate:
-    return Gate(now=now, open_seconds=open_seconds)
+def fence(open_seconds: float = GATE) -> WriteFence:
+    return WriteFence(now=now, open_seconds=open_seconds)
 
 
 class Candidate:
@@ -66,16 +66,16 @@ class Candidate:
 
     def __init__(self, leases: FakeLeases, identity: str, timing: Timing = TIMING) -> None:
         self.identity = identity
-        self.gate = gate(GATE * timing.duration / TIMING.duration)
+        self.fence = fence(GATE * timing.duration / TIMING.duration)
         self.leading, self.stopped = asyncio.Event(), asyncio.Event()
         self.times_led = 0
         self.elector = Elector(
-            leases=leases.of(identity), identity=identity, gate=self.gate, lead=self._lead, timing=timing
+            leases=leases.of(identity), identity=identity, fence=self.fence, lead=self._lead, timing=timing
         )
         self.task = asyncio.create_task(self.elector.run())
 
     async def _lead(self) -> None:
-        assert self.gate.is_open()
+        assert self.fence.is_open()
         self.times_led += 1
         self.leading.set()
         try:
@@ -156,7 +156,7 @@ async def test_one_that_falls_silent_is_replaced_after_its_lease_has_lapsed(
     leases.unreachable.add("a")
     began = now()
     await soon(first.stopped)
-    assert not first.gate.is_open() and not second.leading.is_set(), "it stops before the other begins"
+    assert not first.fence.is_open() and not second.leading.is_set(), "it stops before the other begins"
     await soon(second.leading)
     assert now() - began >= TIMING.duration - 2 * TIMING.retry
     leases.unreachable.clear()
@@ -183,14 +183,14 @@ async def test_another_holder_in_the_lease_ends_leading_at_the_next_renewal(
     await soon(first.leading)
     leases.lease = replace(leases.lease, version="99", holder="b")
     await soon(first.stopped)
-    assert not first.gate.is_open()
+    assert not first.fence.is_open()
 
 
 async def test_another_holder_seen_by_a_watch_closes_the_gate_at_once(candidates: Make) -> None:
     first = candidates("a", PATIENT)
     await soon(first.leading)
     first.elector.notice("b")
-    assert not first.gate.is_open()
+    assert not first.fence.is_open()
     await soon(first.stopped)
 
 
@@ -221,8 +221,8 @@ async def test_a_fault_in_the_work_ends_the_elector_and_frees_the_lease(leases: 
     async def lead() -> None:
         raise ZeroDivisionError("ours")
 
-    own = gate()
-    elector = Elector(leases=leases.of("a"), identity="a", gate=own, lead=lead, timing=TIMING)
+    own = fence()
+    elector = Elector(leases=leases.of("a"), identity="a", fence=own, lead=lead, timing=TIMING)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(elector.run(), 3)
     assert leases.lease.holder == "" and not own.is_open()
@@ -231,7 +231,7 @@ async def test_a_fault_in_the_work_ends_the_elector_and_frees_the_lease(leases: 
 async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeases) -> None:
     """On SIGTERM what is under way may still write; the Lease is given up after that."""
     seen: list[tuple[bool, str]] = []
-    own = gate()
+    own = fence()
     started = asyncio.Event()
 
     async def lead() -> None:
@@ -241,7 +241,7 @@ async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeas
         finally:
             seen.append((own.is_open(), leases.lease.holder))
 
-    task = asyncio.create_task(Elector(leases=leases.of("a"), identity="a", gate=own, lead=lead, timing=TIMING).run())
+    task = asyncio.create_task(Elector(leases=leases.of("a"), identity="a", fence=own, lead=lead, timing=TIMING).run())
     await soon(started)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -251,20 +251,20 @@ async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeas
 
 def test_the_gate_counts_from_when_the_renewal_was_sent() -> None:
     time = 100.0
-    gate = Gate(now=lambda: time)
-    assert not gate.is_open()
-    gate.renewed(sent=95.0)  # it was answered five seconds later
-    assert gate.is_open()
-    time = 95.0 + GATE_SECONDS
-    assert not gate.is_open(), "a process that was suspended finds it closed"
-    gate.renewed(sent=time)
-    gate.close()
-    assert not gate.is_open()
+    fence = WriteFence(now=lambda: time)
+    assert not fence.is_open()
+    fence.renewed(sent=95.0)  # it was answered five seconds later
+    assert fence.is_open()
+    time = 95.0 + FENCE_SECONDS
+    assert not fence.is_open(), "a process that was suspended finds it closed"
+    fence.renewed(sent=time)
+    fence.close()
+    assert not fence.is_open()
 
 
 def test_the_last_write_has_ended_before_another_may_begin() -> None:
     timing = Timing()
-    assert GATE_SECONDS + timing.call <= timing.duration
+    assert FENCE_SECONDS + timing.call <= timing.duration
 
 
 async def test_many_candidates_with_bad_connections_never_lead_two_at_once(leases: FakeLeases) -> None:
@@ -272,7 +272,7 @@ async def test_many_candidates_with_bad_connections_never_lead_two_at_once(lease
 
     async def watch() -> None:
         while True:
-            assert sum(candidate.gate.is_open() for candidate in made) <= 1
+            assert sum(candidate.fence.is_open() for candidate in made) <= 1
             await asyncio.sleep(0.001)
 
     async def trouble() -> None:

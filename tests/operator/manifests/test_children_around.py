@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.manifests.desired import Manifests, child_refs, desired
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
+from quire_operator.domain.manifests.desired import OPTIONAL_KINDS, Manifests, child_refs, desired
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, Monitoring, Surroundings
 from quire_operator.domain.resource import Spec
 
 IMAGES = Images(engine="e")
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
 SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
-EVERYTHING = Surroundings(
+EVERYTHING = ClusterFeatures(
     network_peers=PEERS,
     monitoring=Monitoring(
         pod_monitor_labels={"release": "prom", "quire.dev/llmdeployment": "not-this"},
@@ -23,6 +23,13 @@ EVERYTHING = Surroundings(
     served_kinds=OPTIONAL_KINDS,
 )
 Made = Callable[..., Manifests]
+
+
+def child(manifests: Manifests, kind: str, name: str = "") -> Any:
+    """Return the only child of a kind and, if given, a name; None if there is none."""
+    found = [manifest for manifest in manifests if manifest.ref.kind == kind and name in ("", manifest.ref.name)]
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
 def spec_of(**spec: Any) -> Spec:
@@ -37,15 +44,15 @@ def spec_of(**spec: Any) -> Spec:
     return parsed
 
 
-def made(around: Surroundings, **spec: Any) -> Manifests:
-    manifests = desired(spec_of(**spec), 1, uid="u", images=IMAGES, around=around)
+def made(features: ClusterFeatures, **spec: Any) -> Manifests:
+    manifests = desired(spec_of(**spec), 1, uid="u", images=IMAGES, features=features)
     assert isinstance(manifests, Manifests)
     return manifests
 
 
 def rules_of(**autoscaling: Any) -> dict[str, Any]:
     """By alert."""
-    rule = made(EVERYTHING, autoscaling={"maxReplicas": 4} | autoscaling).prometheus_rule
+    rule = child(made(EVERYTHING, autoscaling={"maxReplicas": 4} | autoscaling), "PrometheusRule")
     assert rule is not None
     body: Any = rule.body
     (group,) = body["spec"]["groups"]
@@ -53,7 +60,7 @@ def rules_of(**autoscaling: Any) -> dict[str, Any]:
 
 
 def test_the_policy_lets_its_peers_reach_the_port_and_nobody_else() -> None:
-    manifest = made(EVERYTHING).network_policy
+    manifest = child(made(EVERYTHING), "NetworkPolicy")
     assert manifest is not None and manifest.ref.name == "chat"
     assert manifest.body["spec"] == {
         "podSelector": {"matchLabels": SELECTOR},
@@ -69,17 +76,17 @@ def test_it_is_there_before_the_pods_it_is_about() -> None:
 
 
 def test_untold_there_is_neither_policy_nor_monitor() -> None:
-    assert {m.ref.kind for m in made(Surroundings())}.isdisjoint({"NetworkPolicy", "PodMonitor", "PrometheusRule"})
+    assert {m.ref.kind for m in made(ClusterFeatures())}.isdisjoint({"NetworkPolicy", "PodMonitor", "PrometheusRule"})
 
 
-@pytest.mark.parametrize("around", [Surroundings(), EVERYTHING])
+@pytest.mark.parametrize("features", [ClusterFeatures(), EVERYTHING])
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}}])
-def test_names_are_known_beforehand(around: Surroundings, spec: dict[str, Any]) -> None:
-    assert {m.ref for m in made(around, **spec)} == set(child_refs(spec_of(**spec), around))
+def test_names_are_known_beforehand(features: ClusterFeatures, spec: dict[str, Any]) -> None:
+    assert {m.ref for m in made(features, **spec)} == set(child_refs(spec_of(**spec), features))
 
 
 def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> None:
-    manifest = made(EVERYTHING).pod_monitor
+    manifest = child(made(EVERYTHING), "PodMonitor")
     assert manifest is not None
     body: Any = manifest.body
     assert body["spec"] == {
@@ -93,13 +100,13 @@ def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> No
 
 @pytest.mark.parametrize("kind", sorted(OPTIONAL_KINDS))
 def test_each_kind_is_made_where_it_is_served(kind: str) -> None:
-    around = Surroundings(monitoring=Monitoring(), served_kinds=frozenset({kind}))
-    kinds = {m.ref.kind for m in made(around, autoscaling={"maxReplicas": 2})}
+    features = ClusterFeatures(monitoring=Monitoring(), served_kinds=frozenset({kind}))
+    kinds = {m.ref.kind for m in made(features, autoscaling={"maxReplicas": 2})}
     assert kinds & OPTIONAL_KINDS == {kind}
 
 
 def test_without_autoscaling_there_is_nothing_to_alert_by() -> None:
-    assert made(EVERYTHING).prometheus_rule is None
+    assert child(made(EVERYTHING), "PrometheusRule") is None
 
 
 def test_alerts_ask_for_what_the_spec_says() -> None:
@@ -117,7 +124,7 @@ def test_alerts_ask_for_what_the_spec_says() -> None:
 def test_the_service_says_how_old_its_llmdeployment_is() -> None:
     manifests = desired(spec_of(), 1, uid="u", images=IMAGES, created="2026-01-02T03:04:05Z")
     assert isinstance(manifests, Manifests)
-    body: Any = manifests.service.body
+    body: Any = child(manifests, "Service", "chat").body
     assert body["metadata"]["annotations"] == {
         "quire.dev/served-name": "chat",
         "quire.dev/seniority": "2026-01-02T03:04:05Z/u",

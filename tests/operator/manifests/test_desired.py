@@ -19,6 +19,13 @@ Children = Callable[..., Manifests]
 SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
 
 
+def child(manifests: Manifests, kind: str, name: str = "") -> Any:
+    """Return the only child of a kind and, if given, a name; None if there is none."""
+    found = [manifest for manifest in manifests if manifest.ref.kind == kind and name in ("", manifest.ref.name)]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
 def test_every_child_is_ours_by_label_and_owner(children: Children) -> None:
     for manifest in children(model={"source": "hf://a/b", "cache": {"size": "1Gi"}}):
         metadata: Any = manifest.body["metadata"]
@@ -100,7 +107,7 @@ def test_a_rollout_may_be_given_a_deadline_in_whole_seconds(children: Children) 
 
 
 def test_the_service_says_which_model_it_serves(children: Children) -> None:
-    manifest = children(model={"source": "file:///m", "servedName": "org/Model:8b"}).service
+    manifest = child(children(model={"source": "file:///m", "servedName": "org/Model:8b"}), "Service", "chat")
     body: Any = manifest.body
     assert manifest.ref.name == "chat"
     assert body["metadata"]["annotations"] == {"quire.dev/served-name": "org/Model:8b"}
@@ -111,7 +118,7 @@ def test_the_service_says_which_model_it_serves(children: Children) -> None:
 
 
 def test_the_headless_service_finds_every_pod_and_serves_no_model(children: Children) -> None:
-    manifest = children().headless_service
+    manifest = child(children(), "Service", "chat-headless")
     body: Any = manifest.body
     assert manifest.ref.name == "chat-headless"
     assert (body["spec"]["clusterIP"], body["spec"]["publishNotReadyAddresses"]) == ("None", True)
@@ -120,7 +127,7 @@ def test_the_headless_service_finds_every_pod_and_serves_no_model(children: Chil
 
 
 def test_a_drain_of_a_node_takes_one_replica_at_a_time_and_any_that_is_not_ready(children: Children) -> None:
-    body: Any = children().pod_disruption_budget.body
+    body: Any = child(children(), "PodDisruptionBudget").body
     assert body["spec"] == {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -129,7 +136,7 @@ def test_a_drain_of_a_node_takes_one_replica_at_a_time_and_any_that_is_not_ready
 
 
 def test_the_service_account_has_no_token(children: Children, pod: Callable[..., Any]) -> None:
-    manifest = children().service_account
+    manifest = child(children(), "ServiceAccount")
     assert manifest.body["automountServiceAccountToken"] is False
     assert pod()["serviceAccountName"] == manifest.ref.name
     assert pod()["automountServiceAccountToken"] is False
@@ -137,18 +144,23 @@ def test_the_service_account_has_no_token(children: Children, pod: Callable[...,
 
 def test_the_cache_claim_is_made_where_a_size_is_asked_for(children: Children) -> None:
     cache = {"size": "50Gi", "storageClassName": "fast"}
-    claim = children(model={"source": "hf://a/b", "cache": cache}).cache_claim
+    claim = child(children(model={"source": "hf://a/b", "cache": cache}), "PersistentVolumeClaim")
     assert claim is not None and claim.ref.name == "chat-models"
     assert claim.body["spec"] == {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": str(50 * 2**30)}},
         "storageClassName": "fast",
     }
-    assert children(model={"source": "hf://a/b", "cache": {"claimName": "models"}}).cache_claim is None
+    assert (
+        child(children(model={"source": "hf://a/b", "cache": {"claimName": "models"}}), "PersistentVolumeClaim") is None
+    )
 
 
 def test_replicas_on_several_nodes_share_a_claim_that_asks_for_it(children: Children) -> None:
-    claim = children(model={"source": "hf://a/b", "cache": {"size": "50Gi", "accessMode": "ReadWriteMany"}}).cache_claim
+    claim = child(
+        children(model={"source": "hf://a/b", "cache": {"size": "50Gi", "accessMode": "ReadWriteMany"}}),
+        "PersistentVolumeClaim",
+    )
     assert claim is not None and claim.body["spec"]["accessModes"] == ["ReadWriteMany"]
 
 

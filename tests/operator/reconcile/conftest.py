@@ -9,9 +9,9 @@ import pytest
 
 from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Key, Owner, Pod, Ref, Resource
 from quire_operator.domain.convergence.plan import RemoveFields
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import Manifest
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.manifests.surroundings import Surroundings
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import ClusterError, Conflict
 from quire_operator.reconcile.reconciler import Reconciler
@@ -132,8 +132,8 @@ class FakeCluster:
         self.resources[resource.key] = replace(current, version=self._next(), status=kept)
         return self.resources[resource.key]
 
-    async def tell(self, resource: Resource, event: Event) -> None:
-        self._ask(f"tell {event.reason}")
+    async def record_event(self, resource: Resource, event: Event) -> None:
+        self._ask(f"event {event.reason}")
         self.told.append(event)
 
     async def list_resources(self) -> AsyncIterator[Resource]:
@@ -172,7 +172,7 @@ class World:
     def __init__(self) -> None:
         self.cluster, self.clock = FakeCluster(), FakeClock()
         self.enqueued: list[Key] = []
-        self.around = Surroundings()
+        self.features = ClusterFeatures()
         self.restart()
 
     def restart(self) -> None:
@@ -184,7 +184,7 @@ class World:
             clock=self.clock,
             images=Images(engine="engine:1"),
             enqueue=self.enqueued.append,
-            around=lambda: self.around,
+            features=lambda: self.features,
         )
         self.show()
 

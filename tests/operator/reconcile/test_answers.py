@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from quire_operator.adapters.kubernetes.errors import error_of
-from quire_operator.app.telemetry import Canary, Server, Telemetry
+from quire_operator.app.telemetry import Server, Telemetry, WatchHealth
 from quire_operator.ports import (
     ClusterError,
     Conflict,
@@ -73,36 +73,45 @@ def renewal(number: int, *, fast_clock: bool = False) -> datetime:
     return NOON + timedelta(seconds=2 * number) + timedelta(minutes=10 * fast_clock)
 
 
-def canary_after(seconds: int, *, watch_until: int, away: range = range(0), fast_until: int = 0) -> Canary:
+def health_after(seconds: int, *, watch_until: int, away: range = range(0), fast_until: int = 0) -> WatchHealth:
     """A call each two seconds; the watches show what it saw until they are cut. ``away``: no call has an answer."""
-    canary = Canary(started=0.0)
+    watch_health = WatchHealth(started=0.0)
     for number, now in enumerate(range(0, seconds + 1, 2)):
         renewed = renewal(number, fast_clock=now < fast_until)
         if now in away:
             continue
-        canary.note_call(renewed, float(now))
+        watch_health.note_call(renewed, float(now))
         if now <= watch_until:
-            canary.note_watch(renewed)
-    return canary
+            watch_health.note_watch(renewed)
+    return watch_health
 
 
 @pytest.mark.parametrize(
-    ("canary", "alive"),
+    ("watch_health", "alive"),
     [
-        (Canary(started=0.0), True),  # the API server was never reached: nothing to see
-        (canary_after(58, watch_until=-1), True),  # just started
-        (canary_after(62, watch_until=-1), False),
-        (canary_after(600, watch_until=600), True),
-        (canary_after(130, watch_until=100), True),
-        (canary_after(134, watch_until=100), False),
-        (canary_after(600, watch_until=100, away=range(102, 601)), True),  # the API server is away, and all with it
-        (canary_after(600, watch_until=100, away=range(104, 597)), True),  # it is just back: the watches will be soon
-        (canary_after(134, watch_until=100, fast_until=102), False),  # the Lease's times went back with its holder
-        (canary_after(600, watch_until=600, fast_until=300), True),
+        (WatchHealth(started=0.0), True),  # the API server was never reached: nothing to see
+        (health_after(58, watch_until=-1), True),  # just started
+        (health_after(62, watch_until=-1), False),
+        (health_after(600, watch_until=600), True),
+        (health_after(130, watch_until=100), True),
+        (health_after(134, watch_until=100), False),
+        (
+            health_after(600, watch_until=100, away=range(102, 601)),
+            True,
+        ),  # the API server is away, and all with it
+        (
+            health_after(600, watch_until=100, away=range(104, 597)),
+            True,
+        ),  # it is just back: the watches will be soon
+        (
+            health_after(134, watch_until=100, fast_until=102),
+            False,
+        ),  # the Lease's times went back with its holder
+        (health_after(600, watch_until=600, fast_until=300), True),
     ],
 )
-def test_one_is_alive_while_the_watches_show_what_our_own_calls_see(canary: Canary, alive: bool) -> None:
-    assert (canary.problem() is None) is alive
+def test_one_is_alive_while_the_watches_show_what_our_own_calls_see(watch_health: WatchHealth, alive: bool) -> None:
+    assert (watch_health.problem() is None) is alive
 
 
 async def test_health_and_metrics_are_served() -> None:

@@ -91,7 +91,7 @@ async def checked(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def test_nothing_is_made_of_what_does_not_fit(checked: Any) -> None:
     checked.apply(model=MODEL, resources=GPU)
-    assert await checked.settle() == ["status", "tell InsufficientGPUMemory"]
+    assert await checked.settle() == ["status", "event InsufficientGPUMemory"]
     assert checked.condition("Ready") == checked.condition("Degraded").replace("True", "False")
     assert checked.condition("Ready") == "False InsufficientGPUMemory"
     assert "is 15 GiB" in checked.message("Ready")
@@ -128,7 +128,7 @@ async def test_what_runs_is_left_as_it_is_by_a_spec_that_does_not_fit(checked: A
     checked.run_replicas()
     checked.apply(model={"source": "hf://org/larger"}, resources=GPU)
     checked.hub.answer = facts(8 * 10**9)
-    assert await checked.settle() == ["status", "tell InsufficientGPUMemory"]
+    assert await checked.settle() == ["status", "event InsufficientGPUMemory"]
     assert checked.condition("Available") == "True ReplicaReady"
 
     checked.apply(model=MODEL, resources=GPU)

@@ -12,9 +12,9 @@ PEERS = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
 
 def test_defaults_create_monitors_and_no_policies() -> None:
     children = parse_settings([], {}).children
-    assert children.around.network_peers is None
-    assert children.around.monitoring is not None and children.around.served_kinds == frozenset()
-    assert children.around.unique_served_names and children.discovery_seconds == 60.0
+    assert children.features.network_peers is None
+    assert children.features.monitoring is not None and children.features.served_kinds == frozenset()
+    assert children.features.unique_served_names and children.discovery_seconds == 60.0
 
 
 def test_every_flag_reaches_the_settings() -> None:
@@ -26,13 +26,13 @@ def test_every_flag_reaches_the_settings() -> None:
         "QUIRE_OPERATOR_SERVED_NAMES": "shared",
     }
     children = parse_settings(argv, environ).children
-    monitoring = children.around.monitoring
-    assert monitoring is not None and children.around.network_peers == tuple(PEERS)
+    monitoring = children.features.monitoring
+    assert monitoring is not None and children.features.network_peers == tuple(PEERS)
     assert monitoring.pod_monitor_labels == {"release": "prom", "a.b/c": ""}
     assert (monitoring.rule_labels, monitoring.interval) == ({"team": "ml"}, "1m30s")
     assert monitoring.runbook_url == "https://example.org/runbooks/"
-    assert (children.around.unique_served_names, children.discovery_seconds) == (False, 5.0)
-    assert parse_settings(["--monitors", "off"], {}).children.around.monitoring is None
+    assert (children.features.unique_served_names, children.discovery_seconds) == (False, 5.0)
+    assert parse_settings(["--monitors", "off"], {}).children.features.monitoring is None
 
 
 @pytest.mark.parametrize(

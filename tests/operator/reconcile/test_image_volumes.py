@@ -55,14 +55,14 @@ class Connection:
 
     async def write(self, *_: Any, query: Any, **__: Any) -> Mapping[str, Any]:
         self.queries.append(query)
-        outcome = self.outcomes.pop(0)
-        if isinstance(outcome, ClusterError):
-            raise outcome
-        return {"spec": {"template": {"spec": {"volumes": outcome}}}}
+        result = self.outcomes.pop(0)
+        if isinstance(result, ClusterError):
+            raise result
+        return {"spec": {"template": {"spec": {"volumes": result}}}}
 
 
 @pytest.mark.parametrize(
-    ("outcome", "supported"),
+    ("result", "supported"),
     [
         ([{"name": "probe", "image": {"reference": "probe"}}], True),
         (None, False),
@@ -71,9 +71,9 @@ class Connection:
     ],
 )
 async def test_what_comes_back_of_a_dry_run_tells_and_is_not_asked_for_again(
-    outcome: ClusterError | list[Any] | None, supported: bool
+    result: ClusterError | list[Any] | None, supported: bool
 ) -> None:
-    connection = Connection(outcome)
+    connection = Connection(result)
     volumes = ImageVolumes(connection)  # type: ignore[arg-type]
     assert [await volumes.supported("prod") for _ in range(2)] == [supported] * 2
     assert [("dryRun", "All") in query for query in connection.queries] == [True]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, Monitoring, Surroundings
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
+from quire_operator.domain.manifests.desired import OPTIONAL_KINDS
 from quire_operator.ports import Forbidden, NotFound, Refused, Unavailable
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 
@@ -19,10 +20,10 @@ def kinds(world: Any) -> OptionalKinds:
     """Found by a look, as ``app`` has them."""
     found = OptionalKinds(cluster=world.cluster, store=world.store, enqueue=world.enqueued.append)
 
-    def around() -> Surroundings:
-        return Surroundings(monitoring=Monitoring(), served_kinds=found.served)
+    def features() -> ClusterFeatures:
+        return ClusterFeatures(monitoring=Monitoring(), served_kinds=found.served)
 
-    world.reconciler._around = around
+    world.reconciler._features = features
     return found
 
 
@@ -83,7 +84,7 @@ async def test_between_a_kinds_end_and_the_next_look_only_its_objects_fail(world
     await kinds.look()
     world.cluster.errors = {f"create {ref}": [NotFound("no such kind")] * 9 for ref in (MONITOR, RULE)}
     asked = await world.settle(passes=1)
-    assert "create Deployment chat" in asked and asked[-1].startswith(("status", "tell"))
+    assert "create Deployment chat" in asked and asked[-1].startswith(("status", "event"))
     assert world.condition("Degraded") == "False AsExpected"
 
 
@@ -113,7 +114,7 @@ async def test_a_name_taken_by_another_rule_is_told_and_left_alone(world: Any, k
     theirs = replace(world.cluster.children[RULE], owner=None, version=world.cluster._next(), uid="theirs")
     world.cluster.children[RULE] = theirs
     world.restart()
-    world.reconciler._around = lambda: Surroundings(monitoring=Monitoring(), served_kinds=OPTIONAL_KINDS)
+    world.reconciler._features = lambda: ClusterFeatures(monitoring=Monitoring(), served_kinds=OPTIONAL_KINDS)
     await world.settle()
     assert world.condition("Ready") == "True Serving" and world.condition("Degraded") == "True NameConflict"
     assert world.cluster.children[RULE] == theirs
@@ -133,5 +134,5 @@ async def test_what_is_not_wanted_is_deleted_where_monitors_are_switched_off(wor
     world.apply(**AUTOSCALED)
     await kinds.look()
     await world.settle()
-    world.reconciler._around = lambda: Surroundings(served_kinds=OPTIONAL_KINDS)
+    world.reconciler._features = lambda: ClusterFeatures(served_kinds=OPTIONAL_KINDS)
     assert sorted(await world.settle()) == [f"delete {MONITOR}", f"delete {RULE}"]

@@ -21,7 +21,7 @@ def test_a_fight_is_fought_ever_more_slowly_and_never_given_up() -> None:
     pauses = [later - earlier for earlier, later in zip(repaired, repaired[1:], strict=False)]
     assert pauses[:2] == [1, 1] and pauses[2:] == sorted(pauses[2:]) and max(pauses) == 600
     assert len(repaired) <= 16
-    assert log.contests(HOUR) == f"Deployment chat is changed as often as it is set back: {HPA}"
+    assert log.contests(HOUR) == f"Deployment chat is repeatedly changed by another client and reverted: {HPA}"
 
 
 def test_once_or_twice_is_a_hand_and_is_forgotten() -> None:
@@ -47,7 +47,7 @@ def test_objects_are_told_apart() -> None:
         log.note(STATUS, "", now)
     assert log.wait_seconds(DEPLOYMENT, "", 3) == 0
     assert log.contests(3).startswith(
-        "its status is changed as often as it is set back: by another process that writes"
+        "its status is repeatedly changed by another client and reverted: another process writes"
     )
 
 
@@ -70,7 +70,7 @@ async def test_a_second_operator_that_wants_something_else_is_noticed_and_no_fig
         world.clock.time += 1
     assert writes <= 7
     assert world.condition("Degraded") == "True FieldsContested"
-    assert "is a second operator at work, with a Lease of another name?" in world.message("Degraded")
+    assert "another process writes as field manager quire" in world.message("Degraded")
 
 
 async def test_a_status_that_others_write_too_is_no_hot_loop(world: Any) -> None:

@@ -36,7 +36,7 @@ async def test_the_younger_is_told_whose_the_name_is_and_serves_on(world: Any) -
     await world.settle()
     assert world.condition("Ready") == "True Serving"
     world.store.put_child(OTHER, rival_service(OLDER))
-    assert await world.settle() == ["status", "tell ServedNameConflict"], "told once, and no child is touched"
+    assert await world.settle() == ["status", "event ServedNameConflict"], "told once, and no child is touched"
     assert (world.condition("Ready"), world.condition("Degraded")) == (
         "False ServedNameConflict",
         "True ServedNameConflict",
@@ -108,7 +108,7 @@ async def test_another_name_is_no_rival(world: Any) -> None:
 
 
 async def test_without_one_gateway_for_all_names_may_be_shared(world: Any) -> None:
-    world.around = replace(world.around, unique_served_names=False)
+    world.features = replace(world.features, unique_served_names=False)
     world.store.put_child(OTHER, rival_service(OLDER))
     world.apply()
     await world.settle()

@@ -5,8 +5,8 @@ from typing import Any
 
 from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.ports import PartlyForbidden
+from quire_operator.reconcile.resync import resync
 from quire_operator.reconcile.store import Store
-from quire_operator.reconcile.sweep import sweep
 
 KEY = Key("prod", "chat")
 DEPLOYMENT, SERVICE = Ref("Deployment", "chat"), Ref("Service", "chat")
@@ -53,7 +53,7 @@ async def test_a_sweep_fills_an_empty_store(world: Any, pod: Any) -> None:
     await settled(world)
     world.cluster.pods = {"a": pod("a")}
     store, news = Store(), []
-    await sweep(world.cluster, store, kinds=KINDS, enqueue=news.append)
+    await resync(world.cluster, store, kinds=KINDS, enqueue=news.append)
     assert store.children(KEY) == world.cluster.children
     assert store.resource(KEY) == world.cluster.resources[KEY]
     assert [found.name for found in store.pods(KEY)] == ["a"]
@@ -67,18 +67,18 @@ async def test_a_sweep_finds_what_was_deleted_unseen(world: Any, pod: Any) -> No
     del world.cluster.children[SERVICE]
     world.cluster.pods.clear()
     news: list[Key] = []
-    await sweep(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    await resync(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
     assert SERVICE not in world.store.children(KEY) and world.store.pods(KEY) == ()
     assert news == [KEY, KEY]
     world.cluster.resources.clear()
-    await sweep(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    await resync(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
     assert world.store.live_keys() == []
 
 
 async def test_a_sweep_that_finds_nothing_new_enqueues_nothing(world: Any) -> None:
     await settled(world)
     news: list[Key] = []
-    await sweep(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
+    await resync(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
     assert news == []
 
 
@@ -93,7 +93,7 @@ async def test_what_appears_while_the_list_is_on_its_way_is_kept(world: Any) -> 
                 yield found
 
     slow = Slow(children=world.cluster.children, resources=world.cluster.resources)
-    await sweep(slow, world.store, kinds=KINDS, enqueue=lambda key: None)
+    await resync(slow, world.store, kinds=KINDS, enqueue=lambda key: None)
     assert Ref("Service", "late") in world.store.children(KEY)
 
 
@@ -116,7 +116,7 @@ async def test_a_namespace_that_may_not_be_listed_hides_no_other_and_stays_as_it
     for name, listing in lists.items():
         setattr(type(world.cluster), name, lambda self, *kind, listing=listing: refused(listing(*kind)))
     try:
-        found = await sweep(world.cluster, world.store, kinds=KINDS, enqueue=lambda key: None)
+        found = await resync(world.cluster, world.store, kinds=KINDS, enqueue=lambda key: None)
     finally:
         for name, listing in lists.items():
             setattr(type(world.cluster), name, listing.__func__)

@@ -73,12 +73,12 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
     "download": (
         {"initContainerStatuses": [crashed(1, "fetching\nno such repository: org/x\n", name="fetch-model")]},
         "ModelDownloadFailed",
-        "ended with code 1: no such repository: org/x",
+        "exited with code 1: no such repository: org/x",
     ),
     "download, with advice": (
         {"initContainerStatuses": [crashed(2, "quire: no model a/b\ncheck the spelling\n", name="fetch-model")]},
         "ModelDownloadFailed",
-        "ended with code 2: quire: no model a/b check the spelling",
+        "exited with code 2: quire: no model a/b check the spelling",
     ),
     "flags": (
         {"containerStatuses": [crashed(2, "quire-engine cannot start:\n  --x: no such flag\n\nquire-engine --help")]},
@@ -88,17 +88,17 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
     "memory": (
         {"containerStatuses": [crashed(137, reason="OOMKilled")]},
         "OutOfMemory",
-        "it used more memory than its limit",
+        "it exceeded its memory limit",
     ),
     "refused": (
         {"containerStatuses": [crashed(2, "no model at /models/x")]},
         "EngineRefused",
-        "ended with code 2: no model at /models/x",
+        "exited with code 2: no model at /models/x",
     ),
     "crash": (
         {"containerStatuses": [crashed(139, "line 1\nSegmentation fault\n")]},
         "CrashLooping",
-        "container engine of pod chat-1 ended with code 139: Segmentation fault",
+        "container engine of pod chat-1 exited with code 139: Segmentation fault",
     ),
     "crash, with frames behind the error": (
         {
@@ -107,18 +107,18 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
             ]
         },
         "CrashLooping",
-        "ended with code 1: Fatal Python error: no codec",
+        "exited with code 1: Fatal Python error: no codec",
     ),
     "crash, with a traceback": (
         {"containerStatuses": [crashed(1, 'KeyError: 1\n\n  File "x.py"\na.b.LoadError: y\nmore\n')]},
         "CrashLooping",
-        "ended with code 1: a.b.LoadError: y",
+        "exited with code 1: a.b.LoadError: y",
     ),
     "no node": (unschedulable("0/3 nodes are available: 3 Insufficient cpu."), "Unschedulable", "3 Insufficient cpu"),
     "no gpu": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
         "InsufficientGPU",
-        "no node takes pod chat-1: 0/3 nodes are available",
+        "no node can run pod chat-1: 0/3 nodes are available",
     ),
 }
 
@@ -181,7 +181,7 @@ def test_an_evicted_pod_is_told_of_until_there_is_another_in_its_place() -> None
     pod = trim_pod(pod_body(**EVICTED, containerStatuses=[crashed(137)]))
     failure = worst_failure([pod], replace(deployment(), ready=1))
     assert failure is not None and failure.reason == "PodFailed"
-    assert failure.message == "pod chat-1 was ended: Evicted: The node was low on resource: memory."
+    assert failure.message == "pod chat-1 failed: Evicted: The node was low on resource: memory."
     assert worst_failure([pod], replace(deployment(), ready=2)) is None
 
 

@@ -66,7 +66,7 @@ STUCK = DeploymentState(
 def said(kind: str, **changes: Any) -> tuple[str, str]:
     fields: dict[str, Any] = {
         "spec": spec(),
-        "blocker": None,
+        "blocking": None,
         "target": 2,
         "deployment": STUCK,
         "pods": (*OLD, PENDING),
@@ -78,14 +78,14 @@ def said(kind: str, **changes: Any) -> tuple[str, str]:
     return f"{state.is_true} {state.reason}", state.message
 
 
-WHERE = "1 of 2 replicas are of the newest version, 0 of them ready; 2 of the version before are still there, 2 ready"
+WHERE = "1 of 2 replicas have the newest revision, 0 of them ready; 2 of the previous revision remain, 2 ready"
 
 
 def test_it_says_how_many_are_of_which_version() -> None:
     new = replace(PENDING, ready=True)
     halfway = replace(STUCK, replicas=2, updated=1, ready=2)
     assert standing(halfway, (OLD[0], new)) == (
-        "1 of 2 replicas are of the newest version, 1 of them ready; 1 of the version before are still there, 1 ready"
+        "1 of 2 replicas have the newest revision, 1 of them ready; 1 of the previous revision remain, 1 ready"
     )
     assert standing(replace(STUCK, updated=3, replicas=3), OLD) == "2 of 2 replicas are ready"
     assert said("Ready", pods=(*OLD, replace(PENDING, unschedulable="")))[1] == WHERE
@@ -94,8 +94,8 @@ def test_it_says_how_many_are_of_which_version() -> None:
 def test_without_a_spare_gpu_the_way_without_one_is_named() -> None:
     reason, message = said("Ready")
     assert reason == "False InsufficientGPU"
-    assert message.startswith(f"{WHERE}; no node takes pod c: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu")
-    assert message.endswith("with maxSurge: 0 and maxUnavailable: 1 they would be replaced one by one")
+    assert message.startswith(f"{WHERE}; no node can run pod c: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu")
+    assert message.endswith("set maxSurge: 0 and maxUnavailable: 1 to replace replicas one by one")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_at_its_deadline_it_says_that_it_stopped_why_and_what_now() -> None:
         + WHERE
     )
     assert "2 Insufficient nvidia.com/gpu" in message
-    assert message.endswith("those of the version before go on serving; correct the spec or go back to the one before")
+    assert message.endswith("replicas of the previous revision continue to serve; correct the spec or revert it")
     assert said("Degraded", deployment=late)[0] == "True InsufficientGPU", "the cause, not that it took long"
     assert said("Degraded", deployment=late, pods=OLD)[0] == "True ProgressDeadlineExceeded", "no cause is known"
 

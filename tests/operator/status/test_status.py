@@ -14,13 +14,14 @@ from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.status.conditions import (
-    Blocker,
+    BlockingCondition,
     ConditionState,
     MetricsProblem,
+    MetricsReason,
     View,
     conditions,
+    last_metrics_problem,
     merged,
-    problem_told,
 )
 from quire_operator.domain.status.scaling_status import parse_time, scaling_record, scaling_sections
 from quire_operator.domain.status.status import events, status
@@ -80,7 +81,7 @@ def pod(*, ready: bool = False, **state: Any) -> Pod:
 def view(**changes: Any) -> View:
     fields: dict[str, Any] = {
         "spec": spec(replicas=2),
-        "blocker": None,
+        "blocking": None,
         "target": 2,
         "deployment": deployment(2, 2),
         "pods": (pod(ready=True),),
@@ -94,7 +95,7 @@ def view(**changes: Any) -> View:
 BROKEN = pod(waiting_reason="ImagePullBackOff", waiting_message="no such image")
 LOADING = pod()
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
-STALE = MetricsProblem(reason="MetricsStale", message="none: for 50 s", until="all gateways answer")
+STALE = MetricsProblem(reason=MetricsReason.STALE, message="none: for 50 s")
 ADDED = ForeignField(path=("f:spec", "f:paused"), manager="kubectl")
 SCALED = spec(autoscaling=AUTOSCALING)
 
@@ -166,7 +167,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
             target=0,
             deployment=deployment(0, 0),
             pods=(),
-            metrics_problem=MetricsProblem(reason="GatewayUnavailable", message="", until="all gateways answer"),
+            metrics_problem=MetricsProblem(reason=MetricsReason.GATEWAY_UNAVAILABLE, message="no answer"),
         ),
         {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady", "Autoscaling": "False GatewayUnavailable"},
     ),
@@ -193,7 +194,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         {"Ready": "False OutOfMemory", "ModelLoaded": "False OutOfMemory", "Degraded": "True OutOfMemory"},
     ),
     "invalid, with what was there before still serving": (
-        view(spec=None, blocker=Blocker.invalid([Problem(path="spec.x", message="is wrong")])),
+        view(spec=None, blocking=BlockingCondition.invalid([Problem(path="spec.x", message="is wrong")])),
         {
             "Ready": "False InvalidSpec",
             "Progressing": "False InvalidSpec",
@@ -203,7 +204,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         },
     ),
     "a name that is taken": (
-        view(blocker=Blocker(reason="NameConflict", message="taken")),
+        view(blocking=BlockingCondition(reason="NameConflict", message="taken")),
         {"Ready": "False NameConflict", "Degraded": "True NameConflict"},
     ),
     "added fields": (view(additions=(ADDED,)), {"Ready": "True Serving", "Degraded": "True ForeignFields"}),
@@ -216,7 +217,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         {"Ready": "True Serving", "Autoscaling": "True Recommending"},
     ),
     "without metrics": (
-        view(spec=SCALED, metrics_problem=MetricsProblem(reason="MetricsStale", message="none")),
+        view(spec=SCALED, metrics_problem=MetricsProblem(reason=MetricsReason.STALE, message="none")),
         {"Autoscaling": "False MetricsStale"},
     ),
     "contested": (view(spec=SCALED, contested="hpa"), {"Autoscaling": "False ReplicasContested"}),
@@ -383,7 +384,7 @@ def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> 
     sections = scaling_sections(RECORD, SCALED)
     kept = made(view(spec=SCALED), status=sections)
     assert kept["autoscaling"] == sections["autoscaling"] and kept["capacity"] == sections["capacity"]
-    invalid = made(view(spec=None, blocker=Blocker(reason="InvalidSpec", message="x")), status=sections)
+    invalid = made(view(spec=None, blocking=BlockingCondition(reason="InvalidSpec", message="x")), status=sections)
     assert invalid["autoscaling"] == sections["autoscaling"]
     assert not {"autoscaling", "capacity"} & made(view(), status=sections).keys()
 
@@ -405,7 +406,10 @@ def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
     (event,) = events(before, after)
     assert (event.reason, event.message) == ("ScaledUp", "2 → 3 replicas: full")
     (event,) = events(before, after, recommends=True)
-    assert (event.reason, event.message) == ("ScaleUpRecommended", "2 → 3 replicas, which nobody carries out: full")
+    assert (event.reason, event.message) == (
+        "ScaleUpRecommended",
+        "recommended 2 → 3 replicas (mode Recommend, not applied): full",
+    )
 
 
 def test_what_was_decided_is_told_with_its_numbers_once() -> None:
@@ -419,13 +423,13 @@ def test_what_was_decided_is_told_with_its_numbers_once() -> None:
     [
         (None, None),
         ({"type": "Autoscaling", "reason": "Enforcing", "message": "between 1 and 3 replicas"}, None),
-        ({"type": "Ready", "reason": "Serving", "message": STALE.told}, None),
-        ({"type": "Autoscaling", "reason": STALE.reason, "message": STALE.told}, STALE),
-        ({"type": "Autoscaling", "reason": "x", "message": "the number of replicas is held"}, None),
+        ({"type": "Ready", "reason": "Serving", "message": STALE.message}, None),
+        ({"type": "Autoscaling", "reason": STALE.reason, "message": STALE.message}, STALE),
+        ({"type": "Autoscaling", "reason": "x", "message": STALE.message}, None),
         ({"type": "Autoscaling"}, None),
     ],
 )
-def test_what_the_autoscaler_lacked_is_read_from_the_condition_that_told_it(
+def test_a_metrics_problem_is_read_from_reason_and_message_of_its_condition(
     told: dict[str, str] | None, problem: MetricsProblem | None
 ) -> None:
-    assert problem_told({} if told is None else {"conditions": [told]}) == problem
+    assert last_metrics_problem({} if told is None else {"conditions": [told]}) == problem

@@ -1,8 +1,9 @@
 """The inner loop of products with packed weights, written as vector instructions: a tile of results in registers.
 
 C[r, c] = sum over u of A[r, u] . W[u, c], for up to ``ROWS`` rows and a panel of 32 columns. A *unit* u is four bytes
-along K: four uint8 activations and int8 weights, or two bfloat16 of each. A panel holds its units one after the other,
-each of all 32 columns, so a weight is read once, in order, and used for all rows of the tile.
+of weights along K: four int8 by uint8 activations, two bfloat16 by as many, one float32, or two float16 by two float32.
+A panel holds its units one after the other, each of all 32 columns, so a weight is read once, in order, and used for
+all rows of the tile. Of float16, 16 columns of a unit's first weight lie before those of its second, and not in turn.
 
 Sums of bytes are whole numbers, and those of bfloat16 are taken in the order of K: a result does not depend on the
 tile it was computed in.
@@ -27,6 +28,7 @@ _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _INTEGERS = ir.VectorType(_I32, _LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
+_CONTRACT = ("contract",)
 
 _Step = Callable[[Any, list[list[Any]], list[Any], Any, list[Any]], None]
 """One unit: builder, cells of sums by row and vector, places of every third row's unit, the stride between rows in
@@ -62,19 +64,49 @@ def _spelt_out(instruction: str, sums: Any) -> _Step:
     return step
 
 
+def _row_of(builder: Any, places: list[Any], stride: Any, row: int) -> Any:
+    byte = builder.bitcast(places[row // 3], ir.IntType(8).as_pointer())
+    offset = builder.mul(stride, ir.Constant(stride.type, row % 3))
+    return builder.bitcast(builder.gep(byte, [offset]), _I32.as_pointer())
+
+
 def _composed(dot: Callable[[Any, Any, Any, Any], Any]) -> _Step:
     """Of a function from builder, sums, a row's unit in every lane, and weights, to the new sums."""
 
     def step(builder: Any, cells: list[list[Any]], places: list[Any], stride: Any, weights: list[Any]) -> None:
         for row, sums in enumerate(cells):
-            byte = builder.bitcast(places[row // 3], ir.IntType(8).as_pointer())
-            offset = builder.mul(stride, ir.Constant(stride.type, row % 3))
-            place = builder.bitcast(builder.gep(byte, [offset]), _I32.as_pointer())
-            splat = _splat(builder, builder.load(place, align=4))
+            splat = _splat(builder, builder.load(_row_of(builder, places, stride, row), align=4))
             for cell, vector in zip(sums, weights, strict=True):
                 builder.store(dot(builder, builder.load(cell), splat, vector), cell)
 
     return step
+
+
+def _add_product(builder: Any, total: Any, activation: Any, weights: Any) -> Any:
+    product = builder.fmul(activation, weights, flags=_CONTRACT)
+    return builder.fadd(total, product, flags=_CONTRACT)
+
+
+def _dot_floats(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
+    return _add_product(builder, total, builder.bitcast(activations, _FLOATS), builder.bitcast(weights, _FLOATS))
+
+
+def _add_halves(builder: Any, cells: list[list[Any]], places: list[Any], stride: Any, weights: list[Any]) -> None:
+    """Widen each weight once for all rows; a row's activations are two float32 side by side."""
+    halves, half = ir.VectorType(ir.HalfType(), 2 * _LANES), ir.VectorType(ir.HalfType(), _LANES)
+    for second in range(2):
+        mask = ir.Constant(ir.VectorType(_I32, _LANES), list(range(_LANES * second, _LANES * (second + 1))))
+        wide = []
+        for vector in weights:
+            both = builder.bitcast(vector, halves)
+            part = builder.shuffle_vector(both, ir.Constant(halves, ir.Undefined), mask)
+            assert part.type == half
+            wide.append(builder.fpext(part, _FLOATS))
+        for row, sums in enumerate(cells):
+            place = builder.gep(_row_of(builder, places, stride, row), [ir.Constant(_I32, second)])
+            splat = builder.bitcast(_splat(builder, builder.load(place, align=4)), _FLOATS)
+            for cell, vector in zip(sums, wide, strict=True):
+                builder.store(_add_product(builder, builder.load(cell), splat, vector), cell)
 
 
 def _dot_avx_vnni(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
@@ -135,12 +167,15 @@ def _splat(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(single, none, ir.Constant(_INTEGERS, [0] * _LANES))
 
 
-# Of AVX-512's 32 registers 24 hold sums; with 16 of half the length 4 rows of one vector take eight.
-ROWS, _VECTORS = (12, 2) if has_avx512() else (4, 1)
+# Of AVX-512's 32 registers 24 hold sums; with 16 of half the length 4 rows of one vector take eight, and 2 of two.
+ROWS, _WIDE_ROWS = (12, 12) if has_avx512() else (4, 2)
 """Rows of a tile, at most."""
+_ALL_VECTORS = PANEL // _LANES
 
 
-def _tile(rows: int, step: _Step, sums: Any) -> Any:
+def _tile(rows: int, step: _Step, sums: Any, words: int, vectors: int) -> Any:
+    """``words`` of four bytes are what a unit takes of a row of activations; ``vectors`` are computed side by side."""
+
     @intrinsic
     def tile(typingctx: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -149,7 +184,7 @@ def _tile(rows: int, step: _Step, sums: Any) -> Any:
             def number(value: int) -> Any:
                 return ir.Constant(count.type, value)
 
-            cells = [[cgutils.alloca_once(builder, sums) for _ in range(_VECTORS)] for _ in range(rows)]
+            cells = [[cgutils.alloca_once(builder, sums) for _ in range(vectors)] for _ in range(rows)]
             for cell in (cell for row in cells for cell in row):
                 builder.store(ir.Constant(sums, None), cell)
             # Rows between are reached by one and two strides, as an address can be written.
@@ -157,9 +192,10 @@ def _tile(rows: int, step: _Step, sums: Any) -> Any:
             stride = builder.mul(a_step, number(4))
             with cgutils.for_range(builder, count) as loop:
                 unit = builder.gep(w_ptr, [builder.mul(loop.index, number(PANEL))])
-                places = [builder.gep(unit, [number(_LANES * v)]) for v in range(_VECTORS)]
-                vectors = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
-                step(builder, cells, [builder.gep(third, [loop.index]) for third in thirds], stride, vectors)
+                places = [builder.gep(unit, [number(_LANES * v)]) for v in range(vectors)]
+                loaded = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
+                along = builder.mul(loop.index, number(words))
+                step(builder, cells, [builder.gep(third, [along]) for third in thirds], stride, loaded)
             for row in range(rows):
                 for v, cell in enumerate(cells[row]):
                     target = builder.gep(c_ptr, [number(PANEL * row + _LANES * v)])
@@ -181,18 +217,20 @@ def advance(typingctx: Any, pointer: Any, elements: Any) -> Any:
     return pointer(pointer, types.int64), codegen
 
 
-def _by_rows(step: _Step, sums: Any) -> Any:  # noqa: C901 - a choice among twelve
+def _by_rows(step: _Step, sums: Any, words: int = 1) -> Any:  # noqa: C901 - a choice among twelve
     """multiply(rows, a, a_stride, weights, depth, c): C[0:rows, 0:32] = A . W, rows at most ``ROWS``.
 
-    ``a`` and ``weights`` point to int32, a unit each; ``a_stride`` and ``depth`` count units; ``c`` is [rows, 32].
+    ``a`` and ``weights`` point to four bytes; ``a_stride`` counts those, ``depth`` units; ``c`` is [rows, 32].
     """
-    tiles = [_tile(min(rows, ROWS), step, sums) for rows in range(1, 13)]
+    sizes = [min(rows, ROWS) for rows in range(1, 13)]
+    tiles = [_tile(rows, step, sums, words, _ALL_VECTORS if rows <= _WIDE_ROWS else 1) for rows in sizes]
     tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12 = tiles
-    columns = _LANES * _VECTORS
+    wide_rows = _WIDE_ROWS
 
     @njit
     def multiply(rows: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> None:  # noqa: C901
-        for column in range(0, PANEL, columns):
+        # Few rows read a panel once, in order: memory is what they wait for.
+        for column in range(0, PANEL, PANEL if rows <= wide_rows else _LANES):
             w, out = advance(weights, column), advance(c, column)
             if rows == 12:
                 tile_12(a, a_stride, w, depth, out)
@@ -236,6 +274,13 @@ def _byte_step() -> _Step:
 
 multiply_bytes = _by_rows(_byte_step(), _INTEGERS)
 """Products of A's unsigned and W's signed bytes, into int32."""
+
+
+multiply_floats = _by_rows(_composed(_dot_floats), _FLOATS)
+"""Products of float32."""
+
+multiply_halves = _by_rows(_add_halves, _FLOATS, words=2)
+"""Products of float32 activations by float16 weights, into float32."""
 
 
 def make_pair_product() -> Any:

@@ -111,11 +111,10 @@ def multiply_keys(
     strips: Any,
     count: Any,
     step: Any,
-    scale: Any,
     scores: Any,
     scores_stride: Any,
 ) -> Any:
-    """scores[r, 16 s + t] = scale * sum over i of queries[r, i] * strip s[i, t].
+    """Compute scores[r, 16 s + t] = sum over i of queries[r, i] * strip s[i, t].
 
     queries, scores  addresses of ``rows`` rows, strides in units of four bytes
     depth            units of a row of queries
@@ -124,7 +123,7 @@ def multiply_keys(
     units = _units_of(block.dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, query, query_stride, row_count, terms, strip_list, strip_count, down, scale, target, target_stride = args
+        _, query, query_stride, row_count, terms, strip_list, strip_count, down, target, target_stride = args
 
         def tile(first_row: Any, rows: int, first_strip: Any, vectors: int) -> None:
             queries = _rows_from(builder, query, query_stride, first_row, rows)
@@ -134,11 +133,10 @@ def multiply_keys(
                 below = builder.mul(loop.index, down)
                 loaded = [units.load(builder, builder.gep(place, [below])) for place in places]
                 _accumulate(builder, units, cells, queries, loop.index, loaded)
-            scaling = _splat(builder, scale)
             for row, place in zip(cells, _rows_from(builder, target, target_stride, first_row, rows), strict=True):
                 for v, cell in enumerate(row):
                     stored = _vector_at(builder, place, builder.add(first_strip, _number(v)))
-                    builder.store(builder.fmul(builder.load(cell), scaling), stored, align=4)
+                    builder.store(builder.load(cell), stored, align=4)
 
         def all_rows(first_strip: Any, vectors: int) -> None:
             _in_parts(builder, row_count, _ROWS, lambda row, rows: tile(row, rows, first_strip, vectors))
@@ -147,7 +145,7 @@ def multiply_keys(
         return context.get_dummy_value()
 
     i64 = types.int64
-    return types.void(block, i64, i64, i64, i64, i64, i64, i64, types.float32, i64, i64), codegen
+    return types.void(block, i64, i64, i64, i64, i64, i64, i64, i64, i64), codegen
 
 
 @intrinsic

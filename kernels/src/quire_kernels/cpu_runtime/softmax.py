@@ -51,8 +51,11 @@ def largest_score(typingctx: Any, scores: Any, low: Any, high: Any) -> Any:
 
 
 @intrinsic
-def weigh_scores(typingctx: Any, block: Any, scores: Any, low: Any, high: Any, tokens: Any, largest: Any) -> Any:
-    """Makes weights exp(score - largest) of scores[low:high], 0 of the rest up to ``tokens``, in place; their sum.
+def weigh_scores(
+    typingctx: Any, block: Any, scores: Any, low: Any, high: Any, tokens: Any, scale: Any, largest: Any
+) -> Any:
+    """Turn scores[low:high] into weights exp(scale * score - largest), the rest up to ``tokens`` into 0, in place, and
+    return their sum.
 
     Where values are multiplied in pairs, the weights are bfloat16 and fill the first half of the row; the sum is of
     them as they were rounded.
@@ -60,8 +63,8 @@ def weigh_scores(typingctx: Any, block: Any, scores: Any, low: Any, high: Any, t
     pairs = weighs_in_pairs(block.dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, address, low, high, tokens, largest = args
-        exponential = _PairsOut(builder, largest) if pairs else _FloatsOut(builder, largest)
+        _, address, low, high, tokens, scale, largest = args
+        exponential = (_PairsOut if pairs else _FloatsOut)(builder, scale, largest)
 
         def zero(begin: Any, end: Any) -> None:
             with cgutils.for_range_slice(builder, begin, end, _number(1), _I64) as (index, _):
@@ -81,21 +84,22 @@ def weigh_scores(typingctx: Any, block: Any, scores: Any, low: Any, high: Any, t
         return exponential.total()
 
     i64 = types.int64
-    return types.float32(block, i64, i64, i64, i64, types.float32), codegen
+    return types.float32(block, i64, i64, i64, i64, types.float32, types.float32), codegen
 
 
 class _FloatsOut:
     """Weights as float32, to 2 units in the last place: e ** x as ``scalars.exp_float32`` has it, but a NaN stays."""
 
-    def __init__(self, builder: Any, largest: Any) -> None:
+    def __init__(self, builder: Any, scale: Any, largest: Any) -> None:
         self._builder = builder
+        self._scale = _splat(builder, scale)
         self._top = _splat(builder, largest)
         self._sums = cgutils.alloca_once(builder, _VECTOR)
         builder.store(_floats(0.0), self._sums)
 
     def of(self, score: Any) -> Any:
         builder = self._builder
-        x = builder.fsub(score, self._top)
+        x = builder.fsub(builder.fmul(score, self._scale), self._top)
         is_zero = builder.fcmp_ordered("<", x, _floats(-87.3))
         clamped = builder.select(is_zero, _floats(-87.3), x)
         n = _nearest(builder, builder.fmul(clamped, _floats(1.4426950408889634)))
@@ -122,15 +126,16 @@ class _PairsOut:
     """Weights as bfloat16, on CPUs with AVX-512: 2 ** (x log2 e), its fraction by the Taylor series to degree 5, which
     is within 3e-6 of it where half a unit of bfloat16 is 2e-3."""
 
-    def __init__(self, builder: Any, largest: Any) -> None:
+    def __init__(self, builder: Any, scale: Any, largest: Any) -> None:
         self._builder = builder
+        self._scale = _splat(builder, builder.fmul(scale, ir.Constant(_F32, _LOG2_E)))
         self._top = _splat(builder, builder.fmul(largest, ir.Constant(_F32, -_LOG2_E)))
         self._sums = cgutils.alloca_once(builder, _OCTET)
         builder.store(ir.Constant(_OCTET, [0.0] * 8), self._sums)
 
     def of(self, score: Any) -> Any:
         builder = self._builder
-        x = _fused(builder, score, _floats(_LOG2_E), self._top)
+        x = _fused(builder, score, self._scale, self._top)
         x = builder.select(builder.fcmp_ordered("<", x, _floats(-200.0)), _floats(-200.0), x)  # -inf has no fraction
         n = _nearest(builder, x)
         r = builder.fsub(x, n)

@@ -1,8 +1,9 @@
-"""Linear layers on a CPU over weights packed once for the instructions that multiply them: int8, or bfloat16.
+"""Linear layers on a CPU over weights packed once for the instructions that multiply them: int8, bfloat16, or float32
+activations by weights of float32 or float16.
 
 int8 is W8A8: each output's weights share a scale, and each row of activations gets its own scale and zero point as it
 comes (Dettmers et al., "LLM.int8()", 2022, without its outliers; Yao et al., "ZeroQuant", 2022). Products are added up
-as whole numbers. bfloat16 is added up in float32 in the order of K. Either way a row's result has the same bits in
+as whole numbers. The others are added up in float32 in the order of K. Either way a row's result has the same bits in
 every batch, at every place in it, and on any number of threads.
 
 Legend: T rows, K inputs, N outputs, P panels of 32 outputs, U units of K.
@@ -47,6 +48,14 @@ class BFloat16Weights:
     inputs: int
     outputs: int
     panels: Tensor  # [P, U, 32, 2] bfloat16
+    bias: Tensor  # [P * 32] float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FloatWeights:
+    inputs: int
+    outputs: int
+    panels: Tensor  # [P, K, 32] float32, or [P, K / 2, 2, 2, 16] float16: a half of the panel, K, outputs
     bias: Tensor  # [P * 32] float32
 
 
@@ -106,6 +115,28 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None = None) -> BFloat16Weights
     )
 
 
+def pack_float(weight: Tensor, bias: Tensor | None = None, *, held: torch.dtype = torch.float32) -> FloatWeights:
+    """Pack ``weight`` [N, K], float32, to be held in float32 or float16.
+
+    Raises ArgumentError on another shape or dtype, or an odd K for float16.
+    """
+    _check_weight("pack_float", weight, bias)
+    outputs, inputs = weight.shape
+    if weight.dtype != torch.float32 or held not in (torch.float32, torch.float16):
+        refuse("pack_float", "weight", f"is {weight.dtype}, to be held in {held}; float32, and either of 32 or 16 bits")
+    unit = 4 // held.itemsize
+    if inputs % unit:
+        refuse("pack_float", "weight", f"has {inputs} inputs; an even number is held in float16")
+    filled = torch.zeros((_filled(outputs, PANEL), inputs), dtype=held)
+    filled[:outputs] = weight
+    if held == torch.float32:
+        panels = _in_panels(filled, 1).squeeze(3)
+    else:
+        halves = filled.view(-1, 2, PANEL // 2, inputs // 2, 2)
+        panels = halves.permute(0, 3, 1, 4, 2).contiguous()
+    return FloatWeights(inputs=inputs, outputs=outputs, panels=panels, bias=_vector(bias, len(filled)))
+
+
 def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
     """y = x W^T + bias, of x quantised row by row to 256 levels.
 
@@ -131,6 +162,20 @@ def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
     if x.dtype != torch.bfloat16 or x.stride(0) % PAIR_UNIT:
         refuse("bfloat16_linear", "x", f"is {x.dtype}, rows {x.stride(0)} apart; bfloat16 at an even stride is needed")
     return _implementation(x.device.type).bfloat16_linear(x, weights)
+
+
+def float_linear(x: Tensor, weights: FloatWeights) -> Tensor:
+    """Return y = x W^T + bias, added up in float32.
+
+    x        [T, K] float32, rows at any stride
+    returns  [T, N], new and contiguous, float32
+
+    Raises ArgumentError on other shapes, strides or dtypes.
+    """
+    _check_rows("float_linear", x, weights.inputs)
+    if x.dtype != torch.float32:
+        refuse("float_linear", "x", f"is {x.dtype}; float32 is needed")
+    return _implementation(x.device.type).float_linear(x, weights)
 
 
 def supports_bfloat16() -> bool:

@@ -27,3 +27,9 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def bfloat16_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     wide = x.double() @ weight.double().t()  # [T, N]
     return (wide if bias is None else wide + bias.double()).to(x.dtype)
+
+
+def float_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute in float64 with the weights as they are held."""
+    wide = x.double() @ weight.double().t()  # [T, N]
+    return (wide if bias is None else wide + bias.double()).to(x.dtype)

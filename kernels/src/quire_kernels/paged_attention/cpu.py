@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire_kernels.checks import refuse
 from quire_kernels.cpu_runtime import Worker, float_bits, launch
+from quire_kernels.cpu_runtime.amx import may_use_tiles
 from quire_kernels.cpu_runtime.micro_kernel import WIDTH, is_in_pairs, multiply_keys, multiply_values
 from quire_kernels.cpu_runtime.scalars import (
     FAST,
@@ -35,6 +36,7 @@ from quire_kernels.cpu_runtime.scalars import (
     to_storage,
 )
 from quire_kernels.cpu_runtime.softmax import largest_score, weigh_scores
+from quire_kernels.cpu_runtime.tiles import TILE_ROWS, TILE_UNITS, configure, release, tile_product, units_of_tile
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.paged_attention.cpu_plan import CpuPlan, plan_attention
 
@@ -67,6 +69,9 @@ def paged_attention(
     # A partial result: for each row the largest score, the sum of weights, and the weighted values.
     partials = torch.empty(plan.num_partials * cache.kv_heads * rows * (value_dim + 2))
     finished = np.zeros(plan.tiles.shape[1] * cache.kv_heads if plan.num_partials else 0, dtype=np.int64)
+    # By tiles, two tokens of values lie in a unit; a tile does not reach from one block into the next.
+    key_units = units_of_tile(-(-dim // 2)) if cache.in_pairs and may_use_tiles() else None
+    value_units = TILE_UNITS if cache.block_size % (2 * TILE_UNITS) == 0 else WIDTH // 2
     arguments = (
         q.data_ptr(),
         q.stride(0),
@@ -95,6 +100,8 @@ def paged_attention(
         float_bits(soft_cap or 0.0),
         0 if sinks is None else sinks.data_ptr(),
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),
+        key_units or 0,
+        value_units,
     )
     parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
     if launch(_WORKER, q.dtype, plan.items.shape[1] * cache.kv_heads, arguments, parallel=parallel):
@@ -118,10 +125,8 @@ def _load_queries(block: Any, source: Any, row_bytes: Any, head_bytes: Any, grou
 
 
 @njit(fastmath=False)
-def _score_tokens(
-    block: Any, queries: Any, strips: Any, first: Any, last: Any, step: Any, scale: Any, scores: Any
-) -> None:
-    """Of the tokens of some strips. Without fast arithmetic: every sum keeps its order."""
+def _score_tokens(block: Any, queries: Any, strips: Any, first: Any, last: Any, step: Any, scores: Any) -> None:
+    """Compute the scores of the tokens of some strips. Without fast arithmetic: every sum keeps its order."""
     rows, units = queries.shape
     multiply_keys(
         block,
@@ -132,7 +137,6 @@ def _score_tokens(
         strips.ctypes.data + first * 8,
         last - first,
         step,
-        scale,
         scores.ctypes.data + first * WIDTH * 4,
         scores.shape[1],
     )
@@ -189,6 +193,162 @@ def _add_values(block: Any, weights: Any, tokens: Any, strips: Any, step: Any, a
     )
 
 
+# Tiles of rows by tiles of 16 tokens, or of 16 components of a value.
+_KEYS_1_1 = tile_product("tdpbf16ps", down=1, across=1)
+_KEYS_1_2 = tile_product("tdpbf16ps", down=1, across=2)
+_KEYS_2_1 = tile_product("tdpbf16ps", down=2, across=1)
+_KEYS_2_2 = tile_product("tdpbf16ps", down=2, across=2)
+_VALUES_1_1 = tile_product("tdpbf16ps", down=1, across=1, listed=True)
+_VALUES_1_2 = tile_product("tdpbf16ps", down=1, across=2, listed=True)
+_VALUES_2_1 = tile_product("tdpbf16ps", down=2, across=1, listed=True)
+_VALUES_2_2 = tile_product("tdpbf16ps", down=2, across=2, listed=True)
+
+
+@njit
+def _score_in_tiles(queries: Any, strips: Any, first: Any, last: Any, step: Any, units: Any, scores: Any) -> None:
+    """Compute the scores of the tokens of some strips by tiles of ``units``, for whole tiles of rows."""
+    rows, all_units = queries.shape
+    q_stride, s_stride, line = all_units * 4, scores.shape[1] * 4, WIDTH * 4
+    q_down, s_down, q_step, k_step = TILE_ROWS * q_stride, TILE_ROWS * s_stride, units * 4, units * step
+    steps = all_units // units
+    for strip in range(first, last, 2):
+        k, pairs = strips[strip], strip + 1 < last
+        beside = strips[strip + 1] - k if pairs else 0
+        for row in range(0, rows, 2 * TILE_ROWS):
+            q = queries.ctypes.data + row * q_stride
+            s = scores.ctypes.data + row * s_stride + strip * line
+            if row + TILE_ROWS < rows:
+                if pairs:
+                    _KEYS_2_2(
+                        q, q_down, q_step, q_stride, k, 0, beside, k_step, step, steps, s, s_down, line, s_stride, True
+                    )
+                else:
+                    _KEYS_2_1(q, q_down, q_step, q_stride, k, 0, 0, k_step, step, steps, s, s_down, 0, s_stride, True)
+            elif pairs:
+                _KEYS_1_2(q, 0, q_step, q_stride, k, 0, beside, k_step, step, steps, s, 0, line, s_stride, True)
+            else:
+                _KEYS_1_1(q, 0, q_step, q_stride, k, 0, 0, k_step, step, steps, s, 0, 0, s_stride, True)
+
+
+@njit
+def _score_piece(
+    block: Any,
+    queries: Any,
+    rows: Any,
+    strips: tuple[Any, Any],
+    strip_bytes: tuple[Any, Any],
+    step: Any,
+    tile_units: Any,
+    scores: Any,
+    configuration: Any,
+) -> None:
+    """Compute the scores of a piece's tokens, and ask for the keys and values that are read next.
+
+    queries, scores  ``rows`` rows, and by tiles those that fill the last tile
+    strips           where keys and values of each 16 tokens lie; ``strip_bytes`` of each
+    tile_units       units of a tile; 0 where vectors multiply
+    """
+    keys, values = strips
+    if is_in_pairs(block) and tile_units > 0:
+        configure(configuration, min(rows, TILE_ROWS), tile_units)
+    for first in range(0, keys.size, _STRIPS_AHEAD):
+        last = min(first + _STRIPS_AHEAD, keys.size)
+        if rows <= _DECODE_ROWS:  # keys of a prompt's tile were read by the tile before
+            ahead = min(last + _STRIPS_AHEAD, keys.size)
+            _prefetch_strips(keys, last, ahead, strip_bytes[0], max(step, 64))
+            _prefetch_strips(values, first, last, strip_bytes[1], 64)
+        if is_in_pairs(block) and tile_units > 0:
+            _score_in_tiles(queries, keys, first, last, step, tile_units, scores)
+        else:
+            _score_tokens(block, queries, keys, first, last, step, scores)
+
+
+@njit
+def _add_values_in_tiles(
+    weights: Any, tokens: Any, strips: Any, step: Any, units: Any, attended: Any, last: Any
+) -> None:
+    """Add the weighted values by tiles of ``units``, for whole tiles of rows.
+
+    What lies behind the last token may be NaN. The last tile is therefore copied to ``last``, with 0 there.
+    """
+    each = 2 * units * 4 // (WIDTH * 4)  # strips of a tile
+    whole = tokens // (2 * units)
+    steps = whole
+    if whole * 2 * units < tokens:
+        _copy_last_tile(last, strips[whole * each], tokens - whole * 2 * units)
+        strips[whole * each] = last.ctypes.data
+        steps += 1
+    rows, dim = attended.shape
+    w_stride, a_stride, line = weights.shape[1] * 4, dim * 4, WIDTH * 4
+    w_down, a_down, w_step, v_step = TILE_ROWS * w_stride, TILE_ROWS * a_stride, units * 4, each * 8
+    v = strips.ctypes.data
+    for vector in range(0, dim // WIDTH, 2):
+        across, pairs = vector * line, vector + 1 < dim // WIDTH
+        for row in range(0, rows, 2 * TILE_ROWS):
+            w = weights.ctypes.data + row * w_stride
+            a = attended.ctypes.data + row * a_stride + across
+            if row + TILE_ROWS < rows:
+                if pairs:
+                    _VALUES_2_2(
+                        w,
+                        w_down,
+                        w_step,
+                        w_stride,
+                        v,
+                        across,
+                        line,
+                        v_step,
+                        step,
+                        steps,
+                        a,
+                        a_down,
+                        line,
+                        a_stride,
+                        False,
+                    )
+                else:
+                    _VALUES_2_1(
+                        w, w_down, w_step, w_stride, v, across, 0, v_step, step, steps, a, a_down, 0, a_stride, False
+                    )
+            elif pairs:
+                _VALUES_1_2(w, 0, w_step, w_stride, v, across, line, v_step, step, steps, a, 0, line, a_stride, False)
+            else:
+                _VALUES_1_1(w, 0, w_step, w_stride, v, across, 0, v_step, step, steps, a, 0, 0, a_stride, False)
+
+
+@njit
+def _add_piece(
+    block: Any,
+    weights: Any,
+    rows: Any,
+    tokens: Any,
+    strips: Any,
+    step: Any,
+    by_tiles: Any,
+    attended: Any,
+    last: Any,
+    configuration: Any,
+) -> None:
+    """Add the weighted values of a piece's tokens to ``rows`` rows; by tiles also to those that fill the last tile."""
+    if is_in_pairs(block) and by_tiles:
+        configure(configuration, min(rows, TILE_ROWS), last.shape[0])
+        _add_values_in_tiles(weights, tokens, strips, step, last.shape[0], attended, last)
+    else:
+        _add_values(block, weights[:rows], tokens, strips, step, attended[:rows])
+
+
+@njit
+def _copy_last_tile(target: Any, source: Any, tokens: Any) -> None:
+    units, dim = target.shape
+    target[:] = 0
+    given = carray(int32_pointer(source), (units, dim))
+    for unit in range(tokens // 2):
+        target[unit] = given[unit]
+    if tokens % 2:
+        for i in range(dim):
+            target[tokens // 2, i] = given[tokens // 2, i] & np.int32(0xFFFF)
+
+
 @njit(fastmath=FAST)
 def _cap_scores(scores: Any, soft_cap: Any) -> None:
     inverse = np.float32(1.0) / soft_cap
@@ -197,9 +357,11 @@ def _cap_scores(scores: Any, soft_cap: Any) -> None:
 
 
 @njit(fastmath=FAST)
-def _adjust_scores(scores: Any, soft_cap: Any, slopes: Any, head: Any, distance: Any) -> None:
-    """What a soft cap and slopes, 0 if none, make of a row's visible scores. ``distance`` is that from the query to the
-    first of their tokens, 0 or below."""
+def _adjust_scores(scores: Any, scale: Any, soft_cap: Any, slopes: Any, head: Any, distance: Any) -> None:
+    """Scale a row's visible scores and bend them by a soft cap and slopes, 0 if none. ``distance`` is that from the
+    query to the first of their tokens, 0 or below."""
+    for i in range(scores.size):
+        scores[i] *= scale
     if soft_cap > np.float32(0.0):
         _cap_scores(scores, soft_cap)
     if slopes:
@@ -223,21 +385,21 @@ def _add_sinks(place: Any, group: Any, largest: Any, totals: Any, attended: Any)
 
 @njit(fastmath=False)
 def _weigh_row(
-    block: Any, scores: Any, low: Any, high: Any, tokens: Any, largest: Any, total: Any, attended: Any
+    block: Any, scores: Any, low: Any, high: Any, tokens: Any, scale: Any, largest: Any, total: Any, attended: Any
 ) -> tuple[Any, Any]:
-    """Turns one row's scores[low:high] into weights exp(score - largest), the rest of its ``tokens`` into 0.
+    """Turn one row's scores[low:high] into weights exp(scale * score - largest), the rest of its ``tokens`` into 0.
 
     ``largest``, ``total`` and ``attended`` are what earlier pieces came to, and are rescaled to the new largest score
     (online softmax, arXiv 1805.02867). Returns the new largest score and sum of weights.
     """
-    found = largest_score(scores.ctypes.data, low, high)
+    found = largest_score(scores.ctypes.data, low, high) * scale
     grown = found if found > largest else largest
     if grown > largest and total > np.float32(0.0):
         shrink = exp_float32(largest - grown)
         total *= shrink
         for i in range(attended.size):
             attended[i] *= shrink
-    return grown, total + weigh_scores(block, scores.ctypes.data, low, high, tokens, grown)
+    return grown, total + weigh_scores(block, scores.ctypes.data, low, high, tokens, scale, grown)
 
 
 @njit(fastmath=FAST)
@@ -286,7 +448,7 @@ def _merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any,
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 30)
+    a = carray(counter, 32)
     q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
     block_tables, table_width = a[8], a[9]
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
@@ -302,9 +464,16 @@ def _attend_worker(block: Any) -> None:
     key_step = block_size * unit * size
     # Of one KV head in one block.
     key_bytes, value_bytes = block_size * units * unit * size, block_size * value_dim * size
-    all_queries = np.empty((max_rows, units), dtype=np.float32)
-    all_scores = np.empty((max_rows, piece_tokens), dtype=np.float32)
-    all_attended = np.empty((max_rows, value_dim), dtype=np.float32)
+    # AMX's tiles: of how many units, if any, and whole tiles of rows.
+    key_units, value_units = a[30], a[31]
+    by_tiles = is_in_pairs(block) and key_units > 0
+    tiled = TILE_ROWS if by_tiles else 1
+    held_rows = (max_rows + tiled - 1) // tiled * tiled
+    configuration = np.zeros(64, np.uint8)
+    last_values = np.empty((value_units, value_dim), np.int32)
+    all_queries = np.empty((held_rows, units), dtype=np.float32)
+    all_scores = np.empty((held_rows, piece_tokens), dtype=np.float32)
+    all_attended = np.empty((held_rows, value_dim), dtype=np.float32)
     largest, totals = np.empty(max_rows, dtype=np.float32), np.empty(max_rows, dtype=np.float32)
     # Where the keys and the values of each 16 tokens of a piece lie.
     key_strips, value_strips = np.empty(piece_tokens // WIDTH, np.int64), np.empty(piece_tokens // WIDTH, np.int64)
@@ -316,6 +485,8 @@ def _attend_worker(block: Any) -> None:
         tile = items[0, item]
         query_start, query_len, context_len = tiles[1, tile], tiles[2, tile], tiles[3, tile]
         rows, first_position = query_len * group, context_len - query_len
+        in_tiles = (rows + tiled - 1) // tiled * tiled
+        held_queries, held_scores = all_queries[:in_tiles], all_scores[:in_tiles]
         # Blocks before the window of the first query are free, and may be anybody's by now.
         first_block = max(0, (first_position + 1 - window) // block_size)
         table = carray(int32_pointer(block_tables + tiles[0, tile] * table_width * 4), table_width)
@@ -335,25 +506,32 @@ def _attend_worker(block: Any) -> None:
             strips = (key_strips[:count], value_strips[:count])
             if not _find_strips(table, begin, block_size, num_blocks, key_place, value_place, strides, strips):
                 a[2] = 1
-                return
-            for first in range(0, count, _STRIPS_AHEAD):
-                last = min(first + _STRIPS_AHEAD, count)
-                if rows <= _DECODE_ROWS:  # keys of a prompt's tile were read by the tile before
-                    ahead = min(last + _STRIPS_AHEAD, count)
-                    _prefetch_strips(key_strips, last, ahead, units * key_step, max(key_step, 64))
-                    _prefetch_strips(value_strips, first, last, WIDTH * value_dim * size, 64)
-                _score_tokens(block, queries, key_strips, first, last, key_step, scale, scores)
+                break
+            strip_bytes = (units * key_step, WIDTH * value_dim * size)
+            _score_piece(
+                block, held_queries, rows, strips, strip_bytes, key_step, key_units, held_scores, configuration
+            )
+            # Weights of 0 fill the last tile of values.
+            filled = (end - begin + 2 * value_units - 1) // (2 * value_units) * 2 * value_units
+            weighed = filled if by_tiles else end - begin
             for r in range(rows):
                 position = first_position + r // group
                 low, high = max(0, position + 1 - window - begin), max(0, min(end, position + 1) - begin)
                 low = min(low, high)
                 if bends:
                     head = kv_head * group + r % group
-                    _adjust_scores(scores[r, low:high], soft_cap, a[29], head, begin + low - position)
+                    _adjust_scores(scores[r, low:high], scale, soft_cap, a[29], head, begin + low - position)
+                left = np.float32(1.0) if bends else scale
                 largest[r], totals[r] = _weigh_row(
-                    block, scores[r], low, high, end - begin, largest[r], totals[r], attended[r]
+                    block, scores[r], low, high, weighed, left, largest[r], totals[r], attended[r]
                 )
-            _add_values(block, scores, end - begin, value_strips, unit * value_dim * size, attended)
+            value_step = unit * value_dim * size
+            tokens, sums = end - begin, all_attended[: held_scores.shape[0]]
+            _add_piece(
+                block, held_scores, rows, tokens, value_strips, value_step, by_tiles, sums, last_values, configuration
+            )
+        if a[2]:
+            break
 
         count = tiles[6, tile]
         if count > 1:
@@ -369,6 +547,8 @@ def _attend_worker(block: Any) -> None:
             _add_sinks(a[28] + kv_head * group * 4, group, largest, totals, attended)
         target = out + (query_start * heads + kv_head * group) * head_bytes
         _store_outputs(block, target, heads * head_bytes, head_bytes, group, dim, attended, totals)
+    if by_tiles:
+        release()
 
 
 _WORKER = Worker(_attend_worker)

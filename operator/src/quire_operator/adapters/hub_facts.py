@@ -68,7 +68,7 @@ class HubFacts:
             ArithmeticError,
             RecursionError,
         ) as error:
-            raise ModelUnknown(f"{source} can't be measured: {error}") from error
+            raise ModelUnknown(f"{source} has an unknown size: {error}") from error
 
     async def _facts(self, source: HubSource) -> ModelFacts:
         info = await self._json(
@@ -134,7 +134,7 @@ class HubFacts:
         async with self._client.stream("GET", f"{self._endpoint}{path}", headers=headers) as answer:
             answer.raise_for_status()
             if start and answer.status_code != 206:
-                raise ValueError(f"{path}: ranges of it are not to be had")
+                raise ValueError(f"{path}: the server does not support ranges")
             data = bytearray()
             async for chunk in answer.aiter_bytes():
                 data += chunk

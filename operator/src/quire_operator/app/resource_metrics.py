@@ -16,10 +16,10 @@ _INFO = "quire_operator_llmdeployment_info"
 _REPLICAS = "quire_operator_llmdeployment_replicas"
 _STARTING = "quire_operator_llmdeployment_starting_seconds"
 _HELP: Mapping[str, str] = {
-    _CONDITION: "1 for each condition as it stands in status, by type, status and reason.",
-    _INFO: "1; names the model that the LLMDeployment serves.",
+    _CONDITION: "1 for each condition in status, by type, status and reason.",
+    _INFO: "1; the labels contain the served model.",
     _REPLICAS: "Replicas by state: asked, ready, starting, terminating.",
-    _STARTING: "For how long the replica that has been starting the longest has been; 0 where none is.",
+    _STARTING: "Longest current start-up time of a replica; 0 if no replica is starting.",
 }
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})

@@ -36,21 +36,21 @@ from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.app.resource_metrics import ResourceMetrics
 from quire_operator.app.settings import Settings
-from quire_operator.app.telemetry import Canary, Server, Telemetry
+from quire_operator.app.telemetry import Server, Telemetry, WatchHealth
 from quire_operator.domain.autoscaling.autoscaler import Decision
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests.surroundings import Surroundings
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.errors import ClusterProblem
 from quire_operator.handlers.events import CHILD_KINDS, Inbox, Login, Webhook, watch
-from quire_operator.leadership.gate import Gate
 from quire_operator.leadership.leader import Elector
+from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.capacity_check import CapacityCheck
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
+from quire_operator.reconcile.resync import resync
 from quire_operator.reconcile.store import Store
-from quire_operator.reconcile.sweep import sweep
 from quire_operator.reconcile.workqueue import Workers
 from quire_operator.scaling.autoscale import Autoscaler
 from quire_operator.scaling.cluster_scaling import ClusterScaling
@@ -74,14 +74,14 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
     """
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _JSON_LEVELS))
     configuration = await load_configuration(settings.kubeconfig)
-    gate, telemetry = Gate(), Telemetry()
+    fence, telemetry = WriteFence(), Telemetry()
     connection = Connection(
-        configuration, user=settings.identity, gate=gate.is_open, before_write=before_write, written=telemetry.written
+        configuration, user=settings.identity, fence=fence.is_open, before_write=before_write, written=telemetry.written
     )
     lease_connection = Connection(configuration, user=settings.identity)
     review_connection = Connection(configuration, user=settings.identity)
     try:
-        operator = Operator(settings, connection, lease_connection, gate, telemetry)
+        operator = Operator(settings, connection, lease_connection, fence, telemetry)
         reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images, capacity=operator.capacity)
         await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer))
     finally:
@@ -107,13 +107,18 @@ class Operator:
     """All parts of one process."""
 
     def __init__(
-        self, settings: Settings, connection: Connection, lease_connection: Connection, gate: Gate, telemetry: Telemetry
+        self,
+        settings: Settings,
+        connection: Connection,
+        lease_connection: Connection,
+        fence: WriteFence,
+        telemetry: Telemetry,
     ) -> None:
-        self._settings, self._gate, self._telemetry = settings, gate, telemetry
+        self._settings, self._fence, self._telemetry = settings, fence, telemetry
         self._namespace = settings.namespace or own_namespace()
         self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
         self._store, self._clock = Store(), WallClock()
-        self._canary = Canary(started=time.monotonic())
+        self._watch_health = WatchHealth(started=time.monotonic())
         self._workers: Workers[Key] = Workers(
             self._reconcile,
             on_error=self._on_error,
@@ -130,7 +135,7 @@ class Operator:
             images=settings.images,
             enqueue=self._workers.add,
             cluster_domain=settings.cluster_domain,
-            around=self._around,
+            features=self._features,
             capacity=self.capacity,
         )
         self._gateways = GatewayPods(
@@ -141,7 +146,7 @@ class Operator:
         )
         self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
         self._elector = Elector(
-            leases=self._leases, identity=settings.identity, gate=gate, lead=self._lead, seen=self._lease_called
+            leases=self._leases, identity=settings.identity, fence=fence, lead=self._lead, seen=self._lease_called
         )
         self._scaling: ClusterScaling | None = None
         """Only while leading."""
@@ -161,7 +166,7 @@ class Operator:
 
     async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
         """Until stopped; then whoever stands by may lead at once."""
-        resources = ResourceMetrics(self._store, leading=self._gate.is_open)
+        resources = ResourceMetrics(self._store, leading=self._fence.is_open)
         server = Server(
             self._telemetry,
             problem=self._problem,
@@ -224,12 +229,12 @@ class Operator:
                 webhook=webhook,
             )
             self._watching.clear()
-            logger.warning("the watches ended and begin anew: %r", reason)
+            logger.warning("watches ended, restarting: %r", reason)
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _watches_started(self) -> None:
         self._catch_signals()  # kopf has just put its own handlers there
-        self._canary = Canary(started=time.monotonic())
+        self._watch_health = WatchHealth(started=time.monotonic())
         self._watching.set()
 
     async def _wait_for_crd(self) -> None:
@@ -247,11 +252,11 @@ class Operator:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _lease_seen(self, holder: str, renewed: datetime | None) -> None:
-        self._canary.note_watch(renewed)
+        self._watch_health.note_watch(renewed)
         self._elector.notice(holder)
 
     def _lease_called(self, renewed: datetime | None) -> None:
-        self._canary.note_call(renewed, time.monotonic())
+        self._watch_health.note_call(renewed, time.monotonic())
 
     # --- leading ---
 
@@ -287,24 +292,24 @@ class Operator:
             await asyncio.sleep(self._settings.children.discovery_seconds * random.uniform(0.9, 1.1))
             await self._optional_kinds.look()
 
-    def _around(self) -> Surroundings:
-        return replace(self._settings.children.around, served_kinds=self._optional_kinds.served)
+    def _features(self) -> ClusterFeatures:
+        return replace(self._settings.children.features, served_kinds=self._optional_kinds.served)
 
     async def _sweep(self) -> None:
         while True:
             try:
                 kinds = tuple(CHILD_KINDS)
-                self._tell_refused(await sweep(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
+                self._tell_refused(await resync(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
                 return
             except ClusterError as error:
-                logger.warning("not everything could be listed: %s", error)
+                logger.warning("listing failed: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _tell_refused(self, namespaces: frozenset[str]) -> None:
         if namespaces and namespaces != self._refused:
             logger.warning(
-                "nothing may be listed in %s, and nothing is done there: if it is gone, take it out of "
-                "--watch-namespace (the chart's watchNamespaces); if not, see the operator's role there",
+                "no permission to list in %s, which is skipped: if the namespace is gone, remove it from "
+                "--watch-namespace (the chart's watchNamespaces); otherwise check the operator's role there",
                 ", ".join(sorted(namespaces)),
             )
         self._refused = namespaces
@@ -347,10 +352,10 @@ class Operator:
         if isinstance(error, NotLeading):
             logger.info("%s: %s", key, error)
         elif isinstance(error, ClusterError):
-            hint = "; see the operator's role" if isinstance(error, Forbidden) else ""
+            hint = "; check the operator's role" if isinstance(error, Forbidden) else ""
             logger.warning("%s: %s%s", key, error, hint)
         else:
-            logger.error("%s: this is a fault in quire", key, exc_info=error)
+            logger.error("%s: unhandled exception (bug)", key, exc_info=error)
         return retry_after(error)
 
     # --- itself ---
@@ -358,11 +363,11 @@ class Operator:
     def _problem(self) -> str | None:
         if not self._watching.is_set():
             return None  # there is nothing to see while there is no CRD; ``ready`` says so
-        return self._canary.problem()
+        return self._watch_health.problem()
 
     def _refresh_gauges(self) -> None:
-        self._telemetry.stands(leading=self._gate.is_open(), waiting=len(self._workers.queue))
-        self._telemetry.watch_lag.set(self._canary.lag() if self._watching.is_set() else 0.0)
+        self._telemetry.stands(leading=self._fence.is_open(), waiting=len(self._workers.queue))
+        self._telemetry.watch_lag.set(self._watch_health.lag() if self._watching.is_set() else 0.0)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

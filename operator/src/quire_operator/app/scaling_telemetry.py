@@ -26,19 +26,19 @@ class ScalingTelemetry:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.ticks = Histogram(
             f"{_PREFIX}tick_seconds",
-            "Time of one look at all LLMDeployments that autoscale.",
+            "Duration of one evaluation of all autoscaled LLMDeployments.",
             buckets=_TICK_BUCKETS,
             registry=registry,
         )
         self._prometheus_errors = Counter(
             "quire_operator_prometheus_errors",
-            "Ticks to which Prometheus gave no answer, by why.",
+            "Failed Prometheus queries by reason.",
             ["reason"],
             registry=registry,
         )
         self._scrape_errors = Counter(
             "quire_operator_replica_scrape_errors",
-            "Replicas that gave no metrics when they were asked, by why.",
+            "Failed scrapes of replicas by reason.",
             ["reason"],
             registry=registry,
         )
@@ -86,14 +86,14 @@ class _Decisions(Collector):
         if shown.last_answer is not None:
             yield GaugeMetricFamily(
                 "quire_operator_prometheus_last_answer_timestamp_seconds",
-                "When Prometheus last answered (Unix time); 0 before the first answer.",
+                "Unix time of the last answer of Prometheus; 0 before the first answer.",
                 value=shown.last_answer(),
             )
         gateways = shown.gateways()
         if gateways is not None:
             asked, answered = gateways
-            text = "Gateways that {} the last time they were asked about held requests."
-            yield GaugeMetricFamily("quire_operator_gateways", text.format("were asked"), value=asked)
+            text = "Gateways that {} in the last poll of held requests."
+            yield GaugeMetricFamily("quire_operator_gateways", text.format("were polled"), value=asked)
             yield GaugeMetricFamily("quire_operator_gateway_answers", text.format("answered"), value=answered)
 
 
@@ -117,16 +117,16 @@ def _decided(decisions: Mapping[str, Decision]) -> Iterator[Metric]:
 
 
 _NUMBERS = {
-    "desired_replicas": "Replicas the autoscaler last decided for; in Recommend mode: would have.",
-    "current_replicas": "Replicas that were asked for when it looked.",
+    "desired_replicas": "Replicas in the last decision; in mode Recommend, the recommended number.",
+    "current_replicas": "Requested replicas at the last tick.",
     "min_replicas": "spec.autoscaling.minReplicas.",
     "max_replicas": "spec.autoscaling.maxReplicas.",
     "enforced": "1 in mode Enforce, 0 in mode Recommend.",
 }
 _SEEN = frozenset({"ready", "starting", "fresh", "waiting", "running", "heldRequests"})
 """What replicas say themselves is scraped from them; here is what they can't say, and what was decided by."""
-_NEED = ("need_replicas", "Replicas that demand asks for, by term, not rounded; the largest counts.")
-_INPUT = ("input", "What was seen at the last look.")
+_NEED = ("need_replicas", "Replicas that each signal requires, not rounded; the largest one counts.")
+_INPUT = ("input", "Inputs of the last tick.")
 _REASON = ("reason", "1 for the reason of the last decision.")
 _AGE = ("metrics_age_seconds", "Age of the oldest sample among the newest ones of the ready replicas.")
 

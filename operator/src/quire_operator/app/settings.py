@@ -11,8 +11,8 @@ from quire_common.flags.table import FlagValues
 from quire_operator import __version__
 from quire_operator.app.flags import FLAGS
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, ReplicaLabels
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.manifests.surroundings import Monitoring, Surroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class GatewayOptions:
 class ChildSettings:
     """The settings of children other than pods."""
 
-    around: Surroundings
+    features: ClusterFeatures
     """The part that is configured; the optional kinds are discovered."""
     discovery_seconds: float
 
@@ -136,7 +136,7 @@ def _children(values: FlagValues) -> ChildSettings:
         runbook_url=values["runbook-url"],
     )
     return ChildSettings(
-        around=Surroundings(
+        features=ClusterFeatures(
             network_peers=values["network-policy-from"],
             monitoring=monitoring if values["monitors"] else None,
             unique_served_names=values["served-names"],

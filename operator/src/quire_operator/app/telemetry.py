@@ -27,25 +27,31 @@ class Telemetry:
         ProcessCollector(registry=self.registry)
         self.reconciles = Histogram(
             "quire_operator_reconcile_seconds",
-            "Time of one pass over one LLMDeployment.",
+            "Duration of one reconcile of one LLMDeployment.",
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
             registry=self.registry,
         )
         self.errors = Counter(
-            "quire_operator_reconcile_errors", "Passes that failed, by reason.", ["reason"], registry=self.registry
+            "quire_operator_reconcile_errors", "Failed reconciles by reason.", ["reason"], registry=self.registry
         )
         self.writes = Counter(
             "quire_operator_writes", "Mutating requests that succeeded.", ["verb", "kind"], registry=self.registry
         )
         self.decisions = Counter(
-            "quire_operator_decisions", "What the autoscaler decided, by reason.", ["reason"], registry=self.registry
+            "quire_operator_decisions", "Decisions of the autoscaler by reason.", ["reason"], registry=self.registry
         )
-        self.queue = Gauge("quire_operator_queue_depth", "LLMDeployments that wait for a pass.", registry=self.registry)
+        self.queue = Gauge(
+            "quire_operator_queue_depth", "LLMDeployments that wait for a reconcile.", registry=self.registry
+        )
         self.watch_lag = Gauge(
-            "quire_operator_watch_lag_seconds", "How far the watches are behind our own calls.", registry=self.registry
+            "quire_operator_watch_lag_seconds",
+            "Delay of the watches relative to the operator's own calls.",
+            registry=self.registry,
         )
         self.scaling = ScalingTelemetry(self.registry)
-        self.leading = Gauge("quire_operator_leading", "1 while this process may write.", registry=self.registry)
+        self.leading = Gauge(
+            "quire_operator_leading", "1 while this process is the leader and may write.", registry=self.registry
+        )
 
     def stands(self, *, leading: bool, waiting: int) -> None:
         """Whether this process may write, and for how many LLMDeployments it has to."""
@@ -58,7 +64,7 @@ class Telemetry:
 
 
 @dataclass(slots=True)
-class Canary:
+class WatchHealth:
     """Whether the watches still show what happens: our Lease changes every 2 s, and a watch has to show it.
 
     Measured by our own monotonic clock from the first change that our calls saw and no watch showed: the Lease's times

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import kopf
 
 from quire_operator.domain.cluster_state.observed import Key, key_of_child, trim_child, trim_pod, trim_resource
+from quire_operator.domain.manifests.desired import CHILDREN
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.review import Review
 from quire_operator.reconcile.store import Store
@@ -22,12 +23,7 @@ from quire_operator.reconcile.store import Store
 logger = logging.getLogger(__name__)
 
 CHILD_KINDS: Mapping[str, tuple[str, str, str]] = {
-    "Deployment": ("apps", "v1", "deployments"),
-    "Service": ("", "v1", "services"),
-    "ServiceAccount": ("", "v1", "serviceaccounts"),
-    "PersistentVolumeClaim": ("", "v1", "persistentvolumeclaims"),
-    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
-    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
+    child.kind: (*child.group_and_version, child.plural) for child in CHILDREN if not child.is_optional
 }
 _PODS = ("", "v1", "pods")
 _LEASES = ("coordination.k8s.io", "v1", "leases")
@@ -210,7 +206,7 @@ async def reviews_server(
             async for configuration in server(call):
                 yield configuration
         except OSError as error:  # ssl.SSLError is one
-            logger.error("the webhook does not serve until its certificate, key and port are right: %s", error)
+            logger.error("the webhook cannot start; check its certificate, key and port: %s", error)
         await asyncio.sleep(check_seconds)
 
 

@@ -1,6 +1,6 @@
 """Which of several operators writes: the holder of a Lease, and only while it can be sure to be the holder.
 
-``Elector.run`` campaigns, leads, and campaigns again; ``gate`` is what it opens. Others take over 15 s after the Lease
+``Elector.run`` campaigns, leads, and campaigns again; ``fence`` is what it opens. Others take over 15 s after the Lease
 last changed, by their own clock. Why not the client library's election: ADR 0017.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from quire_operator.leadership.gate import Gate, boottime
+from quire_operator.leadership.write_fence import WriteFence, boottime
 from quire_operator.ports import ClusterError, Conflict, Lease, Leases
 
 logger = logging.getLogger(__name__)
@@ -34,23 +34,23 @@ class Elector:
         *,
         leases: Leases,
         identity: str,
-        gate: Gate,
+        fence: WriteFence,
         lead: Callable[[], Awaitable[None]],
         seen: Callable[[datetime | None], None] = lambda renewed: None,
         timing: Timing = Timing(),
     ) -> None:
         """``seen`` is told of each renewal, anybody's, that our own calls see: a watch that is alive shows it too."""
         self._seen = seen
-        self._leases, self._identity, self._gate, self._lead, self._timing = leases, identity, gate, lead, timing
+        self._leases, self._identity, self._fence, self._lead, self._timing = leases, identity, fence, lead, timing
         self._lease = Lease(version=None)
         self._unchanged_since = boottime()
         self._news = asyncio.Event()
 
     def notice(self, holder: str) -> None:
         """A watch shows this holder: act now, not at the next round."""
-        leading = self._gate.is_open()
+        leading = self._fence.is_open()
         if leading and holder not in ("", self._identity):
-            self._gate.close()
+            self._fence.close()
         if not holder or (leading and holder != self._identity):
             self._news.set()
 
@@ -70,15 +70,15 @@ class Elector:
         task = asyncio.ensure_future(self._lead())
         task.add_done_callback(lambda _: self._news.set())
         try:
-            while not task.done() and self._gate.is_open():
+            while not task.done() and self._fence.is_open():
                 await self._wait()
-                if self._gate.is_open() and not await self._try(self._renew) and self._lease.holder != self._identity:
+                if self._fence.is_open() and not await self._try(self._renew) and self._lease.holder != self._identity:
                     break
-            self._gate.close()  # lost: nothing under way may write any more
+            self._fence.close()  # lost: nothing under way may write any more
         finally:
             task.cancel()
             await asyncio.wait({task})
-            self._gate.close()
+            self._fence.close()
         if not task.cancelled():
             task.result()
 
@@ -119,7 +119,7 @@ class Elector:
         sent = boottime()
         async with asyncio.timeout(self._timing.call):
             self._lease = await self._leases.write(lease, duration_seconds=self._timing.duration)
-        self._gate.renewed(sent)
+        self._fence.renewed(sent)
         self._seen(self._lease.renewed)
 
     async def _wait(self) -> None:

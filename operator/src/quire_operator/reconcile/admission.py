@@ -64,12 +64,12 @@ class Reviewer:
                     return Review(warnings=(_taken(resource.key, deployment),))
                 await self._dry_run.apply(resource.key, deployment)
         except Refused as error:
-            refused = Problem(path="", message=f"the API server refuses the Deployment that this asks for: {error}")
+            refused = Problem(path="", message=f"the API server rejected the Deployment of this spec: {error}")
             return Review(problems=(refused,))
         except (ClusterError, TimeoutError) as error:
             reason = str(error) or "the API server took too long"
-            logger.warning("%s: no dry run: %s", resource.key, reason)
-            return Review(warnings=(f"spec.podTemplate was not tried on the API server: {reason}",))
+            logger.warning("%s: dry run failed: %s", resource.key, reason)
+            return Review(warnings=(f"spec.podTemplate was not validated by the API server: {reason}",))
         return ALLOWED
 
 

@@ -13,7 +13,7 @@ from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource
 from quire_operator.domain.resource import HubSource, Spec
 from quire_operator.domain.status.capacity_check import Labels, hub_source, is_let_in, judge, replica_memory
-from quire_operator.domain.status.conditions import Blocker
+from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.ports import ClusterError, ModelReader, ModelUnknown, Nodes
 
 logger = logging.getLogger(__name__)
@@ -48,9 +48,9 @@ class _Model:
 class Finding:
     """What a pass is told of a spec. Nothing, where it fits or that is not known."""
 
-    blocker: Blocker | None = None
+    blocking: BlockingCondition | None = None
     """It can't run: nothing is made or changed."""
-    aside: Blocker | None = None
+    nonblocking: BlockingCondition | None = None
     """It can't run, and was carried out before that was known."""
 
 
@@ -82,23 +82,23 @@ class CapacityCheck:
         What was carried out once goes on: one replica that is ready proves any estimate wrong.
         """
         if deployment is None or not is_let_in(resource):
-            return Finding(blocker=await self.refusal(spec, key=resource.key))
+            return Finding(blocking=await self.refusal(spec, key=resource.key))
         if deployment.ready:
             return Finding()
-        return Finding(aside=await self.refusal(spec, key=resource.key, wait_seconds=0.0))
+        return Finding(nonblocking=await self.refusal(spec, key=resource.key, wait_seconds=0.0))
 
     async def refusal(
         self, spec: Spec, *, key: Key | None = None, wait_seconds: float = _WAIT_SECONDS
-    ) -> Blocker | None:
+    ) -> BlockingCondition | None:
         """Why it can't run; None also where that is not known, and then ``key`` is enqueued when it is."""
         source = hub_source(spec)
         if source is None:
             return None
-        memory = replica_memory(spec, await self._node_labels() if spec.resources.gpus else None)
-        if memory is None:
+        state = replica_memory(spec, await self._node_labels() if spec.resources.gpus else None)
+        if state is None:
             return None
         facts = await self._facts(source, key, wait_seconds)
-        return None if facts is None else judge(spec, facts, memory)
+        return None if facts is None else judge(spec, facts, state)
 
     async def _node_labels(self) -> tuple[Labels, ...] | None:
         if self._nodes is None:
@@ -108,7 +108,7 @@ class CapacityCheck:
                 try:
                     self._labels = tuple(await self._nodes.labels())
                 except ClusterError as error:
-                    logger.debug("the nodes' GPUs are not known: %s", error)
+                    logger.debug("GPUs of the nodes are unknown: %s", error)
                 self._labels_until = self._now() + _NODES_SECONDS
         return self._labels
 
@@ -159,7 +159,7 @@ class CapacityCheck:
             unknown = ModelUnknown(f"no answer about {source} within {_LOOKUP_SECONDS:g} s", unreachable=True)
         except ModelUnknown as error:
             unknown = error
-        logger.debug("whether %s fits is left to the engine: %s", source, unknown)
+        logger.debug("capacity of %s is unknown, the engine will check it: %s", source, unknown)
         if unknown.unreachable:
             self._hub_down_until = self._now() + _DOWN_SECONDS
         return before

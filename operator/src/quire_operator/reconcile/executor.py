@@ -9,16 +9,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
 from quire_operator.domain.cluster_state.observed import Ref, Resource
+from quire_operator.domain.cluster_state.other_autoscalers import REPLICAS, OtherAutoscaler
 from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.cluster_state.rival_scalers import REPLICAS, Contest
 from quire_operator.domain.convergence.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update
-from quire_operator.domain.convergence.plan_news import listed, refused, removed, repaired
-from quire_operator.domain.manifests.surroundings import ASIDE_KINDS, OPTIONAL_KINDS
-from quire_operator.domain.status.conditions import Blocker
+from quire_operator.domain.convergence.plan_events import listed, refused, removed, repaired
+from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS, OPTIONAL_KINDS
+from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import Clock, Cluster, Forbidden, NotFound, QuotaExceeded, Refused
-from quire_operator.reconcile.memory import Memory, Refusal
-from quire_operator.reconcile.outcome import Outcome, soonest
+from quire_operator.reconcile.state import ReconcileResult, ReconcileState, Refusal, soonest
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ _QUOTA_SECONDS, _FORBIDDEN_SECONDS, _KIND_GONE_SECONDS = 30.0, 60.0, 30.0
 
 
 class Executor:
-    """``tell`` posts events."""
+    """``record_events`` posts events."""
 
     def __init__(
         self,
@@ -35,102 +34,104 @@ class Executor:
         cluster: Cluster,
         store: Store,
         clock: Clock,
-        tell: Callable[[Resource, Sequence[Event]], Awaitable[None]],
+        record_events: Callable[[Resource, Sequence[Event]], Awaitable[None]],
     ) -> None:
-        self._cluster, self._store, self._clock, self._tell = cluster, store, clock, tell
+        self._cluster, self._store, self._clock, self._record_events = cluster, store, clock, record_events
 
-    async def carry_out(self, resource: Resource, memory: Memory, todo: Plan) -> Outcome:
+    async def apply(self, resource: Resource, state: ReconcileState, todo: Plan) -> ReconcileResult:
         """All actions, though some are refused; the first refusal, and when to try again."""
-        blocker: Blocker | None = None
-        aside: Blocker | None = None
+        blocking: BlockingCondition | None = None
+        nonblocking: BlockingCondition | None = None
         again: float | None = None
         for action in todo.actions:
-            repair = _repair(memory, action)
-            wait = 0.0 if repair is None else memory.repairs.wait_seconds(*repair, self._clock.now())
+            repair = _repair(state, action)
+            wait = 0.0 if repair is None else state.repairs.wait_seconds(*repair, self._clock.now())
             if wait:
                 again = soonest(again, wait)
                 continue
             try:
-                refusal = await self._try(resource, memory, action, repair)
+                refusal = await self._try(resource, state, action, repair)
             except QuotaExceeded as error:
-                refusal, again = Blocker(reason="QuotaExceeded", message=str(error)), _QUOTA_SECONDS
+                refusal, again = BlockingCondition(reason="QuotaExceeded", message=str(error)), _QUOTA_SECONDS
             except Forbidden as error:
-                refusal, again = Blocker(reason="Forbidden", message=str(error)), _FORBIDDEN_SECONDS
+                refusal, again = BlockingCondition(reason="Forbidden", message=str(error)), _FORBIDDEN_SECONDS
             except NotFound:
                 if _ref(action).kind not in OPTIONAL_KINDS:
                     raise
                 refusal, again = None, soonest(again, _KIND_GONE_SECONDS)  # its kind went with its CRD
-            if _ref(action).kind in ASIDE_KINDS or isinstance(action, Delete):
-                aside = aside or refusal
+            if _ref(action).kind in NONBLOCKING_KINDS or isinstance(action, Delete):
+                nonblocking = nonblocking or refusal
             else:
-                blocker = blocker or refusal
-            again = soonest(again, self._until_asked_again(memory, action))
-        self._forget_unwanted(memory, todo)
-        return Outcome(blocker=blocker, aside=aside, again_seconds=again)
+                blocking = blocking or refusal
+            again = soonest(again, self._until_asked_again(state, action))
+        self._forget_unwanted(state, todo)
+        return ReconcileResult(blocking=blocking, nonblocking=nonblocking, again_seconds=again)
 
     async def _try(
-        self, resource: Resource, memory: Memory, action: Action, repair: tuple[Ref, str] | None
-    ) -> Blocker | None:
+        self, resource: Resource, state: ReconcileState, action: Action, repair: tuple[Ref, str] | None
+    ) -> BlockingCondition | None:
         """One action, but none that was refused just now: the answer would be the same."""
         place, digest = (_ref(action), type(action)), _digest(action)
-        known = memory.refused.get(place)
+        known = state.refused.get(place)
         if known is not None and known.digest == digest and known.wait_seconds(self._clock.now()):
             return refused(action, known.message)
-        memory.refused.pop(place, None)
+        state.refused.pop(place, None)
         logger.info("%s: %s %s: %s", resource.key, type(action).__name__.lower(), _ref(action), action.reason)
         try:
-            await self._act(resource, memory, action)
+            await self._act(resource, state, action)
         except Refused as error:
-            memory.refused[place] = Refusal(digest=digest, message=str(error), at=self._clock.now())
+            state.refused[place] = Refusal(digest=digest, message=str(error), at=self._clock.now())
             return refused(action, str(error))
         if repair is not None:
-            memory.repairs.note(*repair, self._clock.now())
+            state.repairs.note(*repair, self._clock.now())
         return None
 
-    def _until_asked_again(self, memory: Memory, action: Action) -> float | None:
+    def _until_asked_again(self, state: ReconcileState, action: Action) -> float | None:
         """Seconds; None for what was not refused."""
-        known = memory.refused.get((_ref(action), type(action)))
+        known = state.refused.get((_ref(action), type(action)))
         return None if known is None else known.wait_seconds(self._clock.now())
 
-    def _forget_unwanted(self, memory: Memory, todo: Plan) -> None:
+    def _forget_unwanted(self, state: ReconcileState, todo: Plan) -> None:
         wanted = {(_ref(action), type(action)) for action in todo.actions}
-        memory.refused = {place: refusal for place, refusal in memory.refused.items() if place in wanted}
+        state.refused = {place: refusal for place, refusal in state.refused.items() if place in wanted}
 
-    async def _act(self, resource: Resource, memory: Memory, action: Action) -> None:
+    async def _act(self, resource: Resource, state: ReconcileState, action: Action) -> None:
         match action:
             case Create() | Update():
-                await self._apply(resource, memory, action)
+                await self._apply(resource, state, action)
             case RemoveFields(ref=ref, fields=fields):
                 child = await self._cluster.remove_fields(resource.key, action)
                 self._store.put_child(resource.key, child)
-                await self._tell(resource, [removed(ref, fields)])
+                await self._record_events(resource, [removed(ref, fields)])
             case Delete(ref=ref, uid=uid):
-                memory.applied.pop(ref, None)
+                state.applied.pop(ref, None)
                 await self._cluster.delete(resource.key, ref, uid)
             case _:
                 assert_never(action)
 
-    async def _apply(self, resource: Resource, memory: Memory, action: Create | Update) -> None:
+    async def _apply(self, resource: Resource, state: ReconcileState, action: Create | Update) -> None:
         key, manifest = resource.key, action.manifest
         apply = self._cluster.create if isinstance(action, Create) else self._cluster.update
         child = await apply(key, manifest)
-        memory.applied[manifest.ref] = Applied(uid=child.uid, digest=manifest.digest, fingerprint=child.fingerprint)
+        state.applied[manifest.ref] = Applied(uid=child.uid, digest=manifest.digest, fingerprint=child.fingerprint)
         self._store.put_child(key, child)
         if isinstance(action, Update) and action.drift:
-            self._note_contest(memory, action.drift)
-            await self._tell(resource, [repaired(manifest.ref, action.drift)])
+            self._note_other_autoscaler(state, action.drift)
+            await self._record_events(resource, [repaired(manifest.ref, action.drift)])
 
-    def _note_contest(self, memory: Memory, drift: Sequence[ForeignField]) -> None:
+    def _note_other_autoscaler(self, state: ReconcileState, drift: Sequence[ForeignField]) -> None:
         manager = next((entry.manager for entry in drift if entry.path == REPLICAS), None)
         if manager is not None:
-            memory.contest = Contest.after(memory.contest, manager=manager, now=self._clock.now())
+            state.other_autoscaler = OtherAutoscaler.after(
+                state.other_autoscaler, manager=manager, now=self._clock.now()
+            )
 
 
 def _ref(action: Action) -> Ref:
     return action.manifest.ref if isinstance(action, Create | Update) else action.ref
 
 
-def _repair(memory: Memory, action: Action) -> tuple[Ref, str] | None:
+def _repair(state: ReconcileState, action: Action) -> tuple[Ref, str] | None:
     """What an action sets back of what others did; None where it does nothing of the kind."""
     ref = _ref(action)
     match action:
@@ -138,7 +139,7 @@ def _repair(memory: Memory, action: Action) -> tuple[Ref, str] | None:
             return ref, listed(drift)
         case RemoveFields(fields=fields):
             return ref, listed(fields)
-        case Create() if ref in memory.applied:
+        case Create() if ref in state.applied:
             return ref, "somebody deletes it"
         case _:
             return None

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable
 
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS
+from quire_operator.domain.manifests.desired import OPTIONAL_KINDS
 from quire_operator.ports import Cluster, ClusterError, Forbidden, NotFound
+from quire_operator.reconcile.resync import resync_children
 from quire_operator.reconcile.store import Store
-from quire_operator.reconcile.sweep import sweep_children
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,16 @@ class OptionalKinds:
             found = await self._cluster.served_kinds()
             served = frozenset([kind for kind in sorted(found) if await self._listed(kind)])
         except ClusterError as error:
-            self._tell(f"could not look for {', '.join(sorted(OPTIONAL_KINDS))}: {error}")
+            self._log_once(f"could not look for {', '.join(sorted(OPTIONAL_KINDS))}: {error}")
             return
         for kind in OPTIONAL_KINDS - served:
             self._forget(kind)
         if served == self.served:
             return
-        logger.info("this cluster has %s", ", ".join(sorted(served)) or f"none of {', '.join(sorted(OPTIONAL_KINDS))}")
+        logger.info(
+            "optional kinds in this cluster: %s",
+            ", ".join(sorted(served)) or f"none of {', '.join(sorted(OPTIONAL_KINDS))}",
+        )
         self.served = served
         for key in self._store.live_keys():
             self._enqueue(key)
@@ -44,11 +47,11 @@ class OptionalKinds:
     async def _listed(self, kind: str) -> bool:
         """Whether its objects could be listed, and were."""
         try:
-            await sweep_children(self._cluster, self._store, kind, self._enqueue)
+            await resync_children(self._cluster, self._store, kind, self._enqueue)
         except NotFound:
             return False  # it went between the two requests
         except Forbidden as error:
-            self._tell(f"the cluster has {kind}s, and none are made: {error}; see the operator's role")
+            self._log_once(f"the cluster has {kind}s, and none are made: {error}; see the operator's role")
             return False
         return True
 
@@ -58,7 +61,7 @@ class OptionalKinds:
                 if ref.kind == kind:
                     self._store.drop_child(key, ref, child.uid)
 
-    def _tell(self, message: str) -> None:
+    def _log_once(self, message: str) -> None:
         if message != self._told:
             logger.warning("%s", message)
             self._told = message

@@ -13,17 +13,17 @@ from dataclasses import replace
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
-from quire_operator.domain.cluster_state.rival_scalers import following_replicas
+from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
 from quire_operator.domain.convergence.plan import plan
-from quire_operator.domain.convergence.plan_news import name_conflicts
+from quire_operator.domain.convergence.plan_events import name_conflicts
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import all_problems, child_refs, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.manifests.surroundings import Surroundings
 from quire_operator.domain.resource import Invalid, Spec
-from quire_operator.domain.status.conditions import Blocker, MetricsProblem, problem_told
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
 from quire_operator.domain.status.scaling_status import scaling_record, scaling_sections
 from quire_operator.ports import (
     Clock,
@@ -40,10 +40,9 @@ from quire_operator.ports import (
 )
 from quire_operator.reconcile.capacity_check import LOOK_AGAIN_SECONDS, CapacityCheck, Finding
 from quire_operator.reconcile.executor import Executor
-from quire_operator.reconcile.memory import Memory, Persist
-from quire_operator.reconcile.outcome import Outcome, soonest
 from quire_operator.reconcile.reporting import Reporter
-from quire_operator.reconcile.rivals import Rivals
+from quire_operator.reconcile.served_name_claims import ServedNameClaims
+from quire_operator.reconcile.state import Persist, ReconcileResult, ReconcileState, soonest
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
@@ -84,19 +83,19 @@ class Reconciler:
         images: Images,
         enqueue: Callable[[Key], None],
         cluster_domain: str = "cluster.local",
-        around: Callable[[], Surroundings] = Surroundings,
+        features: Callable[[], ClusterFeatures] = ClusterFeatures,
         capacity: CapacityCheck | None = None,
     ) -> None:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
         self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
-        self._executor = Executor(cluster=cluster, store=store, clock=clock, tell=self._reporter.tell)
-        self._around, self._rivals, self._capacity = around, Rivals(store, enqueue), capacity
-        self._memory: dict[Key, Memory] = {}
+        self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
+        self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
+        self._states: dict[Key, ReconcileState] = {}
 
     def forget(self) -> None:
         """Another process may have written: nothing that was known of our own writes holds."""
-        self._memory.clear()
-        self._rivals.forget()
+        self._states.clear()
+        self._claims.forget()
 
     async def persist(self, key: Key, record: ScalingRecord) -> None:
         """Have the next pass write this record; returns when it has. Raises ``ScalingNotDone``."""
@@ -104,7 +103,7 @@ class Reconciler:
         if resource is None:
             raise ScalingNotDone(f"{key} is gone")
         waiting = Persist(record=record, done=asyncio.get_running_loop().create_future())
-        self._memory_of(resource).persist = waiting
+        self._state_of(resource).persist = waiting
         self._enqueue(key)
         try:
             async with asyncio.timeout(_PERSIST_SECONDS):
@@ -114,92 +113,92 @@ class Reconciler:
 
     def scale(self, key: Key, *, replicas: int, victims: Sequence[str]) -> None:
         """Have the next pass go to so many replicas; ``victims`` are pods, first to go first."""
-        if (memory := self._memory.get(key)) is not None:
-            memory.decided, memory.victims = replicas, tuple(victims)
+        if (state := self._states.get(key)) is not None:
+            state.decided, state.victims = replicas, tuple(victims)
             self._enqueue(key)
 
     def note_metrics(self, key: Key, problem: MetricsProblem | None) -> None:
         """Why the autoscaler holds; None while it has what it needs."""
-        memory = self._memory.get(key)
-        if memory is not None and memory.metrics_problem != problem:
-            memory.metrics_problem = problem
+        state = self._states.get(key)
+        if state is not None and state.metrics_problem != problem:
+            state.metrics_problem = problem
             self._enqueue(key)
 
     def served_name_conflict(self, key: Key) -> str | None:
         """Why requests for its served name go to another LLMDeployment; None if they come to this one."""
-        return self._rivals.conflict(key) if self._around().unique_served_names else None
+        return self._claims.conflict(key) if self._features().unique_served_names else None
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
-        self._rivals.look(key)
+        self._claims.look(key)
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
-            gone = self._memory.pop(key, None)  # the garbage collector does the rest
+            gone = self._states.pop(key, None)  # the garbage collector does the rest
             if gone is not None:
                 gone.give_up_persisting(f"{key} is gone")
             return None
-        memory = self._memory_of(resource)
+        state = self._state_of(resource)
         try:
-            again = await self._pass(resource, memory)
+            again = await self._pass(resource, state)
         except Conflict as error:
-            memory.give_up_persisting(str(error))
-            memory.conflicts += 1
-            await self._look_again(key, memory)
+            state.give_up_persisting(str(error))
+            state.conflicts += 1
+            await self._read_again(key, state)
             raise
         except ClusterError as error:
-            memory.give_up_persisting(str(error))
+            state.give_up_persisting(str(error))
             raise
-        memory.conflicts = 0
+        state.conflicts = 0
         return again
 
-    async def _look_again(self, key: Key, memory: Memory) -> None:
+    async def _read_again(self, key: Key, state: ReconcileState) -> None:
         """What is there is not what we know: the watch is late, or dead, and must not be waited for."""
         if (latest := await self._cluster.read_resource(key)) is not None:
             self._store.put_resource(latest)
-        if memory.conflicts > _MAX_CONFLICTS:
-            raise Unavailable(f"{key}: {memory.conflicts} conflicts in a row")
+        if state.conflicts > _MAX_CONFLICTS:
+            raise Unavailable(f"{key}: {state.conflicts} conflicts in a row")
 
-    async def _pass(self, resource: Resource, memory: Memory) -> float | None:
+    async def _pass(self, resource: Resource, state: ReconcileState) -> float | None:
         spec = Spec.parse(resource.body)
         if isinstance(spec, Invalid):
-            memory.give_up_persisting("the spec is invalid")
-            outcome = Outcome(blocker=Blocker.invalid(all_problems(spec, self._images)))
-            return await self._say(resource, memory, None, outcome)
-        outcome = await self._converge(resource, memory, spec)
-        self._rivals.look(resource.key)
-        wait = await self._say(self._latest(resource), memory, spec, outcome)
-        return soonest(outcome.again_seconds, wait)
+            state.give_up_persisting("the spec is invalid")
+            result = ReconcileResult(blocking=BlockingCondition.invalid(all_problems(spec, self._images)))
+            return await self._report(resource, state, None, result)
+        result = await self._converge(resource, state, spec)
+        self._claims.look(resource.key)
+        wait = await self._report(self._latest(resource), state, spec, result)
+        return soonest(result.again_seconds, wait)
 
-    async def _converge(self, resource: Resource, memory: Memory, spec: Spec) -> Outcome:
-        key, around = resource.key, self._around()
-        children = await self._children(key, spec, around)
-        goal = _goal(resource, memory, spec, children)
+    async def _converge(self, resource: Resource, state: ReconcileState, spec: Spec) -> ReconcileResult:
+        key, features = resource.key, self._features()
+        children = await self._children(key, spec, features)
+        goal = _goal(resource, state, spec, children)
         if spec.only_recommends:
-            children, memory.contest = following_replicas(children), None
-        await self._persist(resource, memory, spec, goal)
+            children, state.other_autoscaler = following_replicas(children), None
+        await self._persist(resource, state, spec, goal)
         images = await self._images_for(key, spec)
         manifests = desired(
-            spec, goal.replicas, uid=resource.uid, images=images, created=resource.created, around=around
+            spec, goal.replicas, uid=resource.uid, images=images, created=resource.created, features=features
         )
         if isinstance(manifests, Invalid):
-            return Outcome(blocker=Blocker.invalid(manifests.problems), target=goal.replicas)
+            return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
         found = await self._fits(resource, spec, children)
-        if found.blocker is not None:
-            return Outcome(blocker=found.blocker, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
-        todo = plan(manifests, children, memory.applied, name=key.name, uid=resource.uid)
-        await self._mark_victims(key, memory, goal.replicas)
-        outcome = await self._executor.carry_out(resource, memory, todo)
+        if found.blocking is not None:
+            return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
+        todo = plan(manifests, children, state.applied, name=key.name, uid=resource.uid)
+        await self._mark_victims(key, state, goal.replicas)
+        result = await self._executor.apply(resource, state, todo)
         if todo.conflicts:
             blocking, beside = name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
-            outcome = replace(
-                outcome,
-                blocker=blocking or outcome.blocker,
-                aside=beside or outcome.aside,
-                again_seconds=again if blocking else soonest(again, outcome.again_seconds),
+            result = replace(
+                result,
+                blocking=blocking or result.blocking,
+                nonblocking=beside or result.nonblocking,
+                again_seconds=again if blocking else soonest(again, result.again_seconds),
             )
-        aside = outcome.aside or found.aside
-        return replace(outcome, target=goal.replicas, additions=todo.additions, aside=aside)
+        nonblocking = result.nonblocking or found.nonblocking
+        return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking)
 
     async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
         if self._capacity is None:
@@ -212,20 +211,20 @@ class Reconciler:
             return self._images
         return replace(self._images, image_volumes=await self._cluster.takes_image_volumes(key))
 
-    async def _children(self, key: Key, spec: Spec, around: Surroundings) -> Mapping[Ref, Child]:
+    async def _children(self, key: Key, spec: Spec, features: ClusterFeatures) -> Mapping[Ref, Child]:
         """Also those that no watch shows: without a label of ours, theirs or ours, or just made."""
         children = dict(self._store.children(key))
-        for ref in child_refs(spec, around):
+        for ref in child_refs(spec, features):
             if ref not in children and (child := await self._cluster.read_child(key, ref)) is not None:
                 children[ref] = child
         return children
 
-    async def _persist(self, resource: Resource, memory: Memory, spec: Spec, goal: Target) -> None:
+    async def _persist(self, resource: Resource, state: ReconcileState, spec: Spec, goal: Target) -> None:
         """Write what was decided before it is acted upon, so that whoever comes after a crash acts upon the same."""
         if spec.autoscaling is None:
-            memory.give_up_persisting("it has a fixed number of replicas")
+            state.give_up_persisting("it has a fixed number of replicas")
             return
-        handed_in = memory.persist
+        handed_in = state.persist
         if handed_in is not None:
             record = handed_in.record
         elif goal.persist is not None:
@@ -233,24 +232,24 @@ class Reconciler:
         else:
             return
         wanted = {**resource.status, **scaling_sections(record, spec)}
-        await self._reporter.write_status(resource, memory, spec, wanted)
-        if handed_in is not None and memory.persist is handed_in:
-            memory.persist = None
+        await self._reporter.write_status(resource, state, spec, wanted)
+        if handed_in is not None and state.persist is handed_in:
+            state.persist = None
             handed_in.settle(None)
 
-    async def _mark_victims(self, key: Key, memory: Memory, replicas: int) -> None:
+    async def _mark_victims(self, key: Key, state: ReconcileState, replicas: int) -> None:
         pods = self._store.pods(key)
-        if memory.victims and replicas < sum(not pod.deleting for pod in pods):
+        if state.victims and replicas < sum(not pod.deleting for pod in pods):
             try:
-                await self._cluster.set_deletion_costs(key, deletion_costs(pods, memory.victims))
+                await self._cluster.set_deletion_costs(key, deletion_costs(pods, state.victims))
             except (Refused, Forbidden) as error:  # so Kubernetes chooses who goes; that somebody does is wanted more
-                logger.warning("%s: %s could not be marked as those to go: %s", key, ", ".join(memory.victims), error)
-        memory.victims = ()
+                logger.warning("%s: could not set pod-deletion-cost of %s: %s", key, ", ".join(state.victims), error)
+        state.victims = ()
 
-    async def _say(self, resource: Resource, memory: Memory, spec: Spec | None, outcome: Outcome) -> float | None:
-        return await self._reporter.report(
-            resource, memory, spec, outcome, rival=self.served_name_conflict(resource.key)
-        )
+    async def _report(
+        self, resource: Resource, state: ReconcileState, spec: Spec | None, result: ReconcileResult
+    ) -> float | None:
+        return await self._reporter.report(resource, state, spec, result, rival=self.served_name_conflict(resource.key))
 
     def _latest(self, resource: Resource) -> Resource:
         """As our own status write left it, if there was one in this pass: same generation, newer version."""
@@ -258,20 +257,20 @@ class Reconciler:
         same = latest is not None and (latest.uid, latest.generation) == (resource.uid, resource.generation)
         return latest if latest is not None and same else resource
 
-    def _memory_of(self, resource: Resource) -> Memory:
-        memory = self._memory.get(resource.key)
-        if memory is None or memory.uid != resource.uid:
-            memory = Memory(uid=resource.uid, metrics_problem=problem_told(resource.status))
-            self._memory[resource.key] = memory
-        return memory
+    def _state_of(self, resource: Resource) -> ReconcileState:
+        state = self._states.get(resource.key)
+        if state is None or state.uid != resource.uid:
+            state = ReconcileState(uid=resource.uid, metrics_problem=last_metrics_problem(resource.status))
+            self._states[resource.key] = state
+        return state
 
 
-def _goal(resource: Resource, memory: Memory, spec: Spec, children: Mapping[Ref, Child]) -> Target:
+def _goal(resource: Resource, state: ReconcileState, spec: Spec, children: Mapping[Ref, Child]) -> Target:
     record = scaling_record(resource.status)
-    goal = target(spec, decided=memory.decided, record=record, deployment=own_deployment(resource, children))
+    goal = target(spec, decided=state.decided, record=record, deployment=own_deployment(resource, children))
     if spec.autoscaling is None or spec.only_recommends:
-        memory.decided, memory.victims = None, ()
-    elif memory.decided is None:
+        state.decided, state.victims = None, ()
+    elif state.decided is None:
         # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
-        memory.decided = goal.replicas
+        state.decided = goal.replicas
     return goal

@@ -14,8 +14,7 @@ from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import View
 from quire_operator.domain.status.status import Event, events, status
 from quire_operator.ports import Clock, Cluster, ClusterError, NotLeading
-from quire_operator.reconcile.memory import Memory
-from quire_operator.reconcile.outcome import Outcome
+from quire_operator.reconcile.state import ReconcileResult, ReconcileState
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
@@ -28,48 +27,54 @@ class Reporter:
         self._cluster, self._store, self._clock, self._cluster_domain = cluster, store, clock, cluster_domain
 
     async def report(
-        self, resource: Resource, memory: Memory, spec: Spec | None, outcome: Outcome, *, rival: str | None
+        self,
+        resource: Resource,
+        state: ReconcileState,
+        spec: Spec | None,
+        result: ReconcileResult,
+        *,
+        rival: str | None,
     ) -> float | None:
         """Say in status what there is and what came of this pass; how long to wait where others write it too."""
-        now = self._clock.now()
+        now, other = self._clock.now(), state.other_autoscaler
         view = View(
             spec=spec,
-            blocker=outcome.blocker,
-            target=outcome.target,
+            blocking=result.blocking,
+            target=result.target,
             deployment=own_deployment(resource, self._store.children(resource.key)),
             pods=self._store.pods(resource.key),
-            additions=outcome.additions,
-            contested=memory.contest.manager if memory.contest is not None and memory.contest.is_on(now) else None,
-            metrics_problem=memory.metrics_problem,
-            fought_over=memory.repairs.contests(now),
-            aside=outcome.aside,
+            additions=result.additions,
+            contested=None if other is None or not other.is_on(now) else other.manager,
+            metrics_problem=state.metrics_problem,
+            fought_over=state.repairs.contests(now),
+            nonblocking=result.nonblocking,
             rival=rival,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
-        if memory.status is not None and memory.status[0] == wanted and memory.status[1] != resource.status != wanted:
-            if wait := memory.repairs.wait_seconds(STATUS, "", now):
+        if state.status is not None and state.status[0] == wanted and state.status[1] != resource.status != wanted:
+            if wait := state.repairs.wait_seconds(STATUS, "", now):
                 return wait
-            memory.repairs.note(STATUS, "", now)
-        await self.write_status(resource, memory, spec, wanted)
+            state.repairs.note(STATUS, "", now)
+        await self.write_status(resource, state, spec, wanted)
         return None
 
     async def write_status(
-        self, resource: Resource, memory: Memory, spec: Spec | None, wanted: Mapping[str, object]
+        self, resource: Resource, state: ReconcileState, spec: Spec | None, wanted: Mapping[str, object]
     ) -> None:
         """The only write of a status; none when it is what it should be, or what the server makes of that."""
-        if wanted == resource.status or memory.status == (wanted, resource.status):
+        if wanted == resource.status or state.status == (wanted, resource.status):
             return
         written = await self._cluster.write_status(resource, wanted)
         self._store.put_resource(written)
-        memory.status = (wanted, written.status)
+        state.status = (wanted, written.status)
         recommends = spec is not None and spec.only_recommends
-        await self.tell(resource, events(resource.status, wanted, recommends=recommends))
+        await self.record_events(resource, events(resource.status, wanted, recommends=recommends))
 
-    async def tell(self, resource: Resource, news: Sequence[Event]) -> None:
+    async def record_events(self, resource: Resource, news: Sequence[Event]) -> None:
         for event in news:
             try:
-                await self._cluster.tell(resource, event)
+                await self._cluster.record_event(resource, event)
             except NotLeading:
                 raise
             except ClusterError as error:
-                logger.warning("%s: the event %s could not be posted: %s", resource.key, event.reason, error)
+                logger.warning("%s: recording event %s failed: %s", resource.key, event.reason, error)

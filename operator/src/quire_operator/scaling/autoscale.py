@@ -103,7 +103,7 @@ class Autoscaler:
                 observation = observe(subject, samples, gateway)
                 decisions[subject.key] = decide(subject.policy, observation, self._memory[subject.key].history, now)
             except Exception:  # our bug; it must not stop the others' scaling
-                _log.exception("%s: no decision", subject.key)
+                _log.exception("%s: decision failed", subject.key)
         await asyncio.gather(*(self._carry_out(key, decision) for key, decision in decisions.items()))
         return decisions
 
@@ -120,7 +120,7 @@ class Autoscaler:
                 _log.info("%s: %s", key, decision.message)
                 await self._target.scale(key, replicas=decision.desired, victims=decision.victims)
         except ScalingNotDone as error:
-            _log.warning("%s: %s: not done, to be tried again: %s", key, decision.message, error)
+            _log.warning("%s: %s: not applied, will be retried: %s", key, decision.message, error)
             undone = replace(decision.history, moves=before.history.moves, record=persisted or before.history.record)
             self._memory[key] = _Memory(uid=before.uid, history=undone, persisted=persisted)
         else:

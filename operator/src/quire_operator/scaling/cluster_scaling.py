@@ -15,7 +15,7 @@ from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
 from quire_operator.domain.autoscaling.ticks import Log, noted, tick_of
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Pod, Resource, own_deployment
 from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
-from quire_operator.domain.status.conditions import MetricsProblem
+from quire_operator.domain.status.conditions import MetricsProblem, MetricsReason
 from quire_operator.domain.status.scaling_status import scaling_record
 from quire_operator.ports import ReplicaAddress
 from quire_operator.reconcile.reconciler import Reconciler
@@ -24,16 +24,18 @@ from quire_operator.scaling.autoscale import Subject
 
 _LOG_LIMIT = 12
 """Stretches of like decisions that are told of, for each LLMDeployment."""
-PROMETHEUS_UNAVAILABLE = "PrometheusUnavailable"
 _NO_PROMETHEUS = MetricsProblem(
-    reason=PROMETHEUS_UNAVAILABLE,
-    message="the operator was not told where Prometheus is (--prometheus-url; the chart's operator.prometheus.url)",
+    reason=MetricsReason.PROMETHEUS_UNAVAILABLE,
+    message="holding the number of replicas: the operator has no address of Prometheus; set --prometheus-url (chart: "
+    "operator.prometheus.url)",
 )
-_STALE = MetricsProblem(reason=Reason.METRICS_STALE.value, message="most ready replicas have given none of late")
+_STALE = MetricsProblem(
+    reason=MetricsReason.STALE,
+    message="holding the number of replicas: most ready replicas have not reported metrics recently",
+)
 _NO_GATEWAY = MetricsProblem(
-    reason=Reason.NO_GATEWAY.value,
-    message="they would hold the first requests, and say so",
-    until="all gateways answer",
+    reason=MetricsReason.GATEWAY_UNAVAILABLE,
+    message="holding the number of replicas: not all gateways report whether they hold requests",
 )
 
 
@@ -125,7 +127,9 @@ class ClusterScaling:
         if decision.reason is not Reason.METRICS_STALE:
             return None
         if silent is not None and key in self._by_prometheus:
-            return MetricsProblem(reason=PROMETHEUS_UNAVAILABLE, message=silent)
+            return MetricsProblem(
+                reason=MetricsReason.PROMETHEUS_UNAVAILABLE, message=f"holding the number of replicas: {silent}"
+            )
         return _STALE
 
     async def persist(self, key: str, record: ScalingRecord) -> None:

@@ -70,4 +70,4 @@ async def _for_ever(look: Callable[[], Awaitable[None]], period: float) -> None:
         try:
             await look()
         except Exception:  # our bug; the next look is another try
-            _log.exception("the autoscaler's look failed")
+            _log.exception("autoscaler tick failed")

@@ -36,7 +36,7 @@ class AnswerLimits:
     """The maximum length of the answers to one request, and their reports on the prompt."""
 
     param: str
-    """The field that holds the prompt, for errors."""
+    """The field that contains the prompt, for errors."""
     max_tokens: int | None
     """The client's limit; None where it sets none."""
     default_max_tokens: int | None

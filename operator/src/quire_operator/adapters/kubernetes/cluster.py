@@ -22,8 +22,7 @@ from quire_operator.domain.cluster_state.observed import (
     trim_resource,
 )
 from quire_operator.domain.convergence.plan import RemoveFields
-from quire_operator.domain.manifests.desired import Manifest
-from quire_operator.domain.manifests.surroundings import OPTIONAL_KINDS, POD_MONITOR, PROMETHEUS_RULE
+from quire_operator.domain.manifests.desired import CHILDREN, OPTIONAL_KINDS, Manifest
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import Conflict, Forbidden, NotFound, PartlyForbidden
@@ -37,14 +36,8 @@ _RESOURCES = (f"/apis/{names.API_VERSION}", names.PLURAL)
 _PODS, _EVENTS = ("/api/v1", "pods"), ("/api/v1", "events")
 _MONITORING = "/apis/monitoring.coreos.com/v1"
 _CHILDREN = {
-    "Deployment": ("/apis/apps/v1", "deployments"),
-    "Service": ("/api/v1", "services"),
-    "ServiceAccount": ("/api/v1", "serviceaccounts"),
-    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
-    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
-    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
-    POD_MONITOR: (_MONITORING, "podmonitors"),
-    PROMETHEUS_RULE: (_MONITORING, "prometheusrules"),
+    child.kind: (f"/{'apis' if '/' in child.api_version else 'api'}/{child.api_version}", child.plural)
+    for child in CHILDREN
 }
 
 
@@ -171,7 +164,7 @@ class KubeCluster:
         )
         return trim_resource(written)
 
-    async def tell(self, resource: Resource, event: Event) -> None:
+    async def record_event(self, resource: Resource, event: Event) -> None:
         """See ``ports.Cluster``."""
         path = _path(_EVENTS, resource.key.namespace)
         await self._connection.write("create", "Event", "POST", path, body=_event_body(resource, event))

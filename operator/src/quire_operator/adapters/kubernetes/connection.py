@@ -19,8 +19,8 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
 from quire_operator import __version__
+from quire_operator.adapters.kubernetes.concurrency_limiter import ConcurrencyLimiter
 from quire_operator.adapters.kubernetes.errors import error_of
-from quire_operator.adapters.kubernetes.pace import Turnstile
 from quire_operator.errors import ClusterProblem
 from quire_operator.ports import NotLeading, Unavailable
 
@@ -33,7 +33,7 @@ _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 JSON = Mapping[str, Any]
 Query = Sequence[tuple[str, str]]
-Gate = Callable[[], bool]
+WriteFence = Callable[[], bool]
 Checkpoint = Callable[[str, str], None]
 """Told the verb and the kind."""
 
@@ -132,15 +132,15 @@ class Connection:
         configuration: Configuration,
         *,
         user: str,
-        gate: Gate | None = None,
+        fence: WriteFence | None = None,
         before_write: Checkpoint | None = None,
         written: Checkpoint | None = None,
     ) -> None:
         """``before_write`` and ``written`` are told of every mutating request: for fail points and for metrics."""
-        if gate is not None:
-            configuration = _gated(configuration, gate)
+        if fence is not None:
+            configuration = _fenced(configuration, fence)
         self._before_write, self._written = before_write, written
-        self._turnstile = Turnstile()
+        self._limiter = ConcurrencyLimiter()
         self.client = ApiClient(configuration)
         self.client.user_agent = f"quire-operator/{__version__} ({user})"
 
@@ -171,7 +171,7 @@ class Connection:
         content_type: str = "application/json",
     ) -> JSON:
         """Any other method; ``verb`` and ``kind`` name the write for fail points and metrics."""
-        async with self._turnstile.turn():
+        async with self._limiter.turn():
             if self._before_write is not None:
                 self._before_write(verb, kind)
             answer = await self._request(method, path, query=query, body=body, content_type=content_type)
@@ -232,9 +232,9 @@ def _parsed(content: bytes) -> JSON:
     return parsed
 
 
-def _gated(configuration: Configuration, gate: Gate) -> Configuration:
+def _fenced(configuration: Configuration, fence: WriteFence) -> Configuration:
     async def ask(session: object, context: SimpleNamespace, sent: aiohttp.TraceRequestHeadersSentParams) -> None:
-        if sent.method not in ("GET", "HEAD") and not gate():
+        if sent.method not in ("GET", "HEAD") and not fence():
             raise NotLeading("the lease was not renewed in time; nothing is written")
 
     trace = aiohttp.TraceConfig()

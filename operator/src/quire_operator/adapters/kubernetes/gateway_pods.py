@@ -51,7 +51,7 @@ class GatewayPods:
             answer = await self._read(self._path, query)
         except ClusterError as error:
             if not self._failing:
-                _log.warning("the gateways can't be listed, those known before are asked: %s", error)
+                _log.warning("listing gateways failed, polling the known ones: %s", error)
             self._failing = True
             return
         self._failing = False

@@ -42,7 +42,7 @@ class Gateways:
         self.asked, self.answered = len(addresses), sum(answer is not None for answer in answers)
         silent = {address for address, answer in zip(addresses, answers, strict=True) if answer is None}
         for address in self._silent - silent:
-            _log.info("the gateway at %s is asked no longer, or answers again", address)
+            _log.info("gateway answers again: %s" if address in addresses else "gateway removed: %s", address)
         self._silent = frozenset(silent)
         return summed(answers)
 
@@ -51,5 +51,5 @@ class Gateways:
             return read_requests(await self._read(f"{address.rstrip('/')}{REQUESTS_PATH}"))
         except (NoPage, ValueError) as error:
             if address not in self._silent:
-                _log.warning("the gateway at %s does not say what it holds: %s", address, error)
+                _log.warning("gateway poll failed: %s: %s", address, error)
             return None

@@ -147,9 +147,9 @@ class Prometheus:
         """Logged when it changes."""
         if problem != self.problem:
             if problem is None:
-                _log.info("Prometheus at %s answers again", self._options.url)
+                _log.info("Prometheus answers again: %s", self._options.url)
             else:
-                _log.warning("no metrics from Prometheus at %s: %s", self._options.url, problem)
+                _log.warning("Prometheus query failed: %s: %s", self._options.url, problem)
         self.problem = problem
 
 
@@ -205,7 +205,7 @@ def _read(reply: _Reply) -> list[Series]:
         refused = "unauthorized" if status in (401, 403) else "query"
         raise _NoAnswer(f"HTTP {status}: {answer.error[:_SHOWN_CHARACTERS]}", reason=refused)
     if answer.warnings:
-        _log.warning("Prometheus warns: %s", "; ".join(answer.warnings)[:_SHOWN_CHARACTERS])
+        _log.warning("Prometheus warning: %s", "; ".join(answer.warnings)[:_SHOWN_CHARACTERS])
     return [Series(element.metric, element.value[0], _value(element.value[1])) for element in answer.data.result]
 
 

@@ -86,14 +86,14 @@ class Scraper:
             return None
         if url in self._silent:
             self._silent.discard(url)
-            _log.info("metrics from %s again", url)
+            _log.info("metrics available again: %s", url)
         return sample
 
     def _note_silence(self, url: str, why: str, reason: str) -> None:
         self._failed(reason)
         if url not in self._silent:
             self._silent.add(url)
-            _log.warning("no metrics from %s: %s", url, why)
+            _log.warning("scrape failed: %s: %s", url, why)
 
 
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})

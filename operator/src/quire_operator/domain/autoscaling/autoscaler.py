@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire_operator.domain.autoscaling import demand
+from quire_operator.domain.autoscaling.decision_rules import DecisionInputs, Demand, ReplicaChoice, judge
 from quire_operator.domain.autoscaling.demand import Load, Term
 from quire_operator.domain.autoscaling.flow import Increment, flow, increment, learnt
 from quire_operator.domain.autoscaling.history import Change, Flow, History, Move, Need, ScalingRecord
 from quire_operator.domain.autoscaling.limits import kept_moves, kept_needs
-from quire_operator.domain.autoscaling.margin import Margin
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample, without_duplicates
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.supply import Supply, known_samples, take_stock
+from quire_operator.domain.autoscaling.ttft_correction import TtftCorrection
 from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.autoscaling.verdict import Demand, Situation, Verdict, judge
 from quire_operator.domain.resource.deployment import Spec
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
 
@@ -96,10 +96,10 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     history = replace(
         history,
         needs=kept_needs((*history.needs, demanded.need), rules=rules, now=now),
-        margin=_margin(history, demanded, supply, load, policy, seconds=seconds, now=now),
+        ttft_correction=_ttft_correction(history, demanded, supply, load, policy, seconds=seconds, now=now),
     )
-    verdict = judge(
-        Situation(
+    choice = judge(
+        DecisionInputs(
             rules=rules,
             supply=supply,
             demand=demanded,
@@ -117,16 +117,16 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     return Decision(
         time=now,
         current=supply.current,
-        desired=verdict.desired,
-        reason=verdict.reason,
-        message=verdict.message,
+        desired=choice.desired,
+        reason=choice.reason,
+        message=choice.message,
         inputs=inputs,
         terms=demanded.terms,
-        victims=supply.victims(supply.current - verdict.desired) if verdict.desired < supply.current else (),
+        victims=supply.victims(supply.current - choice.desired) if choice.desired < supply.current else (),
         enforced=enforced,
         bounds=(rules.min_replicas, rules.max_replicas),
         oldest_sample=supply.oldest_sample,
-        history=_concluded(history, verdict, supply.current, inputs, rates, enforced=enforced, rules=rules, now=now),
+        history=_concluded(history, choice, supply.current, inputs, rates, enforced=enforced, rules=rules, now=now),
     )
 
 
@@ -144,13 +144,13 @@ def _remember_flow(
         for name, after in known.items()
         if (before := history.samples.get(name)) is not None and before.time < after.time
     ]
-    flows, margin = history.flows, history.margin
+    flows, ttft_correction = history.flows, history.ttft_correction
     if increments and history.last_tick is not None and now > history.last_tick:
         # Since something was last heard of any replica, not since the last tick: what came in meanwhile is no burst.
         since = flows[-1].time if flows else history.last_tick
         latest = flow(increments, seconds=now - since, now=now)
         flows = (*flows, latest)
-        margin = margin.seen(
+        ttft_correction = ttft_correction.seen(
             first_tokens=latest.first_tokens, late=latest.late_first_tokens, seconds=latest.seconds, now=now
         )
     flows = tuple(f for f in flows if f.time > now - remembered)
@@ -160,7 +160,7 @@ def _remember_flow(
         last_tick=now,
         settled_since=settled,
         flows=flows,
-        margin=margin,
+        ttft_correction=ttft_correction,
         samples=known,
         evidence=learnt(history.evidence, increments),
     )
@@ -192,8 +192,8 @@ def _watched(
     latest, of_late = history.flows[-1], _of_late(history, policy, now)
     return replace(
         history,
-        variation=history.variation.seen(busy(latest), seconds=latest.seconds),
-        rises=history.rises.seen(
+        variance=history.variance.seen(busy(latest), seconds=latest.seconds),
+        ramp=history.ramp.seen(
             sum(busy(flow) * flow.seconds for flow in of_late) / sum(flow.seconds for flow in of_late),
             seconds=latest.seconds,
             start_up=start_ups.usual,
@@ -208,21 +208,21 @@ def _of_late(history: History, policy: Policy, now: float) -> Sequence[Flow]:
     return [flow for flow in history.flows if flow.time > now - policy.tuning.flow_seconds]
 
 
-def _margin(
+def _ttft_correction(
     history: History, demanded: Demand, supply: Supply, load: Load, policy: Policy, *, seconds: float, now: float
-) -> Margin:
+) -> TtftCorrection:
     """Raised, where first tokens are late though the work should fit."""
     needs = {term.reason: term.need for term in demanded.terms}
-    margin = history.margin.needed(needs.get(Reason.WORK, 0.0), seconds=seconds)
+    ttft_correction = history.ttft_correction.needed(needs.get(Reason.WORK, 0.0), seconds=seconds)
     if Reason.FIRST_TOKEN not in needs:
-        return margin
+        return ttft_correction
     percentile = policy.autoscaling.targets.time_to_first_token.percentile
-    return margin.raised(replicas=supply.current, waiting=load.waiting, percentile=percentile, now=now)
+    return ttft_correction.raised(replicas=supply.current, waiting=load.waiting, percentile=percentile, now=now)
 
 
 def _concluded(
     history: History,
-    verdict: Verdict,
+    choice: ReplicaChoice,
     current: int,
     inputs: Mapping[str, float],
     rates: Rates | None,
@@ -233,20 +233,20 @@ def _concluded(
 ) -> History:
     """With the decision among what was decided, and, if it is carried out, among what was moved."""
     record, moves = history.record.with_rates(rates, now).with_start_up(history.start_ups.learnt), history.moves
-    if verdict.desired == current:
+    if choice.desired == current:
         record = replace(record, desired_replicas=current)
     else:
         change = Change(
             time=now,
             from_replicas=current,
-            to_replicas=verdict.desired,
-            reason=verdict.reason,
-            message=verdict.message,
+            to_replicas=choice.desired,
+            reason=choice.reason,
+            message=choice.message,
             inputs=inputs,
         )
         record = record.with_change(change)
         if enforced:
-            moves = (*moves, Move(time=now, from_replicas=current, to_replicas=verdict.desired))
+            moves = (*moves, Move(time=now, from_replicas=current, to_replicas=choice.desired))
     return replace(history, record=record, rates=rates, moves=kept_moves(moves, rules=rules, now=now))
 
 
@@ -301,8 +301,8 @@ def _terms(
         )
     work = demand.work_term(
         _of_late(history, policy, now),
-        history.variation,
-        history.rises,
+        history.variance,
+        history.ramp,
         start_up=history.start_ups.usual,
         queued_prompt_tokens=load.queued_prompt_tokens,
         rates=rates,
@@ -311,7 +311,7 @@ def _terms(
         tuning=policy.tuning,
     )
     if work is not None:
-        terms.append(demand.with_margin(work, history.margin, now=now))
+        terms.append(demand.with_ttft_correction(work, history.ttft_correction, now=now))
     if observation.held_requests is not None:
         terms.append(demand.held_term(observation.held_requests, max_sequences=policy.max_sequences))
     if supply.current > 0:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from quire_common.quantities import format_duration
 from quire_operator.domain.autoscaling.history import Flow
-from quire_operator.domain.autoscaling.margin import Margin
 from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.ramp import RampEstimator
 from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.autoscaling.rises import Rises
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.ttft_correction import TtftCorrection
 from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.autoscaling.variation import Variation
+from quire_operator.domain.autoscaling.variance import Variance
 from quire_operator.domain.resource.scaling import LatencyTarget, ScalingTargets
 
 _FULL = 0.8
@@ -73,13 +73,13 @@ def gauge_terms(
             reason=Reason.KV_DEMAND,
             need=kv,
             detail=f"{load.kv_tokens_used:,.0f} KV tokens in use + {load.queued_prompt_tokens:,.0f} queued + "
-            f"{growth:,.0f} still to be generated over {_FULL} × {kv_tokens:,.0f} a replica",
+            f"{growth:,.0f} still to be generated over {_FULL} × {kv_tokens:,.0f} per replica",
         ),
         Term(
             reason=Reason.CONCURRENCY,
             need=slots,
             detail=f"{load.running:.0f} running + {load.waiting:.0f} waiting over {_FULL} × {max_sequences} "
-            "sequences a replica",
+            "sequences per replica",
         ),
     ]
     if targets.queue_depth is not None:
@@ -96,7 +96,7 @@ def gauge_terms(
                 reason=Reason.KV_USAGE,
                 need=load.kv_tokens_used / (targets.kv_usage_percent / 100 * kv_tokens),
                 detail=f"{load.kv_tokens_used:,.0f} KV tokens in use over kvUsagePercent {targets.kv_usage_percent} of "
-                f"{kv_tokens:,.0f} a replica",
+                f"{kv_tokens:,.0f} per replica",
             )
         )
     return terms
@@ -104,8 +104,8 @@ def gauge_terms(
 
 def work_term(
     flows: Sequence[Flow],
-    variation: Variation,
-    rises: Rises,
+    variance: Variance,
+    ramp: RampEstimator,
     *,
     start_up: float,
     queued_prompt_tokens: float,
@@ -124,21 +124,23 @@ def work_term(
         return None
     busy = busy_replicas(flows, rates, max_sequences)
     # Where nothing came there is nothing to expect more of; the window remembers what came before.
-    deviation = variation.deviation(busy) if busy > 0 else 0.0
-    rise = rises.deviation(busy, start_up=start_up) if busy > 0 else 0.0
+    deviation = variance.deviation(busy) if busy > 0 else 0.0
+    rise = ramp.deviation(busy, start_up=start_up) if busy > 0 else 0.0
     spare = tuning.spare_replicas(deviation, rise, percentile=percentile)
     if busy + spare > busy / _FULL:
         need = busy + spare
         why = (
-            f"{busy:.2f} busy replicas and {spare:.2f} to spare for p{percentile}, as work varies by ±{deviation:.2f} "
-            f"and rises by {rise:.2f} in the {start_up:.0f} s that replicas take to start"
+            f"{busy:.2f} busy replicas + {spare:.2f} headroom (p{percentile}; deviation {deviation:.2f}, "
+            f"ramp {rise:.2f} over {start_up:.0f} s start-up)"
         )
     else:
         need = busy / _FULL
         why = f"{busy:.2f} busy replicas, over {_FULL}"
     backlog = queued_prompt_tokens * rates.prefill_seconds_per_token / tuning.drain_seconds
     if backlog > 0:
-        why += f", and {backlog:.2f} to work off {queued_prompt_tokens:,.0f} queued in {tuning.drain_seconds:.0f} s"
+        why += (
+            f", and {backlog:.2f} to process {queued_prompt_tokens:,.0f} queued tokens in {tuning.drain_seconds:.0f} s"
+        )
     requests, tokens = sum(f.requests for f in flows) / seconds, sum(f.prompt_tokens for f in flows) / seconds
     return Term(
         reason=Reason.WORK,
@@ -155,13 +157,14 @@ def busy_replicas(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> fl
     return (tokens * rates.prefill_seconds_per_token + requests * decode) / sum(flow.seconds for flow in flows)
 
 
-def with_margin(work: Term, margin: Margin, *, now: float) -> Term:
+def with_ttft_correction(work: Term, ttft_correction: TtftCorrection, *, now: float) -> Term:
     """The work, counted for as much as late first tokens taught."""
-    if margin.factor <= 1.0:
+    if ttft_correction.factor <= 1.0:
         return work
-    ago = format_duration(round(now - margin.learnt))
-    why = f"× {margin.factor:.2f} since first tokens were late with {margin.replicas} replicas {ago} ago"
-    return replace(work, need=work.need * margin.factor, detail=f"{work.detail}; {why}")
+    ago = format_duration(round(now - ttft_correction.learnt))
+    replicas = ttft_correction.replicas
+    why = f"× {ttft_correction.factor:.2f} because first tokens were late with {replicas} replicas {ago} ago"
+    return replace(work, need=work.need * ttft_correction.factor, detail=f"{work.detail}; {why}")
 
 
 def first_token_term(
@@ -177,7 +180,7 @@ def first_token_term(
         reason=Reason.FIRST_TOKEN,
         need=float(replicas + 1),
         detail=f"{late:.0f} of {total:.0f} first tokens in the last {tuning.first_token_seconds:.0f} s waited over "
-        f"{target.threshold_seconds:g} s beyond their own prefill, p{target.percentile} is the target",
+        f"{target.threshold_seconds:g} s beyond their own prefill (target p{target.percentile})",
     )
 
 
@@ -188,7 +191,7 @@ def activity_term(arrived: float, in_flight: int) -> Term | None:
     return Term(
         reason=Reason.ACTIVITY,
         need=_ACTIVE,
-        detail=f"{arrived:.0f} requests since the last look, {in_flight} in flight at the gateways",
+        detail=f"{arrived:.0f} requests since the last tick, {in_flight} in flight at the gateways",
     )
 
 

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from quire_operator.domain.autoscaling.margin import Margin
 from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.ramp import RampEstimator
 from quire_operator.domain.autoscaling.rates import Evidence, Rates
-from quire_operator.domain.autoscaling.rises import Rises
 from quire_operator.domain.autoscaling.startups import StartUps
-from quire_operator.domain.autoscaling.variation import Variation
+from quire_operator.domain.autoscaling.ttft_correction import TtftCorrection
+from quire_operator.domain.autoscaling.variance import Variance
 
 MAX_CHANGES = 10
 MAX_GAP_SECONDS = 120.0
@@ -128,13 +128,13 @@ class History:
     """What the rates are learnt from."""
     rates: Rates | None = None
     """As they were learnt last."""
-    variation: Variation = Variation()
+    variance: Variance = Variance()
     """How much arriving work varies."""
     start_ups: StartUps = StartUps()
     """How long replicas take to start."""
-    rises: Rises = Rises()
+    ramp: RampEstimator = RampEstimator()
     """How far work rises meanwhile."""
-    margin: Margin = Margin()
+    ttft_correction: TtftCorrection = TtftCorrection()
     """What late first tokens taught."""
 
     @classmethod

@@ -20,5 +20,5 @@ def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall,
         advice.append(f"set spec.engine.maxModelLength to {small.longest_sequence_tokens} or less")
     if shared and spec.max_replicas > 1:
         field = "spec.autoscaling.maxReplicas" if spec.autoscaling else "spec.replicas"
-        advice.append(f"lower {field}, for the replicas share the memory")
+        advice.append(f"lower {field}, because the replicas share the memory")
     return [*advice, f"give a replica {format_bytes(small.needed_bytes)}"]

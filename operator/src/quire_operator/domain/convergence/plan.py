@@ -27,7 +27,7 @@ class Create:
     """Apply an object that is not there; not forced, for somebody may be quicker."""
 
     manifest: Manifest
-    reason: str = "it is not there"
+    reason: str = "it does not exist"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveFields:
-    """Take out what others added and what would break a replica's contract."""
+    """Take out what other clients added and what would break a replica's contract."""
 
     ref: Ref
     version: str
@@ -53,7 +53,7 @@ class RemoveFields:
 
     @property
     def reason(self) -> str:
-        return f"others added {', '.join(map(str, self.fields))}"
+        return f"other clients added {', '.join(map(str, self.fields))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Plan:
     actions: tuple[Action, ...]
     conflicts: tuple[Conflict, ...]
     additions: tuple[ForeignField, ...]
-    """What others added to the children and may keep there."""
+    """What other clients added to the children and may keep there."""
 
 
 def plan(
@@ -126,18 +126,18 @@ def _conflict(child: Child, *, name: str, uid: str) -> Conflict | None:
         if not child.deleting:
             return None
         return Conflict(
-            ref=child.ref, message=f"{child.ref} is being deleted; it is made anew after that", passing=True
+            ref=child.ref, message=f"{child.ref} is being deleted and will be recreated afterwards", passing=True
         )
     if child.owner is not None and (child.owner.kind, child.owner.name) == (KIND, name):
-        message = f"{child.ref} belongs to an earlier {KIND} of this name and goes with it"
+        message = f"{child.ref} belongs to an earlier {KIND} of this name and is deleted with it"
         return Conflict(ref=child.ref, message=message, passing=True)
     if child.owner is not None:
         whose = f"belongs to {child.owner}"
     elif child.fingerprint:
-        whose = "was left behind when its LLMDeployment was deleted without it (--cascade=orphan)"
+        whose = "was orphaned when its LLMDeployment was deleted (--cascade=orphan)"
     else:
-        whose = "was not made by quire"
-    message = f"{child.ref} is there already and {whose}; delete or rename it, or choose another name"
+        whose = "was not created by quire"
+    message = f"{child.ref} already exists and {whose}; delete or rename it, or choose another name"
     return Conflict(ref=child.ref, message=message, passing=False)
 
 
@@ -163,7 +163,9 @@ def _update(manifest: Manifest, child: Child, applied: Applied | None) -> Update
     elif applied.fingerprint != child.fingerprint:
         is_repair = True
         reason = (
-            f"others changed it: {', '.join(map(str, drift))}" if drift else "others changed or removed fields of it"
+            f"other clients changed it: {', '.join(map(str, drift))}"
+            if drift
+            else "other clients changed or removed its fields"
         )
     else:
         return None
@@ -180,4 +182,4 @@ def _leftovers(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -
     wanted = {manifest.ref for manifest in desired}
     for ref, child in observed.items():
         if ref not in wanted and not child.deleting and child.owner is not None and child.owner.uid == uid:
-            yield Delete(ref=ref, uid=child.uid, reason="the spec no longer asks for it")
+            yield Delete(ref=ref, uid=child.uid, reason="the spec no longer requires it")

@@ -13,7 +13,7 @@ STATUS = Ref("status", "")
 _AT_ONCE = 3
 _MAX_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 2 * _MAX_SECONDS
-_BY_A_TWIN = "by another process that writes as quire: is a second operator at work, with a Lease of another name?"
+_BY_A_TWIN = "another process writes as field manager quire; check for a second operator with another Lease name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,5 +61,5 @@ class RepairLog:
         for (ref, what), known in self._repairs.items():
             if known.times >= _AT_ONCE and not known.are_forgotten(now):
                 whose = "its status" if ref == STATUS else str(ref)
-                told.append(f"{whose} is changed as often as it is set back: {what or _BY_A_TWIN}")
+                told.append(f"{whose} is repeatedly changed by another client and reverted: {what or _BY_A_TWIN}")
         return "; ".join(told)

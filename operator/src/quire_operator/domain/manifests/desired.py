@@ -1,22 +1,23 @@
-"""What there should be in the cluster for one LLMDeployment: ``desired(spec, target, …) -> Manifests``, pure.
+"""The children of one LLMDeployment in the cluster: ``desired(spec, target, …) -> Manifests``, pure.
 
-After ``spec``, before ``plan``. Fields that Kubernetes would default are left out, and every field rendered is ours:
-whoever changes it finds it changed back. ``replicas`` is always rendered from the target: dropping it would reset it.
+``CHILDREN`` is the table of their kinds: the watches, the adapter to the API server and the plan read it. Fields that
+Kubernetes would default are omitted. The operator owns every field it renders and reverts changes of others.
+``replicas`` is always rendered from the target, because omitting it would reset it.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from json import dumps
 from math import ceil
 
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
 from quire_operator.domain.manifests.served_names import seniority
-from quire_operator.domain.manifests.surroundings import POD_MONITOR, PROMETHEUS_RULE, Surroundings
 from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
@@ -44,35 +45,20 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """The children, in the order in which they are made: what pods need comes before the Deployment."""
+    """The children of one LLMDeployment, in the order of ``CHILDREN``."""
 
-    service_account: Manifest
-    cache_claim: Manifest | None
-    service: Manifest
-    headless_service: Manifest
-    network_policy: Manifest | None
-    pod_disruption_budget: Manifest
-    deployment: Manifest
-    pod_monitor: Manifest | None
-    prometheus_rule: Manifest | None
+    children: tuple[Manifest, ...]
 
     def __iter__(self) -> Iterator[Manifest]:
-        if self.cache_claim is not None:
-            yield self.cache_claim
-        yield self.service_account
-        yield self.service
-        yield self.headless_service
-        if self.network_policy is not None:
-            yield self.network_policy
-        yield self.pod_disruption_budget
-        yield self.deployment
-        if self.pod_monitor is not None:
-            yield self.pod_monitor
-        if self.prometheus_rule is not None:
-            yield self.prometheus_rule
+        return iter(self.children)
+
+    @property
+    def deployment(self) -> Manifest:
+        """The Deployment, which every LLMDeployment has."""
+        return next(manifest for manifest in self if manifest.ref.kind == "Deployment")
 
 
-NOTHING_AROUND = Surroundings()
+NO_FEATURES = ClusterFeatures()
 
 
 def desired(
@@ -82,27 +68,14 @@ def desired(
     uid: str,
     images: Images,
     created: str = "",
-    around: Surroundings = NOTHING_AROUND,
+    features: ClusterFeatures = NO_FEATURES,
 ) -> Manifests | Invalid:
-    """The children of the LLMDeployment with this ``uid``, ``created`` then, running ``target`` replicas."""
-    children = names.child_names(spec.name)
+    """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas."""
     template = pod_template(spec, images, labels=labels(spec.name), selector=selector(spec.name))
     if not isinstance(template, dict):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=template)
-    build = _Builder(spec=spec, uid=uid, created=created)
-    return Manifests(
-        service_account=build.manifest(
-            "v1", "ServiceAccount", children.service_account, {"automountServiceAccountToken": False}
-        ),
-        cache_claim=_cache_claim(build, children.cache_claim),
-        service=_service(build, children.service),
-        headless_service=_headless_service(build, children.headless_service),
-        network_policy=_network_policy(build, children.network_policy, around),
-        pod_disruption_budget=_pod_disruption_budget(build, children.pod_disruption_budget),
-        deployment=_deployment(build, children.deployment, target, template),
-        pod_monitor=_pod_monitor(build, children.pod_monitor, around),
-        prometheus_rule=_prometheus_rule(build, children.prometheus_rule, around),
-    )
+    parent = Parent(spec=spec, uid=uid, created=created, target=target, template=template, features=features)
+    return Manifests(children=tuple(_manifest(child, parent) for child in CHILDREN if child.is_wanted(spec, features)))
 
 
 def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
@@ -114,25 +87,9 @@ def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
     return invalid.problems if isinstance(template, dict) else (*invalid.problems, *template)
 
 
-def child_refs(spec: Spec, around: Surroundings = NOTHING_AROUND) -> tuple[Ref, ...]:
-    """What the children will be called, before anything else about them is known."""
-    children = names.child_names(spec.name)
-    refs = [
-        Ref("ServiceAccount", children.service_account),
-        Ref("Service", children.service),
-        Ref("Service", children.headless_service),
-        Ref("PodDisruptionBudget", children.pod_disruption_budget),
-        Ref("Deployment", children.deployment),
-    ]
-    if isinstance(spec.model.cache, NewClaim):
-        refs.append(Ref("PersistentVolumeClaim", children.cache_claim))
-    if around.network_peers is not None:
-        refs.append(Ref("NetworkPolicy", children.network_policy))
-    if around.makes(POD_MONITOR):
-        refs.append(Ref(POD_MONITOR, children.pod_monitor))
-    if around.makes(PROMETHEUS_RULE) and spec.autoscaling is not None:
-        refs.append(Ref(PROMETHEUS_RULE, children.prometheus_rule))
-    return tuple(refs)
+def child_refs(spec: Spec, features: ClusterFeatures = NO_FEATURES) -> tuple[Ref, ...]:
+    """Return the names of the children, which are known before anything else about them."""
+    return tuple(child.ref(spec.name) for child in CHILDREN if child.is_wanted(spec, features))
 
 
 def labels(name: str, *, component: str = COMPONENT) -> dict[str, str]:
@@ -152,59 +109,154 @@ def selector(name: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Builder:
+class Parent:
+    """Everything from which children are rendered."""
+
     spec: Spec
     uid: str
     created: str
-
-    def manifest(
-        self,
-        api_version: str,
-        kind: str,
-        name: str,
-        content: JSON,
-        *,
-        component: str = COMPONENT,
-        annotations: Mapping[str, str] | None = None,
-        more_labels: Mapping[str, str] | None = None,
-    ) -> Manifest:
-        metadata: JSON = {
-            "name": name,
-            "namespace": self.spec.namespace,
-            "labels": {**(more_labels or {}), **labels(self.spec.name, component=component)},
-            "ownerReferences": [self._owner()],
-        }
-        if annotations:
-            metadata["annotations"] = annotations
-        body = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
-        return Manifest(ref=Ref(kind, name), body=body)
-
-    def _owner(self) -> JSON:
-        return {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "name": self.spec.name,
-            "uid": self.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
+    target: int
+    template: JSON
+    features: ClusterFeatures
 
 
-def _deployment(build: _Builder, name: str, target: int, template: JSON) -> Manifest:
-    spec = build.spec
-    content: JSON = {
-        "replicas": target,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The parts of a child that its kind determines."""
+
+    fields: JSON
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def _always(spec: Spec, features: ClusterFeatures) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """One kind of child: where the API serves it, when it is wanted, and how it is rendered."""
+
+    kind: str
+    api_version: str
+    plural: str
+    render: Callable[[Parent], Content]
+    suffix: str = ""
+    """Follows the name of the LLMDeployment in the child's name."""
+    component: str = COMPONENT
+    is_wanted: Callable[[Spec, ClusterFeatures], bool] = _always
+    is_optional: bool = False
+    """True if a cluster may lack the kind, which may also come and go."""
+    is_nonblocking: bool = False
+    """True if replicas serve without it: a problem with it degrades an LLMDeployment and does not make it unready."""
+
+    def ref(self, deployment: str) -> Ref:
+        """Return the reference to the child of the LLMDeployment with this name."""
+        return Ref(self.kind, f"{deployment}{self.suffix}")
+
+    @property
+    def group_and_version(self) -> tuple[str, str]:
+        """The API group, which is empty for the core group, and the version."""
+        group, _, version = self.api_version.rpartition("/")
+        return group, version
+
+
+def _manifest(child: Child, parent: Parent) -> Manifest:
+    spec, content, ref = parent.spec, child.render(parent), child.ref(parent.spec.name)
+    metadata: JSON = {
+        "name": ref.name,
+        "namespace": spec.namespace,
+        "labels": {**content.labels, **labels(spec.name, component=child.component)},
+        "ownerReferences": [
+            {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                "name": spec.name,
+                "uid": parent.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if content.annotations:
+        metadata["annotations"] = content.annotations
+    body = {"apiVersion": child.api_version, "kind": child.kind, "metadata": metadata, **content.fields}
+    return Manifest(ref=ref, body=body)
+
+
+def _cache_claim(parent: Parent) -> Content:
+    cache = parent.spec.model.cache
+    assert isinstance(cache, NewClaim)
+    claim: JSON = {
+        "accessModes": [cache.access_mode.value],
+        "resources": {"requests": {"storage": str(cache.size_bytes)}},
+    }
+    if cache.storage_class_name is not None:
+        claim["storageClassName"] = cache.storage_class_name
+    return Content(fields={"spec": claim})
+
+
+def _service_account(parent: Parent) -> Content:
+    return Content(fields={"automountServiceAccountToken": False})
+
+
+def _service(parent: Parent) -> Content:
+    served = {names.ANNOTATION_SERVED_NAME: parent.spec.model.served_name}
+    if parent.created:
+        served[names.ANNOTATION_SENIORITY] = seniority(parent.created, parent.uid)
+    return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [_port()]}}, annotations=served)
+
+
+def _headless_service(parent: Parent) -> Content:
+    service: JSON = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector(parent.spec.name),
+        "ports": [_port()],
+    }
+    return Content(fields={"spec": service})
+
+
+def _port() -> JSON:
+    return {
+        "name": engine.HTTP_PORT_NAME,
+        "port": engine.HTTP_PORT,
+        "protocol": "TCP",
+        "targetPort": engine.HTTP_PORT_NAME,
+    }
+
+
+def _network_policy(parent: Parent) -> Content:
+    peers = parent.features.network_peers
+    assert peers is not None
+    return Content(fields={"spec": network_policy(peers, selector=selector(parent.spec.name))})
+
+
+def _pod_disruption_budget(parent: Parent) -> Content:
+    budget: JSON = {
+        "maxUnavailable": 1,
+        # A replica that is not ready serves no requests: a drain need not wait for it.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector(parent.spec.name)},
+    }
+    return Content(fields={"spec": budget})
+
+
+def _deployment(parent: Parent) -> Content:
+    spec = parent.spec
+    deployment: JSON = {
+        "replicas": parent.target,
         "selector": {"matchLabels": selector(spec.name)},
         "strategy": _strategy(spec),
         "progressDeadlineSeconds": progress_deadline_seconds(spec),
         "revisionHistoryLimit": 3,
-        "template": template,
+        "template": parent.template,
     }
-    return build.manifest("apps/v1", "Deployment", name, {"spec": content})
+    return Content(fields={"spec": deployment})
 
 
 def progress_deadline_seconds(spec: Spec) -> int:
-    """How long a rollout may go without a replica more becoming ready."""
+    """Return the maximum time between two replicas becoming ready during a rollout."""
     if spec.rollout.progress_deadline_seconds is not None:
         return ceil(spec.rollout.progress_deadline_seconds)
     download = _DOWNLOAD_SECONDS if isinstance(spec.model.source, RemoteSource) else 0
@@ -218,78 +270,74 @@ def _strategy(spec: Spec) -> JSON:
     return {"type": "RollingUpdate", "rollingUpdate": limits}
 
 
-def _service(build: _Builder, name: str) -> Manifest:
-    served = {names.ANNOTATION_SERVED_NAME: build.spec.model.served_name}
-    if build.created:
-        served[names.ANNOTATION_SENIORITY] = seniority(build.created, build.uid)
-    content: JSON = {"spec": {"selector": selector(build.spec.name), "ports": [_port()]}}
-    return build.manifest("v1", "Service", name, content, annotations=served)
+def _pod_monitor(parent: Parent) -> Content:
+    options = parent.features.monitoring
+    assert options is not None
+    monitor = pod_monitor(options, selector=selector(parent.spec.name))
+    return Content(fields={"spec": monitor}, labels=options.pod_monitor_labels)
 
 
-def _headless_service(build: _Builder, name: str) -> Manifest:
-    content: JSON = {
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": selector(build.spec.name),
-            "ports": [_port()],
-        }
-    }
-    return build.manifest("v1", "Service", name, content, component=HEADLESS_COMPONENT)
+def _prometheus_rule(parent: Parent) -> Content:
+    options = parent.features.monitoring
+    assert options is not None
+    rule = prometheus_rule(parent.spec, options)
+    assert rule is not None
+    return Content(fields={"spec": rule}, labels=options.rule_labels)
 
 
-def _port() -> JSON:
-    return {
-        "name": engine.HTTP_PORT_NAME,
-        "port": engine.HTTP_PORT,
-        "protocol": "TCP",
-        "targetPort": engine.HTTP_PORT_NAME,
-    }
-
-
-def _pod_disruption_budget(build: _Builder, name: str) -> Manifest:
-    content: JSON = {
-        "maxUnavailable": 1,
-        # A replica that is not ready serves nobody: a drain need not wait for it.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector(build.spec.name)},
-    }
-    return build.manifest("policy/v1", "PodDisruptionBudget", name, {"spec": content})
-
-
-def _network_policy(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
-    if around.network_peers is None:
-        return None
-    content: JSON = {"spec": network_policy(around.network_peers, selector=selector(build.spec.name))}
-    return build.manifest("networking.k8s.io/v1", "NetworkPolicy", name, content)
-
-
-def _pod_monitor(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
-    options = around.monitoring
-    if options is None or not around.makes(POD_MONITOR):
-        return None
-    content: JSON = {"spec": pod_monitor(options, selector=selector(build.spec.name))}
-    return build.manifest(_MONITORING, POD_MONITOR, name, content, more_labels=options.pod_monitor_labels)
-
-
-def _prometheus_rule(build: _Builder, name: str, around: Surroundings) -> Manifest | None:
-    options = around.monitoring
-    if options is None or not around.makes(PROMETHEUS_RULE):
-        return None
-    rule = prometheus_rule(build.spec, options)
-    if rule is None:
-        return None
-    return build.manifest(_MONITORING, PROMETHEUS_RULE, name, {"spec": rule}, more_labels=options.rule_labels)
-
-
-def _cache_claim(build: _Builder, name: str) -> Manifest | None:
-    cache = build.spec.model.cache
-    if not isinstance(cache, NewClaim):
-        return None
-    content: JSON = {
-        "accessModes": [cache.access_mode.value],
-        "resources": {"requests": {"storage": str(cache.size_bytes)}},
-    }
-    if cache.storage_class_name is not None:
-        content["storageClassName"] = cache.storage_class_name
-    return build.manifest("v1", "PersistentVolumeClaim", name, {"spec": content})
+CHILDREN = (
+    # In the order in which they are created: what pods need comes before the Deployment.
+    Child(
+        kind="PersistentVolumeClaim",
+        api_version="v1",
+        plural="persistentvolumeclaims",
+        render=_cache_claim,
+        suffix=names.CACHE_CLAIM_SUFFIX,
+        is_wanted=lambda spec, features: isinstance(spec.model.cache, NewClaim),
+    ),
+    Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
+    Child(kind="Service", api_version="v1", plural="services", render=_service),
+    Child(
+        kind="Service",
+        api_version="v1",
+        plural="services",
+        render=_headless_service,
+        suffix=names.HEADLESS_SUFFIX,
+        component=HEADLESS_COMPONENT,
+    ),
+    Child(
+        kind="NetworkPolicy",
+        api_version="networking.k8s.io/v1",
+        plural="networkpolicies",
+        render=_network_policy,
+        is_wanted=lambda spec, features: features.network_peers is not None,
+        is_nonblocking=True,
+    ),
+    Child(
+        kind="PodDisruptionBudget",
+        api_version="policy/v1",
+        plural="poddisruptionbudgets",
+        render=_pod_disruption_budget,
+    ),
+    Child(kind="Deployment", api_version="apps/v1", plural="deployments", render=_deployment),
+    Child(
+        kind=POD_MONITOR,
+        api_version=_MONITORING,
+        plural="podmonitors",
+        render=_pod_monitor,
+        is_wanted=lambda spec, features: features.creates(POD_MONITOR),
+        is_optional=True,
+        is_nonblocking=True,
+    ),
+    Child(
+        kind=PROMETHEUS_RULE,
+        api_version=_MONITORING,
+        plural="prometheusrules",
+        render=_prometheus_rule,
+        is_wanted=lambda spec, features: features.creates(PROMETHEUS_RULE) and spec.autoscaling is not None,
+        is_optional=True,
+        is_nonblocking=True,
+    ),
+)
+OPTIONAL_KINDS = frozenset(child.kind for child in CHILDREN if child.is_optional)
+NONBLOCKING_KINDS = frozenset(child.kind for child in CHILDREN if child.is_nonblocking)

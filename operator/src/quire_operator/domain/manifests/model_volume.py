@@ -18,7 +18,7 @@ from quire_operator.domain.resource import (
     RemoteSource,
     Spec,
 )
-from quire_operator.domain.resource.names import child_names
+from quire_operator.domain.resource.names import CACHE_CLAIM_SUFFIX
 
 JSON = dict[str, object]
 
@@ -86,6 +86,6 @@ def _claim_volume(spec: Spec) -> JSON | None:
         case ExistingClaim(claim_name=name):
             return {"persistentVolumeClaim": {"claimName": name}}
         case NewClaim():
-            return {"persistentVolumeClaim": {"claimName": child_names(spec.name).cache_claim}}
+            return {"persistentVolumeClaim": {"claimName": f"{spec.name}{CACHE_CLAIM_SUFFIX}"}}
         case None:
             return None

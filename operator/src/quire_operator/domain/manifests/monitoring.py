@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from quire_common.contract import engine
 from quire_common.quantities import format_duration
-from quire_operator.domain.manifests.surroundings import Monitoring
+from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.resource import Autoscaling, LatencyTarget, Spec
 from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
 
@@ -62,10 +62,10 @@ def _first_token_high(spec: Spec, target: LatencyTarget) -> JSON:
         "expr": f"{quantile} > {target.threshold_seconds:g}",
         "for": _LATE_FOR,
         "annotations": {
-            "summary": f"First tokens of {spec.namespace}/{spec.name} come late.",
+            "summary": f"First tokens of {spec.namespace}/{spec.name} are late",
             "description": (
-                f"{target.percentile} % of the requests should wait at most {threshold} beyond their own prefill "
-                f"(spec.autoscaling.targets.timeToFirstToken); in the last {_RATE} they waited up to "
+                f"{target.percentile} % of the requests should wait at most {threshold} after their own prefill "
+                f"(spec.autoscaling.targets.timeToFirstToken). In the last {_RATE} they waited up to "
                 "{{ $value | humanizeDuration }}."
             ),
         },
@@ -74,7 +74,7 @@ def _first_token_high(spec: Spec, target: LatencyTarget) -> JSON:
 
 def _at_max_replicas(spec: Spec, autoscaling: Autoscaling) -> JSON:
     series, most = _series(spec), autoscaling.max_replicas
-    # By pod first: a replica that is scraped twice is still one.
+    # Aggregate by pod first, so that a replica scraped twice counts once.
     replicas = f"count(count by (pod) ({engine.RUNNING}{series}))"
     waiting = f"sum(max by (pod) (min_over_time({engine.WAITING}{series}[{_UNBROKEN}])))"
     return {
@@ -82,10 +82,10 @@ def _at_max_replicas(spec: Spec, autoscaling: Autoscaling) -> JSON:
         "expr": f"{waiting} > 0 and {replicas} >= {most}",
         "for": _FULL_FOR,
         "annotations": {
-            "summary": f"{spec.namespace}/{spec.name} needs more than its {most} replicas.",
+            "summary": f"{spec.namespace}/{spec.name} needs more than its {most} replicas",
             "description": (
-                f"All {most} replicas that spec.autoscaling.maxReplicas allows are there, and for {_FULL_FOR} requests "
-                "have been waiting without a break: {{ $value | humanize }} at the least."
+                f"The number of replicas is spec.autoscaling.maxReplicas ({most}). For {_FULL_FOR} at least "
+                "{{ $value | humanize }} requests have been waiting."
             ),
         },
     }

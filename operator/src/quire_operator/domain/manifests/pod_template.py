@@ -17,7 +17,7 @@ from quire_operator.domain.manifests.source_credentials import credentials_envir
 from quire_operator.domain.manifests.strategic_merge import merge
 from quire_operator.domain.resource import HubSource, RemoteSource, Spec
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.names import LABEL_APP, LABEL_INSTANCE, child_names
+from quire_operator.domain.resource.names import LABEL_APP, LABEL_INSTANCE
 
 JSON = dict[str, object]
 
@@ -79,7 +79,7 @@ def _scrape_annotations() -> JSON:
 def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSON:
     volume = model_volume(spec, image_volumes=bool(images.image_volumes))
     pod: JSON = {
-        "serviceAccountName": child_names(spec.name).service_account,
+        "serviceAccountName": spec.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(engine_contract.kill_grace_seconds(spec)),
@@ -225,7 +225,7 @@ def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
     volumes: list[JSON] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "cache", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
+        {"name": "shm", "emptyDir": {"medium": "ReconcileState", "sizeLimit": _SHARED_MEMORY}},
     ]
     if volume.volume is not None:
         volumes.append({"name": VOLUME, **volume.volume})

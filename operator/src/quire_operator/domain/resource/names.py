@@ -4,7 +4,6 @@ Pure text; the CRD, the manifests, the watches and the gateway's discovery all t
 """
 
 import re
-from dataclasses import dataclass
 
 from quire_common.contract.kubernetes import ANNOTATION_SENIORITY as ANNOTATION_SENIORITY
 from quire_common.contract.kubernetes import ANNOTATION_SERVED_NAME as ANNOTATION_SERVED_NAME
@@ -23,42 +22,13 @@ LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
-_HEADLESS_SUFFIX = "-headless"
+HEADLESS_SUFFIX, CACHE_CLAIM_SUFFIX = "-headless", "-models"
+"""Follow the name of an LLMDeployment in the names of two of its children; the others have its name."""
 _MAX_LABEL = 63
-MAX_NAME_LENGTH = _MAX_LABEL - len(_HEADLESS_SUFFIX)
+MAX_NAME_LENGTH = _MAX_LABEL - len(HEADLESS_SUFFIX)
 """The longest LLMDeployment name whose longest child name still fits a Service's 63 characters."""
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildNames:
-    """What the children of one LLMDeployment are called."""
-
-    deployment: str
-    service: str
-    headless_service: str
-    pod_disruption_budget: str
-    service_account: str
-    cache_claim: str
-    network_policy: str
-    pod_monitor: str
-    prometheus_rule: str
-
-
-def child_names(name: str) -> ChildNames:
-    """Names of the children of the LLMDeployment called ``name``."""
-    return ChildNames(
-        deployment=name,
-        service=name,
-        headless_service=f"{name}{_HEADLESS_SUFFIX}",
-        pod_disruption_budget=name,
-        service_account=name,
-        cache_claim=f"{name}-models",
-        network_policy=name,
-        pod_monitor=name,
-        prometheus_rule=name,
-    )
 
 
 def name_problem(name: str) -> str | None:

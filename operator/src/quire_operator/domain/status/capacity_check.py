@@ -17,7 +17,7 @@ from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import HubSource, KVCacheShare, Spec
-from quire_operator.domain.status.conditions import READY, Blocker
+from quire_operator.domain.status.conditions import READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
 """Of NVIDIA's GPU feature discovery; memory in MiB."""
@@ -58,7 +58,7 @@ def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory 
     return None if limit is None else ReplicaMemory(size_bytes=limit, on_gpu=False, where=where)
 
 
-def judge(spec: Spec, facts: ModelFacts, memory: ReplicaMemory) -> Blocker | None:
+def judge(spec: Spec, facts: ModelFacts, memory: ReplicaMemory) -> BlockingCondition | None:
     """Why it does not fit, in one sentence; None if it does, as far as can be told from here."""
     # Which CPU it will run on is not known: the smaller of what it might need.
     device: capacity.Device = "gpu" if memory.on_gpu else "cpu"
@@ -67,7 +67,7 @@ def judge(spec: Spec, facts: ModelFacts, memory: ReplicaMemory) -> Blocker | Non
     if not isinstance(outcome, TooSmall):
         return None
     reason = INSUFFICIENT_GPU_MEMORY if memory.on_gpu else INSUFFICIENT_MEMORY
-    return Blocker(reason=reason, message=_sentence(spec, needs, asked, outcome, memory))
+    return BlockingCondition(reason=reason, message=_sentence(spec, needs, asked, outcome, memory))
 
 
 def is_let_in(resource: Resource) -> bool:

@@ -6,10 +6,11 @@ what it tells, so that a quiet cluster sees no writes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
+from quire_operator.domain.cluster_state.other_autoscalers import other_autoscaler_message
 from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.cluster_state.rival_scalers import contest_message
 from quire_operator.domain.manifests.desired import progress_deadline_seconds
 from quire_operator.domain.resource import AutoscalingMode, Spec
 from quire_operator.domain.resource.fields import Problem
@@ -21,46 +22,45 @@ JSON = Mapping[str, object]
 READY, PROGRESSING, AVAILABLE = "Ready", "Progressing", "Available"
 MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
 _MAX_MESSAGE = 2000
-_HELD = "the number of replicas is held until "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocker:
+class BlockingCondition:
     """Why what is desired could not be brought into the cluster."""
 
     reason: str
     message: str
 
     @classmethod
-    def invalid(cls, problems: Sequence[Problem]) -> "Blocker":
+    def invalid(cls, problems: Sequence[Problem]) -> "BlockingCondition":
         """All that is wrong with the spec."""
         return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
 
 
+class MetricsReason(StrEnum):
+    """Reasons of the condition Autoscaling while the autoscaler lacks metrics."""
+
+    STALE = "MetricsStale"
+    PROMETHEUS_UNAVAILABLE = "PrometheusUnavailable"
+    GATEWAY_UNAVAILABLE = "GatewayUnavailable"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsProblem:
-    """Why the autoscaler has no figures to decide by."""
+    """The metrics that the autoscaler lacks, as the condition Autoscaling reports them."""
 
-    reason: str
+    reason: MetricsReason
     message: str
-    until: str = "metrics are back"
-    """What would mend it."""
-
-    @property
-    def told(self) -> str:
-        """As the condition says it."""
-        return f"{_HELD}{self.until}: {self.message}"
 
 
-def problem_told(status: JSON) -> MetricsProblem | None:
-    """What the condition last said the autoscaler lacks: so it is for a new leader too, until its own first look."""
+def last_metrics_problem(status: JSON) -> MetricsProblem | None:
+    """Return the problem in the condition Autoscaling, which a new leader keeps until its own first tick."""
     listed = status.get("conditions")
     for condition in listed if isinstance(listed, Sequence) else ():
         if isinstance(condition, Mapping) and condition.get("type") == AUTOSCALING:
-            held, _, rest = str(condition.get("message", "")).partition(_HELD)
-            until, _, message = rest.partition(": ")
-            if not held and until:
-                return MetricsProblem(reason=str(condition.get("reason")), message=message, until=until)
+            reason = condition.get("reason")
+            if reason in frozenset(MetricsReason):
+                return MetricsProblem(reason=MetricsReason(reason), message=str(condition.get("message", "")))
     return None
 
 
@@ -70,7 +70,7 @@ class View:
 
     spec: Spec | None
     """None when it is invalid."""
-    blocker: Blocker | None
+    blocking: BlockingCondition | None
     target: int | None
     """Replicas to ask for; None while that can't be told."""
     deployment: DeploymentState | None
@@ -80,7 +80,7 @@ class View:
     """Who else sets the number of replicas."""
     metrics_problem: MetricsProblem | None
     """Why the autoscaler holds."""
-    aside: Blocker | None = None
+    nonblocking: BlockingCondition | None = None
     """Why something that replicas serve without is not as desired."""
     rival: str | None = None
     """Why requests for the served name go to another LLMDeployment; None if they come to this one."""
@@ -141,13 +141,13 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
         return ConditionState(type=READY, is_true=False, reason=reason, message=message)
 
     deployment = view.deployment
-    if view.blocker is not None or view.spec is None:
-        blocker = view.blocker or Blocker(reason="InvalidSpec", message="")
-        return no(blocker.reason, blocker.message)
+    if view.blocking is not None or view.spec is None:
+        blocking = view.blocking or BlockingCondition(reason="InvalidSpec", message="")
+        return no(blocking.reason, blocking.message)
     if view.rival is not None:
         return no("ServedNameConflict", view.rival)
     if deployment is None:
-        return no("Creating", "its Deployment is not there yet")
+        return no("Creating", "the Deployment does not exist yet")
     if deployment.replicas_asked == 0:
         return no("ScaledToZero", _why_none(view.spec))
     counts = rollout.standing(deployment, view.pods)
@@ -162,8 +162,8 @@ def _why_none(spec: Spec) -> str:
     if spec.autoscaling is None:
         return "spec.replicas is 0"
     if spec.only_recommends:
-        return "there were no replicas when spec.autoscaling.mode became Recommend, which makes none"
-    return "nobody asked of late, so there are no replicas; the first request brings one"
+        return "there were no replicas when spec.autoscaling.mode became Recommend, which creates none"
+    return "scaled to zero: no recent requests; the next request starts a replica"
 
 
 def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
@@ -176,9 +176,9 @@ def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
 
 def _progressing(view: View, failure: Failure | None) -> ConditionState:
     deployment = view.deployment
-    is_true, reason, message = True, "Creating", "its Deployment is being made"
-    if view.blocker is not None:
-        is_true, reason, message = False, view.blocker.reason, "the spec was not carried out; see Ready"
+    is_true, reason, message = True, "Creating", "the Deployment is being created"
+    if view.blocking is not None:
+        is_true, reason, message = False, view.blocking.reason, "the spec was not applied; see the condition Ready"
     elif deployment is not None and view.spec is not None and rollout.is_overdue(deployment):
         is_true, reason = False, FailureReason.DEADLINE_EXCEEDED
         seconds = progress_deadline_seconds(view.spec)
@@ -197,12 +197,12 @@ def _available(view: View, failure: Failure | None) -> ConditionState:
     ready = 0 if view.deployment is None else view.deployment.ready
     if ready:
         return ConditionState(
-            type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica answers"
+            type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica serves requests"
         )
     if _is_held_for(view, failure):
-        message = "no replica is up; the gateway holds requests until one is ready"
+        message = "no replica is running; the gateway holds requests until one is ready"
         return ConditionState(type=AVAILABLE, is_true=True, reason="HeldByGateway", message=message)
-    return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica answers")
+    return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica serves requests")
 
 
 def _is_held_for(view: View, failure: Failure | None) -> bool:
@@ -210,7 +210,7 @@ def _is_held_for(view: View, failure: Failure | None) -> bool:
     autoscaling = None if view.spec is None else view.spec.autoscaling
     if autoscaling is None or autoscaling.min_replicas > 0 or autoscaling.mode is not AutoscalingMode.ENFORCE:
         return False
-    hindered = view.blocker is not None or failure is not None or view.metrics_problem is not None
+    hindered = view.blocking is not None or failure is not None or view.metrics_problem is not None
     return view.deployment is not None and not hindered
 
 
@@ -225,13 +225,13 @@ _MODEL_FAILURES = frozenset(
 
 
 def _model_loaded(view: View, failure: Failure | None) -> ConditionState:
-    is_true, reason, message = False, "NoReplica", "no replica is there to load it"
+    is_true, reason, message = False, "NoReplica", "no replica exists to load the model"
     if any(pod.ready for pod in view.pods):
-        is_true, reason, message = True, "Loaded", "a replica has produced a token with it"
+        is_true, reason, message = True, "Loaded", "a replica has generated a token with the model"
     elif failure is not None and failure.reason in _MODEL_FAILURES:
         reason, message = failure.reason, failure.message
     elif view.pods:
-        reason, message = "Loading", "no replica has loaded it yet"
+        reason, message = "Loading", "no replica has loaded the model yet"
     return ConditionState(type=MODEL_LOADED, is_true=is_true, reason=reason, message=message)
 
 
@@ -239,35 +239,35 @@ def _autoscaling(view: View) -> ConditionState:
     is_true, reason, message = False, "NotConfigured", "spec.autoscaling is not set"
     autoscaling = None if view.spec is None else view.spec.autoscaling
     if view.spec is None:
-        reason, message = "InvalidSpec", "the spec can't be read"
+        reason, message = "InvalidSpec", "the spec is invalid"
     elif view.contested is not None:
         reason = "ReplicasContested"
-        message = contest_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
+        message = other_autoscaler_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
     elif autoscaling is not None and view.metrics_problem is not None:
-        reason, message = view.metrics_problem.reason, view.metrics_problem.told
+        reason, message = view.metrics_problem.reason, view.metrics_problem.message
     elif autoscaling is not None:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"
         bounds = f"between {autoscaling.min_replicas} and {autoscaling.max_replicas} replicas"
-        message = bounds if enforced else f"decides and explains, changes nothing; {bounds}"
+        message = bounds if enforced else f"recommends without applying; {bounds}"
     return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
 
 
 def _degraded(view: View, failure: Failure | None) -> ConditionState:
     is_true, reason, message = True, "AsExpected", ""
-    if view.blocker is not None:
-        reason, message = view.blocker.reason, view.blocker.message
+    if view.blocking is not None:
+        reason, message = view.blocking.reason, view.blocking.message
     elif failure is not None:
         reason, message = failure.reason, failure.message
     elif view.rival is not None:
         reason, message = "ServedNameConflict", view.rival
-    elif view.aside is not None:
-        reason, message = view.aside.reason, view.aside.message
+    elif view.nonblocking is not None:
+        reason, message = view.nonblocking.reason, view.nonblocking.message
     elif view.fought_over:
         reason, message = "FieldsContested", view.fought_over
     elif view.additions:
         reason = "ForeignFields"
-        message = f"others added {', '.join(map(str, view.additions))}"
+        message = f"other clients added {', '.join(map(str, view.additions))}"
     else:
-        is_true, message = False, "nothing is known to be wrong"
+        is_true, message = False, "no problems found"
     return ConditionState(type=DEGRADED, is_true=is_true, reason=reason, message=message)

@@ -71,14 +71,14 @@ def _pod_failures(pod: Pod) -> Iterator[Failure]:
     if pod.unschedulable:
         no_gpu = f"Insufficient {GPU_RESOURCE}" in pod.unschedulable
         reason = FailureReason.INSUFFICIENT_GPU if no_gpu else FailureReason.UNSCHEDULABLE
-        yield _failure(reason, f"no node takes pod {pod.name}: {pod.unschedulable}")
+        yield _failure(reason, f"no node can run pod {pod.name}: {pod.unschedulable}")
     for container in pod.containers:
         if not container.ready:
             yield from _container_failures(pod, container)
 
 
 def _failed(pod: Pod) -> Failure:
-    return _failure(FailureReason.POD_FAILED, f"pod {pod.name} was ended: {pod.failed or 'without a reason'}")
+    return _failure(FailureReason.POD_FAILED, f"pod {pod.name} failed: {pod.failed or 'no reason given'}")
 
 
 def _container_failures(pod: Pod, container: ContainerState) -> Iterator[Failure]:
@@ -106,9 +106,9 @@ def _ended_reason(container: ContainerState) -> FailureReason:
 
 def _ended(container: ContainerState) -> str:
     if container.ended_reason == "OOMKilled":
-        return "was killed: it used more memory than its limit"
+        return "was killed: it exceeded its memory limit"
     words = _last_words(container.ended_message)
-    return f"ended with code {container.ended_code}" + (f": {words}" if words else "")
+    return f"exited with code {container.ended_code}" + (f": {words}" if words else "")
 
 
 def _last_words(log: str) -> str:

@@ -27,9 +27,9 @@ def standing(deployment: DeploymentState, pods: Sequence[Pod]) -> str:
     new_ready = sum(pod.ready for pod in new)
     old, old_ready = max(0, deployment.replicas - deployment.updated), max(0, deployment.ready - new_ready)
     updated = (
-        f"{min(deployment.updated, asked)} of {asked} replicas are of the newest version, {new_ready} of them ready"
+        f"{min(deployment.updated, asked)} of {asked} replicas have the newest revision, {new_ready} of them ready"
     )
-    return f"{updated}; {old} of the version before are still there, {old_ready} ready" if old else updated
+    return f"{updated}; {old} of the previous revision remain, {old_ready} ready" if old else updated
 
 
 def overdue(
@@ -42,9 +42,9 @@ def overdue(
     if not deployment.is_rolling:
         return f"{late}; {standing(deployment, pods)}{cause}"
     keeps = deployment.replicas > deployment.updated
-    then = "those of the version before go on serving; " if keeps else ""
+    then = "replicas of the previous revision continue to serve; " if keeps else ""
     where = f"{standing(deployment, pods)}{cause}"
-    return f"the rollout has stopped: {late}; {where}; {then}correct the spec or go back to the one before"
+    return f"the rollout has stopped: {late}; {where}; {then}correct the spec or revert it"
 
 
 def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout | None) -> str:
@@ -55,8 +55,8 @@ def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout 
     if not surges or not deployment.is_rolling or deployment.replicas <= deployment.replicas_asked:
         return ""
     return (
-        f"no node has a free GPU for the replica that spec.rollout.maxSurge: {rules.max_surge} adds; "
-        "with maxSurge: 0 and maxUnavailable: 1 they would be replaced one by one"
+        f"no node has a free GPU for the additional replica (spec.rollout.maxSurge: {rules.max_surge}); "
+        "set maxSurge: 0 and maxUnavailable: 1 to replace replicas one by one"
     )
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.manifests.desired import selector
-from quire_operator.domain.resource import names
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged
 from quire_operator.domain.status.pod_failures import FailureReason
@@ -33,7 +32,7 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
     """The whole status. ``now`` is used only where a condition turns."""
     key, deployment = resource.key, view.deployment
     pairs = (f"{name}={value}" for name, value in sorted(selector(key.name).items()))
-    service = names.child_names(key.name).service
+    service = key.name
     port = engine.HTTP_PORT
     result: dict[str, object] = {
         "observedGeneration": resource.generation,
@@ -104,7 +103,9 @@ def _scaling_event(change: JSON, *, recommends: bool) -> Event:
     why = str(change.get("message")).removeprefix(f"{way}: ")
     if recommends:
         reason = "ScaleUpRecommended" if is_up else "ScaleDownRecommended"
-        return Event(warning=False, reason=reason, message=f"{way} replicas, which nobody carries out: {why}")
+        return Event(
+            warning=False, reason=reason, message=f"recommended {way} replicas (mode Recommend, not applied): {why}"
+        )
     return Event(warning=False, reason="ScaledUp" if is_up else "ScaledDown", message=f"{way} replicas: {why}")
 
 

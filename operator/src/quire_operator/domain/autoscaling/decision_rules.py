@@ -36,7 +36,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class DecisionInputs:
     """All that bears on one verdict."""
 
     rules: Autoscaling
@@ -58,21 +58,21 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ReplicaChoice:
     desired: int
     reason: Reason
     message: str
 
 
-def judge(s: Situation) -> Verdict:
+def judge(s: DecisionInputs) -> ReplicaChoice:
     """What to do; or, where nothing is done, what to recommend."""
-    verdict = _judge(s)
-    if s.recommended is None or not max(s.supply.current, verdict.desired) < s.recommended <= s.rules.max_replicas:
-        return verdict
-    return _recommended(s, verdict, s.recommended)
+    choice = _judge(s)
+    if s.recommended is None or not max(s.supply.current, choice.desired) < s.recommended <= s.rules.max_replicas:
+        return choice
+    return _recommended(s, choice, s.recommended)
 
 
-def _judge(s: Situation) -> Verdict:
+def _judge(s: DecisionInputs) -> ReplicaChoice:
     """Bounds first, for they are no matter of data; then nothing without data; then up at once, down with care."""
     current = s.supply.current
     bounded = max(s.rules.min_replicas, min(current, s.rules.max_replicas))
@@ -90,7 +90,7 @@ def _judge(s: Situation) -> Verdict:
     return _downward(s)
 
 
-def _steady(s: Situation) -> Verdict:
+def _steady(s: DecisionInputs) -> ReplicaChoice:
     """Neither more nor fewer, and whether that is for want of figures: a lesser need would not explain the number."""
     current = s.supply.current
     if s.supply.starting:
@@ -100,7 +100,7 @@ def _steady(s: Situation) -> Verdict:
     return _hold(s, Reason.STEADY, _needs(s))
 
 
-def _upward(s: Situation) -> Verdict:
+def _upward(s: DecisionInputs) -> ReplicaChoice:
     current, limits = s.supply.current, s.rules.scale_up
     if current == s.rules.max_replicas:
         return _hold(s, Reason.AT_MAX, f"maxReplicas is {current}; {_needs(s)}")
@@ -109,17 +109,17 @@ def _upward(s: Situation) -> Verdict:
     wanted = max(first, whole(steady_need_up(s.needs, rules=limits, now=s.now)))
     if wanted <= current:
         window = format_duration(limits.window_seconds)
-        return _hold(s, Reason.SCALE_UP_WINDOW, f"not needed all through the last {window}; {_needs(s)}")
+        return _hold(s, Reason.SCALE_UP_WINDOW, f"not needed during the whole of the last {window}; {_needs(s)}")
     most = min(s.rules.max_replicas, max(first, most_allowed(current, s.moves, rules=limits, now=s.now)))
     if most == current:
         period = format_duration(limits.period_seconds)
-        return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows no more within {period}; {_needs(s)}")
+        return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows no more replicas within {period}; {_needs(s)}")
     top = s.demand.top
     assert top is not None, "a need above zero has a term"
     return _change(s, min(wanted, most), top.reason, _needs(s))
 
 
-def _downward(s: Situation) -> Verdict:
+def _downward(s: DecisionInputs) -> ReplicaChoice:
     current, limits = s.supply.current, s.rules.scale_down
     obstacle = _obstacle_down(s)
     if obstacle is not None:
@@ -137,67 +137,69 @@ def _downward(s: Situation) -> Verdict:
     if least == 0 and s.in_flight is None:
         # Nobody would hold the next request, and what streams now might be unseen.
         if current == 1:
-            return _hold(s, Reason.NO_GATEWAY, f"the last one stays while not all gateways answer; {_needs(s)}")
+            return _hold(s, Reason.NO_GATEWAY, f"the last replica stays until all gateways answer; {_needs(s)}")
         least = 1
     why = f"at most {highest.down:.2f} replicas were needed in the last {window}; {_needs(s)}"
     return _change(s, least, Reason.DEMAND_FELL, why)
 
 
-def _recommended(s: Situation, verdict: Verdict, before: int) -> Verdict:
+def _recommended(s: DecisionInputs, choice: ReplicaChoice, before: int) -> ReplicaChoice:
     """More was recommended before: that goes down with as much care as replicas do."""
     current, limits = s.supply.current, s.rules.scale_down
-    if verdict.reason in (Reason.METRICS_STALE, Reason.NO_GATEWAY):
-        return Verdict(desired=before, reason=verdict.reason, message=f"{current} → {before} as before: {_missing(s)}")
+    if choice.reason in (Reason.METRICS_STALE, Reason.NO_GATEWAY):
+        return ReplicaChoice(
+            desired=before, reason=choice.reason, message=f"{current} → {before} as before: {_missing(s)}"
+        )
     if not is_watched(s.needs, rules=limits, now=s.now):
         return _change(s, before, Reason.SCALE_DOWN_WINDOW, f"as recommended before; {_needs(s)}")
     highest = highest_need_up(s.needs, rules=limits, now=s.now)
     least = min(before, whole(highest.up))
-    if least <= max(current, verdict.desired):
-        return verdict
+    if least <= max(current, choice.desired):
+        return choice
     when = f"{highest.up:.2f} replicas were needed {format_duration(round(s.now - highest.time))} ago"
     return _change(s, least, Reason.SCALE_DOWN_WINDOW, f"{when}, within {format_duration(limits.window_seconds)}")
 
 
-def _obstacle_down(s: Situation) -> tuple[Reason, str] | None:
+def _obstacle_down(s: DecisionInputs) -> tuple[Reason, str] | None:
     """What forbids to remove a replica now, whatever was needed."""
     if s.is_first:
-        return Reason.RESTARTED, "nothing is removed at the first look after a start"
+        return Reason.RESTARTED, "scale-down is disabled at the first tick after a restart"
     if s.rolling_out:
-        return Reason.ROLLING_OUT, "nothing is removed during a rollout"
+        return Reason.ROLLING_OUT, "scale-down is disabled during a rollout"
     if s.supply.missing:
         return Reason.METRICS_PARTIAL, _silent(s)
     if not is_watched(s.needs, rules=s.rules.scale_down, now=s.now):
         window = format_duration(s.rules.scale_down.window_seconds)
-        return Reason.SCALE_DOWN_WINDOW, f"demand was not watched for {window} yet"
+        return Reason.SCALE_DOWN_WINDOW, f"demand has not been observed for {window} yet"
     return None
 
 
-def _change(s: Situation, desired: int, reason: Reason, why: str) -> Verdict:
-    return Verdict(desired=desired, reason=reason, message=f"{s.supply.current} → {desired}: {why}")
+def _change(s: DecisionInputs, desired: int, reason: Reason, why: str) -> ReplicaChoice:
+    return ReplicaChoice(desired=desired, reason=reason, message=f"{s.supply.current} → {desired}: {why}")
 
 
-def _hold(s: Situation, reason: Reason, why: str) -> Verdict:
-    return Verdict(desired=s.supply.current, reason=reason, message=f"stays at {s.supply.current}: {why}")
+def _hold(s: DecisionInputs, reason: Reason, why: str) -> ReplicaChoice:
+    return ReplicaChoice(desired=s.supply.current, reason=reason, message=f"stays at {s.supply.current}: {why}")
 
 
-def _silent(s: Situation) -> str:
-    return f"{s.supply.missing} of {s.supply.ready} ready replicas gave no metrics"
+def _silent(s: DecisionInputs) -> str:
+    return f"{s.supply.missing} of {s.supply.ready} ready replicas reported no metrics"
 
 
-def _missing(s: Situation) -> str:
+def _missing(s: DecisionInputs) -> str:
     """Which figures there are none of."""
     if s.supply.is_stale:
-        fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas gave metrics"
+        fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas reported metrics"
         return f"{fresh} in the last {SAMPLE_SECONDS:.0f} s"
-    return "no gateway says whether requests are held"
+    return "no gateway reports whether requests are held"
 
 
-def _needs(s: Situation) -> str:
+def _needs(s: DecisionInputs) -> str:
     """The largest term with its numbers."""
     supply, top = s.supply, s.demand.top
     starting = f", {supply.starting} of {supply.current} still starting" if supply.starting else ""
     if top is None:
-        return f"no replica is ready to ask{starting}"
+        return f"no replica is ready{starting}"
     if top.need == 0:
-        return f"nothing runs, waits or arrives{starting}"
+        return f"no requests run, wait or arrive{starting}"
     return f"{top.reason.value} needs {top.need:.2f} replicas ({top.detail}){starting}"

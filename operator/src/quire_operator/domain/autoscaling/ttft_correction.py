@@ -28,7 +28,7 @@ _BEYOND = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Margin:
+class TtftCorrection:
     factor: float = 1.0
     replicas: int = 0
     """So many were too few when it was learnt."""
@@ -43,7 +43,7 @@ class Margin:
     peak: float = 0.0
     """The most replicas that work, this factor included, asked for of late; faded."""
 
-    def seen(self, *, first_tokens: float, late: float, seconds: float, now: float) -> "Margin":
+    def seen(self, *, first_tokens: float, late: float, seconds: float, now: float) -> "TtftCorrection":
         """After ``seconds`` more."""
         fade = 0.5 ** (max(0.0, seconds) / _HALF_LIFE_SECONDS)
         kept = replace(
@@ -57,12 +57,12 @@ class Margin:
         factor = 1.0 + (self.factor - 1.0) / 2
         return replace(kept, factor=factor if factor >= _LEAST else 1.0, reviewed=now)
 
-    def needed(self, need: float, *, seconds: float) -> "Margin":
+    def needed(self, need: float, *, seconds: float) -> "TtftCorrection":
         """Work, this factor included, asks for ``need`` replicas now."""
         fade = 0.5 ** (max(0.0, seconds) / _PEAK_HALF_LIFE_SECONDS)
         return replace(self, peak=max(need, self.peak * fade))
 
-    def raised(self, *, replicas: int, waiting: float, percentile: int, now: float) -> "Margin":
+    def raised(self, *, replicas: int, waiting: float, percentile: int, now: float) -> "TtftCorrection":
         """First tokens are late though there are ``replicas``, all settled."""
         allowed = self.first_tokens * (100 - percentile) / 100
         misses = self.late > allowed * (_KNOWN if self.factor > 1.0 else _CLEARLY)

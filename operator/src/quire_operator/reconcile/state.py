@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.cluster_state.observed import Ref
-from quire_operator.domain.cluster_state.rival_scalers import Contest
+from quire_operator.domain.cluster_state.other_autoscalers import OtherAutoscaler
+from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Applied
 from quire_operator.domain.convergence.repairs import RepairLog
-from quire_operator.domain.status.conditions import MetricsProblem
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem
 from quire_operator.ports import ScalingNotDone
 
 REFUSED_SECONDS = 60.0
@@ -48,7 +49,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Memory:
+class ReconcileState:
     """What this process knows of one LLMDeployment beside the store; all of it can be lost."""
 
     uid: str
@@ -59,7 +60,7 @@ class Memory:
     victims: tuple[str, ...] = ()
     persist: Persist | None = None
     metrics_problem: MetricsProblem | None = None
-    contest: Contest | None = None
+    other_autoscaler: OtherAutoscaler | None = None
     repairs: RepairLog = field(default_factory=RepairLog)
     conflicts: int = 0
     """In a row: a few are others who were quicker, more are worth a pause."""
@@ -70,3 +71,21 @@ class Memory:
         if self.persist is not None:
             self.persist.settle(ScalingNotDone(why))
             self.persist = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileResult:
+    """Without a blocker all was done, or is under way."""
+
+    blocking: BlockingCondition | None = None
+    nonblocking: BlockingCondition | None = None
+    """The same of what replicas serve without."""
+    target: int | None = None
+    additions: tuple[ForeignField, ...] = ()
+    again_seconds: float | None = None
+    """When another pass is wanted though nothing changes."""
+
+
+def soonest(one: float | None, other: float | None) -> float | None:
+    """Of two waits the shorter one; None is none at all."""
+    return min((seconds for seconds in (one, other) if seconds is not None), default=None)

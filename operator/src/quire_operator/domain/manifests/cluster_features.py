@@ -9,10 +9,6 @@ from dataclasses import dataclass, field
 JSON = Mapping[str, object]
 
 POD_MONITOR, PROMETHEUS_RULE = "PodMonitor", "PrometheusRule"
-OPTIONAL_KINDS = frozenset({POD_MONITOR, PROMETHEUS_RULE})
-"""Children that are made only where the cluster has their kind, which may come and go."""
-ASIDE_KINDS = OPTIONAL_KINDS | {"NetworkPolicy"}
-"""Children that replicas serve without: what is wrong with them degrades, and makes nothing unready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +26,7 @@ class Monitoring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ClusterFeatures:
     """The defaults are those of a cluster that has nothing beside Kubernetes, and of an operator told nothing."""
 
     network_peers: tuple[JSON, ...] | None = None
@@ -42,6 +38,6 @@ class Surroundings:
     unique_served_names: bool = True
     """Whether one gateway serves all LLMDeployments, so that no two may have one served name."""
 
-    def makes(self, kind: str) -> bool:
-        """Whether objects of this optional kind are made where a spec gives rise to them."""
+    def creates(self, kind: str) -> bool:
+        """Return True if the operator creates objects of this optional kind for specs that ask for them."""
         return self.monitoring is not None and kind in self.served_kinds

@@ -7,7 +7,7 @@ was *sent*, and a call takes at most 5 s, so that the last write has ended when 
 import time
 from collections.abc import Callable
 
-GATE_SECONDS = 10.0
+FENCE_SECONDS = 10.0
 
 
 def boottime() -> float:
@@ -15,10 +15,10 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Gate:
+class WriteFence:
     """Whether this process may write now."""
 
-    def __init__(self, *, now: Callable[[], float] = boottime, open_seconds: float = GATE_SECONDS) -> None:
+    def __init__(self, *, now: Callable[[], float] = boottime, open_seconds: float = FENCE_SECONDS) -> None:
         self._now, self._open_seconds = now, open_seconds
         self._sent: float | None = None
 

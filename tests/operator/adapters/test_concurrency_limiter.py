@@ -5,36 +5,44 @@ from collections.abc import Callable
 
 import pytest
 
-from quire_operator.adapters.kubernetes.pace import FEWEST, FIRST, MOST, QUICK_SECONDS, SLOW_SECONDS, Pace, Turnstile
+from quire_operator.adapters.kubernetes.concurrency_limiter import (
+    FEWEST,
+    FIRST,
+    MOST,
+    QUICK_SECONDS,
+    SLOW_SECONDS,
+    ConcurrencyLimiter,
+    Pace,
+)
 
 
 def test_quick_answers_let_more_in_up_to_a_limit() -> None:
-    pace = Pace()
+    limit = Pace()
     for second in range(int(MOST) ** 2):
-        pace.answered(QUICK_SECONDS, float(second))
-    assert pace.limit == MOST
+        limit.answered(QUICK_SECONDS, float(second))
+    assert limit.limit == MOST
 
 
 def test_slow_answers_let_fewer_in_but_never_none() -> None:
-    pace = Pace()
+    limit = Pace()
     for second in range(0, 1000, 10):
-        pace.answered(SLOW_SECONDS, float(second))
-    assert pace.limit == FEWEST
+        limit.answered(SLOW_SECONDS, float(second))
+    assert limit.limit == FEWEST
 
 
 def test_answers_that_were_slow_together_count_once() -> None:
-    pace = Pace()
+    limit = Pace()
     for _ in range(20):
-        pace.answered(SLOW_SECONDS + 1, 100.0)
-    assert pace.limit == pytest.approx(FIRST * 2 / 3)
-    pace.answered(SLOW_SECONDS, 100.0 + SLOW_SECONDS - 0.1)
-    assert pace.limit == pytest.approx(FIRST * 2 / 3), "this one began before the last lowering"
+        limit.answered(SLOW_SECONDS + 1, 100.0)
+    assert limit.limit == pytest.approx(FIRST * 2 / 3)
+    limit.answered(SLOW_SECONDS, 100.0 + SLOW_SECONDS - 0.1)
+    assert limit.limit == pytest.approx(FIRST * 2 / 3), "this one began before the last lowering"
 
 
 def test_what_is_neither_quick_nor_slow_changes_nothing() -> None:
-    pace = Pace()
-    pace.answered((QUICK_SECONDS + SLOW_SECONDS) / 2, 1.0)
-    assert pace.limit == FIRST
+    limit = Pace()
+    limit.answered((QUICK_SECONDS + SLOW_SECONDS) / 2, 1.0)
+    assert limit.limit == FIRST
 
 
 class Server:
@@ -59,9 +67,9 @@ class Server:
         self.longest = max(self.longest, self.now - entered)
 
 
-async def run(server: Server, turnstile: Turnstile, count: int) -> None:
+async def run(server: Server, limiter: ConcurrencyLimiter, count: int) -> None:
     async def one() -> None:
-        async with turnstile.turn():
+        async with limiter.turn():
             await server.write()
 
     await asyncio.gather(*(one() for _ in range(count)))
@@ -69,25 +77,25 @@ async def run(server: Server, turnstile: Turnstile, count: int) -> None:
 
 async def test_a_server_that_works_off_one_by_one_is_never_waited_for_in_vain() -> None:
     server = Server(seconds=0.1)
-    await run(server, Turnstile(lambda: server.now), 600)
+    await run(server, ConcurrencyLimiter(lambda: server.now), 600)
     assert server.longest < SLOW_SECONDS + 0.5, "below the five seconds after which a call is given up"
     assert server.most_inside > FEWEST
 
 
 async def test_a_quick_server_gets_all_there_may_be_at_once() -> None:
     server = Server(seconds=0.001)
-    await run(server, Turnstile(lambda: server.now), 2000)
+    await run(server, ConcurrencyLimiter(lambda: server.now), 2000)
     assert server.most_inside == MOST
 
 
 @pytest.mark.parametrize("cancel_when", ["waiting", "let in"])
 async def test_one_that_is_cancelled_leaves_its_place_to_the_next(cancel_when: str) -> None:
-    turnstile = Turnstile(lambda: 0.0)
+    limiter = ConcurrencyLimiter(lambda: 0.0)
     entered: list[int] = []
     leave = asyncio.Event()
 
     async def one(number: int) -> None:
-        async with turnstile.turn():
+        async with limiter.turn():
             entered.append(number)
             await leave.wait()
 
@@ -102,7 +110,7 @@ async def test_one_that_is_cancelled_leaves_its_place_to_the_next(cancel_when: s
     await asyncio.gather(*tasks, return_exceptions=True)
 
     assert int(FIRST) + 1 in entered, "the one behind it"
-    async with asyncio.timeout(30), turnstile.turn():
+    async with asyncio.timeout(30), limiter.turn():
         pass
 
 

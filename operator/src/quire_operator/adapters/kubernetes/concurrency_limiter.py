@@ -34,11 +34,11 @@ class Pace:
             self.limit, self._lowered = max(FEWEST, self.limit * _KEPT), now
 
 
-class Turnstile:
+class ConcurrencyLimiter:
     """Lets in as many at once as the pace allows, in the order in which they came."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.pace = Pace()
+        self.limit = Pace()
         self._now = now
         self._inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -52,12 +52,12 @@ class Turnstile:
             yield
         finally:
             now = self._now()
-            self.pace.answered(now - started, now)
+            self.limit.answered(now - started, now)
             self._inside -= 1
             self._let_in()
 
     async def _enter(self) -> None:
-        if not self._waiting and self._inside < int(self.pace.limit):
+        if not self._waiting and self._inside < int(self.limit.limit):
             self._inside += 1
             return
         turn = asyncio.get_running_loop().create_future()
@@ -71,7 +71,7 @@ class Turnstile:
             raise
 
     def _let_in(self) -> None:
-        while self._waiting and self._inside < int(self.pace.limit):
+        while self._waiting and self._inside < int(self.limit.limit):
             turn = self._waiting.popleft()
             if not turn.done():
                 self._inside += 1

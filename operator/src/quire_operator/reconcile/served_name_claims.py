@@ -10,7 +10,7 @@ from quire_operator.domain.manifests.served_names import Claim, conflict
 from quire_operator.reconcile.store import Store
 
 
-class Rivals:
+class ServedNameClaims:
     """Knows what each claimed when it was looked at last."""
 
     def __init__(self, store: Store, enqueue: Callable[[Key], None]) -> None:

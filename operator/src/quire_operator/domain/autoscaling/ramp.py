@@ -30,7 +30,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rises:
+class RampEstimator:
     """Faded sums, of work in busy replicas, and the levels that what comes next is compared with."""
 
     squares: float = 0.0
@@ -38,7 +38,7 @@ class Rises:
     levels: tuple[Level, ...] = ()
     """Oldest first."""
 
-    def seen(self, busy: float, *, seconds: float, start_up: float, window: float, now: float) -> "Rises":
+    def seen(self, busy: float, *, seconds: float, start_up: float, window: float, now: float) -> "RampEstimator":
         """After ``seconds`` more, at the end of which ``busy`` replicas' work arrived per second."""
         planned = now - start_up - _LOOK_SECONDS
         levels = (*(level for level in self.levels if level.time >= planned - window), Level(time=now, busy=busy))
@@ -47,7 +47,7 @@ class Rises:
             return replace(self, levels=levels)
         above = max(0.0, busy - max(known))
         fade = 0.5 ** (seconds / _HALF_LIFE_SECONDS)
-        return Rises(
+        return RampEstimator(
             squares=self.squares * fade + above * above * seconds, seconds=self.seconds * fade + seconds, levels=levels
         )
 

@@ -23,7 +23,7 @@ _SCALERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contest:
+class OtherAutoscaler:
     """Somebody else set the number of replicas so many ``times``; to be told of until ``until``."""
 
     manager: str
@@ -31,7 +31,7 @@ class Contest:
     until: float
 
     @classmethod
-    def after(cls, last: "Contest | None", *, manager: str, now: float) -> "Contest":
+    def after(cls, last: "OtherAutoscaler | None", *, manager: str, now: float) -> "OtherAutoscaler":
         """The evidence is gone with our next apply, but what fights for the field comes back."""
         times = last.times + 1 if last is not None and now < last.until else 1
         return cls(manager=manager, times=times, until=now + _CONTESTED_SECONDS)
@@ -41,13 +41,14 @@ class Contest:
         return self.times > 1 and now < self.until
 
 
-def contest_message(manager: str, deployment: str, *, autoscaling: bool) -> str:
+def other_autoscaler_message(manager: str, deployment: str, *, autoscaling: bool) -> str:
     """Whom ``manager`` stands for, what it does, and what would end it."""
-    who, look = _SCALERS.get(manager, (f"Somebody else ({manager})", ""))
+    who, look = _SCALERS.get(manager, (f"Another client ({manager})", ""))
     found = f" (it writes as {manager}; {look} shows it)" if look else ""
     instead = "remove spec.autoscaling and have it scale the LLMDeployment"
-    return f"{who} also sets the replicas of the Deployment {deployment}{found}: only one may. Remove it, or " + (
-        instead if autoscaling else "have it scale the LLMDeployment instead"
+    return (
+        f"{who} also sets the replicas of the Deployment {deployment}{found}: only one of them may. Remove it, or "
+        + (instead if autoscaling else "have it scale the LLMDeployment instead")
     )
 
 

@@ -20,7 +20,7 @@ _LOOK_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variation:
+class Variance:
     """Faded sums, of work in busy replicas."""
 
     work: float = 0.0
@@ -29,12 +29,12 @@ class Variation:
     """Of what was above the mean of before."""
     seconds: float = 0.0
 
-    def seen(self, busy: float, *, seconds: float) -> "Variation":
+    def seen(self, busy: float, *, seconds: float) -> "Variance":
         """After ``seconds`` more, in which ``busy`` replicas' work arrived per second."""
         above = max(0.0, busy - self.work / self.work_seconds) if self.work_seconds > 0 else 0.0
         share = min(1.0, seconds / _LOOK_SECONDS)
         fade, mean_fade = (0.5 ** (seconds / half) for half in (_HALF_LIFE_SECONDS, _MEAN_HALF_LIFE_SECONDS))
-        return Variation(
+        return Variance(
             work=self.work * mean_fade + busy * seconds,
             work_seconds=self.work_seconds * mean_fade + seconds,
             squares=self.squares * fade + above * above * share * seconds,

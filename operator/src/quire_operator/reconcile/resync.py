@@ -14,20 +14,20 @@ from quire_operator.reconcile.store import Store
 T = TypeVar("T")
 
 
-async def sweep(
+async def resync(
     cluster: Cluster, store: Store, *, kinds: Sequence[str], enqueue: Callable[[Key], None]
 ) -> frozenset[str]:
     """List all kinds; enqueue the keys for which that was news. Raises ``ClusterError``.
 
     The namespaces that may not be listed, where others may: of those all stays as it was known.
     """
-    refused = await _sweep_resources(cluster, store, enqueue)
+    refused = await _resync_resources(cluster, store, enqueue)
     for kind in kinds:
-        refused |= await sweep_children(cluster, store, kind, enqueue)
-    return refused | await _sweep_pods(cluster, store, enqueue)
+        refused |= await resync_children(cluster, store, kind, enqueue)
+    return refused | await _resync_pods(cluster, store, enqueue)
 
 
-async def _sweep_resources(cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> frozenset[str]:
+async def _resync_resources(cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> frozenset[str]:
     # Only what was known before the list can be missing from it; what came since is newer than the list.
     known = {key: resource.uid for key in store.live_keys() if (resource := store.resource(key)) is not None}
 
@@ -44,7 +44,7 @@ async def _sweep_resources(cluster: Cluster, store: Store, enqueue: Callable[[Ke
     return refused
 
 
-async def sweep_children(cluster: Cluster, store: Store, kind: str, enqueue: Callable[[Key], None]) -> frozenset[str]:
+async def resync_children(cluster: Cluster, store: Store, kind: str, enqueue: Callable[[Key], None]) -> frozenset[str]:
     """The same for one kind of children."""
     known: dict[tuple[Key, Ref], str] = {}
     for key in store.all_keys():
@@ -64,7 +64,7 @@ async def sweep_children(cluster: Cluster, store: Store, kind: str, enqueue: Cal
     return refused
 
 
-async def _sweep_pods(cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> frozenset[str]:
+async def _resync_pods(cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> frozenset[str]:
     known = {(key, pod.name): pod.uid for key in store.all_keys() for pod in store.pods(key)}
 
     def take(found: tuple[Key, Pod]) -> None:

@@ -1,0 +1,62 @@
+"""What people are told of a plan that was carried out, or could not be: blockers and Events, pure.
+
+Used by ``reconcile``.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.cluster_state.ownership import ForeignField
+from quire_operator.domain.convergence.plan import Action, Conflict, Create, Delete, RemoveFields, Update
+from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS
+from quire_operator.domain.status.conditions import BlockingCondition
+from quire_operator.domain.status.status import Event
+
+
+def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[BlockingCondition | None, BlockingCondition | None]:
+    """Of children that replicas need, and of the others."""
+
+    def blocking(found: Sequence[Conflict]) -> BlockingCondition | None:
+        messages = "; ".join(conflict.message for conflict in found)
+        return BlockingCondition(reason="NameConflict", message=messages) if found else None
+
+    beside = [conflict for conflict in conflicts if conflict.ref.kind in NONBLOCKING_KINDS]
+    return blocking([conflict for conflict in conflicts if conflict not in beside]), blocking(beside)
+
+
+def refused(action: Action, message: str) -> BlockingCondition:
+    """The API server will not have a child made, changed or deleted."""
+    match action:
+        case Create(manifest=manifest) | Update(manifest=manifest):
+            what = f"the {manifest.ref} of this spec"
+            return BlockingCondition(reason="InvalidSpec", message=f"the API server rejected {what}: {message}")
+        case RemoveFields(ref=ref, fields=fields):
+            what = f"the removal of breaking fields from the {ref} ({listed(fields)})"
+            return BlockingCondition(reason="RemovalRefused", message=f"the API server rejected {what}: {message}")
+        case Delete(ref=ref, reason=reason):
+            what = f"the deletion of the {ref} ({reason})"
+            return BlockingCondition(reason="DeletionRefused", message=f"the API server rejected {what}: {message}")
+        case _:
+            assert_never(action)
+
+
+def repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
+    """Fields of ours were set back."""
+    return Event(
+        warning=True, reason="DriftRepaired", message=f"reverted changes by other clients to {ref}: {listed(drift)}"
+    )
+
+
+def removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
+    """What others added was taken out."""
+    return Event(
+        warning=True,
+        reason="FieldsRemoved",
+        message=f"removed breaking fields of other clients from {ref}: {listed(fields)}",
+    )
+
+
+def listed(fields: Sequence[ForeignField]) -> str:
+    """Each with who set it."""
+    return ", ".join(map(str, fields))
