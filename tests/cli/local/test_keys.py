@@ -39,12 +39,12 @@ def test_the_file_is_found_wherever_engines_run(tmp_path: Path, monkeypatch: pyt
     [
         ({}, "there are no Secrets outside a cluster"),
         ({"QUIRE_API_KEY_FILE": ""}, "there are no Secrets outside a cluster"),
-        ({"QUIRE_API_KEY_FILE": "/no/such"}, "QUIRE_API_KEY_FILE=/no/such can't be read: No such file"),
+        ({"QUIRE_API_KEY_FILE": "/no/such"}, "QUIRE_API_KEY_FILE=/no/such cannot be read: No such file"),
     ],
 )
 def test_without_a_file_nothing_starts_and_the_way_is_told(environ: Mapping[str, str], says: str) -> None:
     check_key_file([spec_of()], environ)
     with pytest.raises(SpecProblem) as caught:
         check_key_file([spec_of(), spec_of(**KEYED)], environ)
-    assert caught.value.message.startswith("chat: spec.auth names the secret team-keys")
+    assert caught.value.message.startswith("chat: spec.auth names the Secret team-keys")
     assert says in caught.value.message and "QUIRE_API_KEY_FILE=FILE" in str(caught.value.hint)
