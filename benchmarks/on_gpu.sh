@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 OUT=${OUT:-out/gpu}
 PART_SECONDS=${PART_SECONDS:-540}
-BUDGET=$((PART_SECONDS - 100)) # of the measuring itself: a case that has begun is finished
+BUDGET=$((PART_SECONDS - 100)) # for measuring; a case that has started is finished
 here=$PWD
 # What gpu_bundle.sh carries for machines without pytest comes last.
 export PYTHONPATH="$here/kernels/src:$here/engine/src:$here/tests/support${PYTHONPATH:+:$PYTHONPATH}:$here/site"

@@ -1,6 +1,6 @@
-"""What the laws are tried on: a trace as requests, the engine that makes it worth scaling, and the day-shaped trace.
+"""The loads of the comparison: a trace as requests, the engine that makes it worth scaling, and the day-shaped trace.
 
-The engine is fitted to the trace by one rule for every file, so that scaling is a question at all and nobody chooses:
+The engine is fitted to the trace by one rule for every file, so that scaling matters and the choice is not ours:
 an 8-billion-parameter model on a 24-GB accelerator (``BASE``), made slower or faster as a whole until the trace keeps
 ``MEAN_BUSY`` replicas busy on average, with a KV cache of ``KV_SEQUENCES`` sequences of the trace's mean length. The
 trace's clock and lengths stay as they are, and no trace is repeated.
@@ -20,7 +20,7 @@ KV_SEQUENCES = 24
 _KV_HEADROOM = 1.25
 """The cache holds this much more than the longest request."""
 _SLOWEST, _FASTEST = 4.0, 1 / 64
-"""How far the engine may be from ``BASE``; a trace that would ask for more keeps fewer or more replicas busy."""
+"""The limits of the engine's speed relative to ``BASE``; a trace beyond them keeps fewer or more replicas busy."""
 
 BASE = EngineModel(
     prefill_tokens_per_second=2500.0,
@@ -105,12 +105,12 @@ def slower(engine: EngineModel, times: float) -> EngineModel:
 
 
 def busy_seconds(requests: Sequence[Request], engine: EngineModel) -> float:
-    """Of one engine that runs full batches and finds every prompt block that it ever saw."""
+    """Return the busy seconds of one engine that runs full batches and finds every prompt block in its cache."""
     return sum(costs(requests, engine))
 
 
 def costs(requests: Sequence[Request], engine: EngineModel) -> list[float]:
-    """Those seconds, by request."""
+    """Return those seconds by request."""
     seen: set[int] = set()
     tokens = sum(r.prompt_tokens + r.output_tokens / 2 for r in requests) / len(requests)
     batch = max(1.0, min(engine.max_sequences, engine.kv_tokens / tokens))

@@ -1,4 +1,4 @@
-"""All laws in all cases of some loads, as the rows that are written and told; and who wins a row.
+"""All policies in all cases of some loads, as the rows that are written and shown, and the winner of each row.
 
 A row is won by the goal's rule: where peers meet the target, ours meets it too at no more than ``HOURS`` of the
 replica-hours of the cheapest of them; where none does, ours halves the late share of the peer with the fewest late
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.autoscaling.laws import LAWS, PEERS, Parameters
+from benchmarks.autoscaling.registry import PEERS, POLICIES, Parameters
 from benchmarks.autoscaling.scenarios import TARGETS, Case
-from benchmarks.autoscaling.scoring import Oracle, Score, Statics, reactive_bound, score_law
+from benchmarks.autoscaling.scoring import Oracle, Score, Statics, reactive_bound, score_policy
 from benchmarks.autoscaling.workers import Workers
 
 HOURS = 0.9
@@ -24,8 +24,8 @@ _SEARCH = 10
 
 Configurations = Mapping[str, Parameters]
 Oracles = Mapping[float, Oracle]
-"""By target."""
-Told = Callable[[int], None]
+"""The oracles by target."""
+Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,38 +73,39 @@ class Row:
 
 
 def simulations(cases: Sequence[Case], seeds: int) -> int:
-    """How many there are, those that look for hindsight static being a guess."""
-    laws = sum(len(TARGETS) if law.follows_target else 1 for law in LAWS.values())
-    return len(cases) * (laws * seeds + len(TARGETS)) + len(_alike(cases)) * _SEARCH * seeds
+    """Return the number of simulations; those that search for hindsight static are an estimate."""
+    policies = sum(len(TARGETS) if policy.follows_target else 1 for policy in POLICIES.values())
+    return len(cases) * (policies * seeds + len(TARGETS)) + len(_alike(cases)) * _SEARCH * seeds
 
 
 def rows_of(
-    cases: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, told: Told, jobs: int = 1
+    cases: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, advance: Advance, jobs: int = 1
 ) -> list[Row]:
-    """Case by case, the lower target first. ``told`` hears how many simulations are done. ``jobs``: processes."""
+    """Return the rows case by case, the lower target first. ``advance`` is called with the number of finished
+    simulations."""
     with Workers(jobs) as workers:
         groups = list(_alike(cases))
         found = workers.map(_oracles, [(group, seeds) for group in groups])
         oracles: dict[Case, Oracles] = {}
         for place, oracle in found:
             oracles[groups[place]] = oracle
-            told(_SEARCH * len(seeds))
+            advance(_SEARCH * len(seeds))
         tasks = [(case, configurations, seeds, oracles[Statics.alike(case)]) for case in cases]
         rows: dict[int, list[Row]] = {}
         for place, results in workers.map(_results, tasks):
             rows[place] = [_row(cases[place], target, result) for target, result in results.items()]
-            told(simulations([cases[place]], len(seeds)) - _SEARCH * len(seeds))
+            advance(simulations([cases[place]], len(seeds)) - _SEARCH * len(seeds))
     return [row for place in sorted(rows) for row in rows[place]]
 
 
 def _alike(cases: Sequence[Case]) -> dict[Case, None]:
-    """Those that differ in nothing that a fixed number of replicas would notice are one."""
+    """Return the cases that differ for a fixed number of replicas."""
     return dict.fromkeys(Statics.alike(case) for case in cases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
-    """What becomes a row, without its case, whose trace is long."""
+    """The content of a row without its case, whose trace is long."""
 
     infeasible: bool
     scores: Mapping[str, Score]
@@ -130,15 +131,15 @@ def _results(
     case: Case, configurations: Configurations, seeds: Sequence[int], oracles: Oracles
 ) -> dict[float, _Result]:
     def score(name: str, target: float) -> Score:
-        return score_law(case, seeds, partial(LAWS[name].scaler, configurations[name], case.load, target))
+        return score_policy(case, seeds, partial(POLICIES[name].scaler, configurations[name], case.load, target))
 
-    alike = {name: score(name, TARGETS[0]) for name, law in LAWS.items() if not law.follows_target}
+    alike = {name: score(name, TARGETS[0]) for name, policy in POLICIES.items() if not policy.follows_target}
     results: dict[float, _Result] = {}
     for target, oracle in oracles.items():
-        laws = alike | {name: score(name, target) for name, law in LAWS.items() if law.follows_target}
+        policies = alike | {name: score(name, target) for name, policy in POLICIES.items() if policy.follows_target}
         bound = reactive_bound(case, seeds[:1], static=oracle.replicas)
-        possible = bound.meets(target) or any(score.meets(target) for score in laws.values())
+        possible = bound.meets(target) or any(score.meets(target) for score in policies.values())
         results[target] = _Result(
-            infeasible=not possible, scores=laws | {ORACLE: oracle.score}, oracle_replicas=oracle.replicas
+            infeasible=not possible, scores=policies | {ORACLE: oracle.score}, oracle_replicas=oracle.replicas
         )
     return results

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Every law on a trace: start-up delays of 30, 120 and 420 s, with and without faults, at 95 % and 99 % in time.
+"""Every policy on a trace: start-up delays of 30, 120 and 420 s, with and without faults, at 95 % and 99 % in time.
 
     python -m benchmarks.autoscaling.run --trace azure_llm_2023_code.csv --json rows.json
 
 A trace is a CSV of Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines of
 Mooncake's (timestamp in ms, input_length, output_length, hash_ids). ``--trace day`` is the day-shaped one, which is
-made of the lengths of the committed slice, or of the first trace given. docs/autoscaling.md says how the laws are
-compared; ``laws.py`` and ``tuned/`` what they are set to.
+made of the lengths of the committed slice, or of the first trace given. docs/autoscaling.md says how the policies are
+compared; ``registry.py`` and ``tuned/`` what they are set to.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import report
-from benchmarks.autoscaling.laws import LAWS, ConfigurationError, tuned
 from benchmarks.autoscaling.loads import DAY, Load, day_shaped, load_of
 from benchmarks.autoscaling.matrix import Configurations, Row, rows_of, simulations
 from benchmarks.autoscaling.plots import plot_rows, plot_timeline
+from benchmarks.autoscaling.registry import POLICIES, ConfigurationError, tuned
 from benchmarks.autoscaling.scenarios import SEEDS, STARTUP_DELAYS, TARGETS, Case, FaultKind, cases
-from benchmarks.autoscaling.scoring import run_law, score_law
+from benchmarks.autoscaling.scoring import run_policy, score_policy
 from benchmarks.autoscaling.tables import markdown, show
 from quire_cli.bench.traces import TraceError
 
@@ -36,7 +36,7 @@ _MINUTES = 8
 def main() -> None:
     arguments = _parser().parse_args()
     try:
-        configurations = {name: tuned(law) for name, law in LAWS.items()}
+        configurations = {name: tuned(policy) for name, policy in POLICIES.items()}
         loads = loads_of(arguments.trace or [str(SLICE)])
         delays, faults = arguments.delay or STARTUP_DELAYS, arguments.fault or tuple(FaultKind)
         chosen = [case for load in loads for case in cases(load, delays=delays, faults=faults)]
@@ -56,8 +56,8 @@ def main() -> None:
     if arguments.timeline:
         for case in {case.load: case for case in reversed(chosen)}.values():
             runs = {
-                name: run_law(case, 0, partial(law.scaler, configurations[name], case.load, TARGETS[0]))
-                for name, law in LAWS.items()
+                name: run_policy(case, 0, partial(policy.scaler, configurations[name], case.load, TARGETS[0]))
+                for name, policy in POLICIES.items()
             }
             path = arguments.timeline.with_stem(f"{arguments.timeline.stem}-{case.load.name}")
             plot_timeline(path, case.title, runs)
@@ -80,13 +80,13 @@ def loads_of(names: Sequence[str]) -> list[Load]:
 
 
 def affordable(chosen: Sequence[Case], configurations: Configurations, jobs: int) -> int:
-    """So many seeds as take ``_MINUTES``, judged by one simulation of each law in each trace; one at least."""
+    """Return how many seeds fit into ``_MINUTES``, at least one, from one simulation of each policy in each trace."""
     loads = {case.load: case for case in chosen}
     started = monotonic()
     for load, case in loads.items():
-        for name, law in LAWS.items():
-            score_law(case, (0,), partial(law.scaler, configurations[name], load, TARGETS[0]))
-    each = (monotonic() - started) / len(loads) / len(LAWS)
+        for name, policy in POLICIES.items():
+            score_policy(case, (0,), partial(policy.scaler, configurations[name], load, TARGETS[0]))
+    each = (monotonic() - started) / len(loads) / len(POLICIES)
     minutes = [each * simulations(chosen, seeds + 1) / jobs / 60 for seeds in range(len(SEEDS))]
     count = max([1, *(place for place, needed in enumerate(minutes, start=1) if needed <= _MINUTES)])
     noun = "seed" if count == 1 else "seeds"
@@ -100,8 +100,8 @@ def measured(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("simulations", total=simulations(chosen, len(seeds)))
-        told = partial(progress.advance, task)
-        return rows_of(chosen, configurations, seeds, told=told, jobs=jobs)
+        advance = partial(progress.advance, task)
+        return rows_of(chosen, configurations, seeds, advance=advance, jobs=jobs)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""What goes wrong and when, found from the trace itself, so that one rule places the faults in any file.
+"""The faults and their times, derived from the trace itself, so that one rule places the faults in any file.
 
 none            nothing
 scrape-outage   no metrics for 5 minutes, from the beginning of the steepest ramp of the scored part

@@ -1,4 +1,4 @@
-"""One law in one case: simulated with every seed, and what counts of it. And the two references of each case."""
+"""One policy in one case: simulated with every seed, and what counts of it. And the two references of each case."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,12 +43,12 @@ def score_of(runs: Sequence[Run]) -> Score:
     )
 
 
-def run_law(case: Case, seed: int, make: Callable[[], Scaler]) -> Run:
+def run_policy(case: Case, seed: int, make: Callable[[], Scaler]) -> Run:
     return simulate(case.requests(seed), case.scenario(seed), make())
 
 
-def score_law(case: Case, seeds: Sequence[int], make: Callable[[], Scaler]) -> Score:
-    return score_of([run_law(case, seed, make) for seed in seeds])
+def score_policy(case: Case, seeds: Sequence[int], make: Callable[[], Scaler]) -> Score:
+    return score_of([run_policy(case, seed, make) for seed in seeds])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Statics:
         return self._score(self.alike(case), replicas)
 
     def oracle(self, case: Case, target: float) -> Oracle:
-        """By bisection: more replicas are hardly ever later."""
+        """Search by bisection, because more replicas are hardly ever slower."""
         low, high = 0, 1
         while high < _MOST_STATIC and not self.score(case, high).meets(target):
             low, high = high, min(_MOST_STATIC, high * 2)

@@ -1,12 +1,12 @@
-"""What a person sees of the rows: one line each, who wins, and how many."""
+"""Show the rows: one line each, the winner, and the number of rows won."""
 
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.autoscaling.laws import PEERS
 from benchmarks.autoscaling.matrix import ORACLE, Row
+from benchmarks.autoscaling.registry import PEERS
 
 COLUMNS = ("quire", *PEERS, ORACLE)
 
@@ -51,7 +51,7 @@ def show(console: Console, rows: Sequence[Row]) -> None:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many rows are won, of those that are feasible."""
+    """Count the feasible rows that are won."""
     lines = []
     for target in sorted({row.target for row in rows}):
         there = [row for row in rows if row.target == target]

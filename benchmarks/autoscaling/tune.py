@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Chooses one configuration of one law for all rows, by random search over its space with a fixed seed: half of the
-trials are drawn anew, the other half from the best so far, each parameter redrawn with a probability of one in four.
+"""Chooses one configuration of one policy for all rows, by random search over its space with a fixed seed: half of the
+trials are sampled from the whole space, the other half from the best so far, with each parameter sampled again with a
+probability of one in four.
 
     python -m benchmarks.autoscaling.tune hpa --trace azure_llm_2023_code.csv --trace mooncake_synthetic.jsonl
 
-Every law gets the same number of trials, the first of them its published defaults, on the same cases: the traces
+Every policy gets the same number of trials, the first of them its published defaults, on the same cases: the traces
 given and the day-shaped one, nothing else. What is sought is the least mean over cases and targets of
 
     replica-hours / hours of hindsight static  +  (0 if the target is met, else 1 + log2(late share / allowed share))
 
-so a missed target costs more than any saving, and a narrow miss less than a wide one. A trial ends early once it
-cannot be the best any more; its cost is then a lower bound. The best is written to ``tuned/LAW.json`` with this command
-and every trial's cost.
+so a missed target costs more than any saving, and a narrow miss less than a wide one. A trial ends early once it cannot
+be the best any more; its cost is then a lower bound. The best is written to ``tuned/POLICY.json`` with this command and
+every trial's cost.
 """
 
 import argparse
@@ -27,10 +28,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.autoscaling.laws import LAWS, TUNED, Law, Parameters
 from benchmarks.autoscaling.loads import Load, day_shaped, load_of
+from benchmarks.autoscaling.registry import POLICIES, TUNED, Parameters, Policy
 from benchmarks.autoscaling.scenarios import TARGETS, Case, FaultKind
-from benchmarks.autoscaling.scoring import Score, Statics, score_law
+from benchmarks.autoscaling.scoring import Score, Statics, score_policy
 from benchmarks.report import write_json
 from quire_cli.bench.traces import TraceError
 
@@ -45,30 +46,30 @@ _REDRAWN = 0.25
 
 
 def cost(score: Score, target: float, oracle_hours: float) -> float:
-    """Of one row, as above."""
+    """Return the cost of one row, as defined above."""
     hours = score.replica_hours / oracle_hours if oracle_hours > 0 else 0.0
     if score.meets(target):
         return hours
     return hours + 1 + math.log2(score.late / (1 - target))
 
 
-def drawn(law: Law, trial: int, trials: int, best: Parameters) -> Parameters:
+def drawn(policy: Policy, trial: int, trials: int, best: Parameters) -> Parameters:
     """The defaults first, then random ones, then neighbours of the best."""
     if trial == 0:
-        return law.defaults
-    rng = random.Random(f"{SEED} {law.name} {trial}")
-    anew = {name: rng.choice(values) for name, values in law.space.items()}
+        return policy.defaults
+    rng = random.Random(f"{SEED} {policy.name} {trial}")
+    anew = {name: rng.choice(values) for name, values in policy.space.items()}
     if trial < trials / 2:
         return anew
-    changed = {name for name in law.space if rng.random() < _REDRAWN} or {rng.choice(sorted(law.space))}
-    return {name: anew[name] if name in changed else best[name] for name in law.space}
+    changed = {name for name in policy.space if rng.random() < _REDRAWN} or {rng.choice(sorted(policy.space))}
+    return {name: anew[name] if name in changed else best[name] for name in policy.space}
 
 
-def scores_of(law: Law, parameters: Parameters, case: Case) -> dict[float, Score]:
-    """By target; a law that can't be told the target is simulated once."""
-    if law.follows_target:
-        return {t: score_law(case, _SEEDS, partial(law.scaler, parameters, case.load, t)) for t in TARGETS}
-    return dict.fromkeys(TARGETS, score_law(case, _SEEDS, partial(law.scaler, parameters, case.load, TARGETS[0])))
+def scores_of(policy: Policy, parameters: Parameters, case: Case) -> dict[float, Score]:
+    """Return the scores by target; a policy that does not accept the target is simulated once."""
+    if policy.follows_target:
+        return {t: score_policy(case, _SEEDS, partial(policy.scaler, parameters, case.load, t)) for t in TARGETS}
+    return dict.fromkeys(TARGETS, score_policy(case, _SEEDS, partial(policy.scaler, parameters, case.load, TARGETS[0])))
 
 
 class Judge:
@@ -87,12 +88,12 @@ class Judge:
                 self._hours[case, target] = statics.oracle(case, target).score.replica_hours
             progress.advance(task)
 
-    def cost(self, law: Law, parameters: Parameters, *, worth: float = math.inf) -> float:
+    def cost(self, policy: Policy, parameters: Parameters, *, worth: float = math.inf) -> float:
         """The mean over the rows; not all of them once it is above ``worth`` for sure."""
-        task = self._progress.add_task(f"{law.name}", total=len(self._cases))
+        task = self._progress.add_task(f"{policy.name}", total=len(self._cases))
         total, rows = 0.0, len(self._cases) * len(TARGETS)
         for case in self._cases:
-            for target, score in scores_of(law, parameters, case).items():
+            for target, score in scores_of(policy, parameters, case).items():
                 total += cost(score, target, self._hours[case, target])
             self._progress.advance(task)
             if total / rows > worth:
@@ -101,22 +102,22 @@ class Judge:
         return total / rows
 
 
-def search(law: Law, judge: Judge, trials: int, told: Any) -> tuple[Parameters, list[float]]:
+def search(policy: Policy, judge: Judge, trials: int, log: Any) -> tuple[Parameters, list[float]]:
     """The best parameters, and every trial's cost."""
-    best = law.defaults
+    best = policy.defaults
     costs: list[float] = []
     for trial in range(trials):
-        parameters = drawn(law, trial, trials, best)
-        costs.append(judge.cost(law, parameters, worth=min(costs, default=math.inf)))
+        parameters = drawn(policy, trial, trials, best)
+        costs.append(judge.cost(policy, parameters, worth=min(costs, default=math.inf)))
         if costs[-1] == min(costs):
             best = parameters
-        told(f"{law.name} {trial + 1}/{trials}: {costs[-1]:.3f} (best {min(costs):.3f}) {json.dumps(parameters)}")
+        log(f"{policy.name} {trial + 1}/{trials}: {costs[-1]:.3f} (best {min(costs):.3f}) {json.dumps(parameters)}")
     return best, costs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("law", choices=sorted(LAWS))
+    parser.add_argument("policy", choices=sorted(POLICIES))
     parser.add_argument("--trace", action="append", type=Path, required=True, metavar="FILE")
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--out", type=Path, default=TUNED, metavar="FOLDER")
@@ -128,17 +129,17 @@ def main() -> None:
     loads.append(day_shaped(loads[0].requests))
     loads.sort(key=lambda load: len(load.requests))
     console = Console(stderr=True)
-    law = LAWS[arguments.law]
+    policy = POLICIES[arguments.policy]
     with Progress(console=console, transient=True) as progress:
-        best, costs = search(law, Judge(loads, progress), arguments.trials, progress.console.print)
+        best, costs = search(policy, Judge(loads, progress), arguments.trials, progress.console.print)
     traces = " ".join(f"--trace {path.name}" for path in arguments.trace)
     chosen = {
-        "command": f"python -m benchmarks.autoscaling.tune {law.name} {traces} --trials {arguments.trials}",
+        "command": f"python -m benchmarks.autoscaling.tune {policy.name} {traces} --trials {arguments.trials}",
         "cost": min(costs),
         "costs": costs,
         "parameters": best,
     }
-    path = arguments.out / f"{law.name}.json"
+    path = arguments.out / f"{policy.name}.json"
     write_json(path, chosen)
     console.print(f"wrote {path}")
 

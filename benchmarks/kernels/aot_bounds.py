@@ -1,4 +1,4 @@
-"""What compiled kernels may take of a multiprocessor, and whether they keep to it. No Triton, no file but its own.
+"""The resources that compiled kernels may use, and the check of these bounds. Needs no Triton.
 
 The bounds lie in ``aot_bounds.json``, by op, case and target: registers rounded up to the eight in which they are
 allotted, shared memory to whole KiB, stack and local bytes exactly. The file holds for both Triton versions that quire
@@ -76,7 +76,7 @@ def _complaints_of(one: Measured, bounds: Bounds) -> list[str]:
 
 
 def _bounded_targets(bounds: Bounds) -> set[str]:
-    """What is compiled for another target now and then is held to no bounds."""
+    """Return the targets that have bounds; another target has none."""
     return {target for cases in bounds.values() for targets in cases.values() for target in targets}
 
 

@@ -1,4 +1,4 @@
-"""What paged_attention is measured on: decode, drafts to verify, chunks and whole prompts, at Llama-3.1-8B's heads.
+"""The cases of paged_attention: decode, drafts to verify, chunks and whole prompts, at Llama-3.1-8B's heads.
 
 Legend: B sequences, L context, HQ/HK query/KV heads, D head dim, S block size.
 """
@@ -16,7 +16,8 @@ from quire_kernels.paged_attention import paged_attention, plan_attention, refer
 from quire_kernels.paged_attention.plan import Workspace, allocate_workspace, workspace_segments
 
 _COMPARED_QUERIES = 128
-"""Of a sequence, its last: the reference holds every score in float32, and earlier rows differ only in their mask."""
+"""The last rows of a sequence are compared: the reference keeps every score in float32, and earlier rows differ only in
+their mask."""
 
 _MOST_VERIFIED = 16
 """Query tokens of a sequence that decodes, drafts included: more is a prompt."""
@@ -38,7 +39,7 @@ class Attention:
         return len(set(self.query_lens)) == len(set(self.context_lens)) == 1
 
     def visible_pairs(self) -> int:
-        """Of a query and a token it looks back on."""
+        """Count the pairs of a query and a token that it attends to."""
         total = 0
         for query, context in zip(self.query_lens, self.context_lens, strict=True):
             seen = range(context - query + 1, context + 1)  # tokens that each query sees, itself included

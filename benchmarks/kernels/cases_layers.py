@@ -1,4 +1,4 @@
-"""What the ops around attention are measured on, at Llama-3.1-8B's sizes: norms, activations, rotary with the write of
+"""The cases of the ops around attention, at Llama-3.1-8B's sizes: norms, activations, rotary with the write of
 keys and values, copies of blocks, linear layers whose rows do not depend on the batch.
 
 Legend: T tokens, H hidden size, I intermediate size, HQ/HK query/KV heads, D head dim, C blocks.

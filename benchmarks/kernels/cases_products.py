@@ -1,4 +1,4 @@
-"""What the kernels that multiply weights are measured on: linear layers whose rows do not depend on the batch, beside
+"""The cases of the kernels that multiply weights: linear layers whose rows do not depend on the batch, compared with
 torch's own, at Llama-3.1-8B's sizes; mixtures of experts at Mixtral 8x7B's.
 
 Legend: T tokens, K inputs, N outputs, H hidden size, I intermediate size, E experts.
@@ -14,7 +14,7 @@ from quire_kernels.moe import Routes, fused_experts, route_tokens
 from quire_kernels.moe import reference as moe_reference
 
 _COMPARED_TOKENS = 8
-"""Of a mixture of experts: its reference takes one token after another, and tokens do not depend on one another."""
+"""The rows of a mixture of experts that are compared: its reference computes one token at a time."""
 
 
 def cases() -> list[Case]:

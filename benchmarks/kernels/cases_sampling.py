@@ -1,4 +1,4 @@
-"""What drawing tokens is measured on, at Llama 3.1's vocabulary, and the mixture of experts at Mixtral's sizes.
+"""The cases of sampling tokens, at Llama 3.1's vocabulary, and the mixture of experts at Mixtral's sizes.
 
 Legend: B rows, V vocabulary, T tokens, H hidden size, I intermediate size, E experts.
 """
@@ -16,7 +16,7 @@ from quire_kernels.sampling import reference as sampling_reference
 
 _VOCABULARY = 128_256
 _COMPARED_ROWS = 8
-"""Of sampling: its reference sorts a row at a time."""
+"""The rows of sampling that are compared: its reference sorts one row at a time."""
 
 
 def cases() -> list[Case]:

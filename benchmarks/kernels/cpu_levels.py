@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What it costs to run code of a CPU level rather than code for this very CPU: the same kernels, by turns, on one core.
+"""Compare code for a CPU level with code for this CPU: the same kernels, interleaved, on one core.
 
     python -m benchmarks.kernels.cpu_levels [--level x86-64-v4-bf16] [--dtype bfloat16] [--rounds 20]
 

@@ -56,12 +56,12 @@ class Timer:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the GPU reached in this run: the yardsticks of everything else."""
+    """The rates that the GPU reached in this run, with which all other figures are compared."""
 
     read_bytes_per_second: float
     copy_bytes_per_second: float
     gemm_flops: dict[str, float]
-    """By dtype, of a square product of 8,192."""
+    """The FLOP/s of a square product of 8,192, by dtype."""
 
 
 def measure_card(timer: Timer, device: torch.device) -> Card:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 Result = Tensor | Sequence[Tensor]
 BOUNDS = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-"""Of a row's error, by the dtype of what is compared: ||found - expected|| / ||expected||."""
+"""The largest error of a row, ||found - expected|| / ||expected||, by the dtype of the compared values."""
 
 
 def _as_it_is(returned: Any) -> Result:
@@ -18,7 +18,7 @@ def _as_it_is(returned: Any) -> Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """``call`` is what is timed, ``peers`` are timed beside it; ``compared`` makes of what either returned what is
+    """``call`` is timed, and so are ``peers``; ``compared`` makes of what either returned what is
     compared with ``expected``. ``result`` takes the place of ``call`` there where that works in place.
 
     bytes, flops   the least that must be read and written, and computed

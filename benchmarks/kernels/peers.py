@@ -1,4 +1,4 @@
-"""Others' attention kernels, where they are installed beside ours: each a callable over the same queries, keys, values.
+"""Attention kernels of other libraries, if they are installed: each a callable over the same queries, keys, values.
 
 All get the same contexts. FlashInfer's read our own cache; vLLM's wants tokens before heads and gets a copy; torch's
 SDPA and FlashAttention's get every sequence's tokens in one stretch. Copies and plans are made beforehand: they are not
@@ -42,7 +42,7 @@ class Uniform:
 
 
 def attention_peers(batch: Uniform) -> dict[str, Peer]:
-    """Those that can be had here, by name. The first call may raise, where one does not take the shape."""
+    """Return the installed peers by name. The first call raises if a peer does not support the shape."""
     makers = {
         "SDPA cuDNN": lambda: _sdpa(batch, SDPBackend.CUDNN_ATTENTION),
         "SDPA flash": lambda: _sdpa(batch, SDPBackend.FLASH_ATTENTION),
@@ -77,14 +77,14 @@ def _module(name: str) -> ModuleType | None:
     for candidate in candidates:
         try:
             return importlib.import_module(candidate)
-        # A broken installation of a peer must not end the run: it is then as if there were none.
+        # A broken installation of a peer must not end the run; it counts as not installed.
         except Exception:
             continue
     return None
 
 
 def versions() -> dict[str, str]:
-    """Of the peers that are here."""
+    """Return the versions of the installed peers."""
     found = {}
     for name in ("FlashAttention", "FlashInfer", "vLLM Triton"):
         if (module := _module(name)) is not None:

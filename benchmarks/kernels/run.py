@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every kernel on this GPU: right first, then its time, what it reaches of the card, and others' kernels beside it.
+"""Measure every kernel on this GPU: its correctness, its time, its share of the GPU's rates, and other libraries'
+kernels.
 
 Bandwidth and GEMM rate are measured in the same run; L2 is flushed before every call; times are medians. The rows are
 written as JSON after each case, so a run that is cut short still tells. Without a GPU, small cases are compared with

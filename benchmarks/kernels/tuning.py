@@ -1,5 +1,5 @@
 """The search for a kernel's best parameters: one after the other through its values, until no change helps. What a
-configuration takes is asked of a function, and what was asked before is known. No GPU is touched here.
+configuration takes comes from a function, and earlier results are remembered. No GPU is touched here.
 """
 
 import json
@@ -13,7 +13,7 @@ Score = Callable[[Parameters], float | None]
 """Seconds, less is better; None where the configuration cannot be used."""
 
 WORTH = 0.98
-"""Of the default's time: what gains less than this is noise, and the default stays."""
+"""The least gain, as a share of the default's time; a smaller gain is noise, and the default stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +55,16 @@ def search(
 
 @dataclass
 class Trials:
-    """What was tried, kept in a file, so that an interrupted search goes on where it was."""
+    """The trials so far, kept in a file, so that an interrupted search continues."""
 
     path: Path
     machine: Mapping[str, Any]
     seconds: dict[str, dict[str, dict[str, float | None]]] = field(default_factory=dict)
-    """By kernel, key, and parameters as one line of JSON."""
+    """The trials by kernel, key, and parameters as one line of JSON."""
 
     @classmethod
     def read(cls, path: Path, machine: Mapping[str, Any]) -> "Trials":
-        """Those of another machine or other versions say nothing here: they are left aside."""
+        """Read the trials; those of another machine or other versions are ignored."""
         if not path.is_file():
             return cls(path=path, machine=machine)
         content = json.loads(path.read_text(encoding="utf-8"))

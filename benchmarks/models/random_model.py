@@ -29,7 +29,7 @@ _SPACE, _NEWLINE = "Ġ", "Ċ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """What a Llama's size follows from. Defaults: SmolLM2-135M."""
+    """The dimensions of a Llama. The defaults are SmolLM2-135M's."""
 
     hidden: int = 576
     layers: int = 30
@@ -41,7 +41,7 @@ class LlamaShape:
     tied_embeddings: bool = True
 
     def problems(self) -> list[str]:
-        """Why there is no such model; empty where there is."""
+        """Return the reasons why the shape is invalid; empty for a valid one."""
         found = []
         if self.hidden % self.heads:
             found.append(f"hidden size {self.hidden} is not a multiple of {self.heads} heads")

@@ -1,4 +1,5 @@
-"""A thousand LLMDeployments of three replicas on a real API server with kwok nodes: the operator beside a bare loop.
+"""A thousand LLMDeployments of three replicas on a real API server with kwok nodes: the operator compared with a bare
+loop.
 
 The bare loop applies the same children with the same client, as many at once as the operator, and looks at nothing.
 Each run has a control plane of its own; they take turns. Of the operator it says besides: what a quiet minute costs,
@@ -142,7 +143,7 @@ class Operator:
         return values == {"quire_operator_leading": "1.0", "quire_operator_queue_depth": "0.0"}
 
     def percentile_milliseconds(self, share: float) -> float:
-        """Of the time of a pass: the upper bound of the bucket it falls into."""
+        """Return a percentile of the time of a pass, as the upper bound of its bucket."""
         pattern = r'^quire_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)$'
         buckets = [(float(bound), float(count)) for bound, count in re.findall(pattern, self.metrics(), re.MULTILINE)]
         least = share * buckets[-1][1]
@@ -187,8 +188,8 @@ def operator_run(count: int, folder: Path, *, quiet_seconds: float) -> Row:
 
 
 def quiet(cluster: Cluster, operator: Operator, seconds: float) -> Row:
-    """What it writes and burns while nothing happens."""
-    time.sleep(15.0)  # kopf's watches begin anew every so often; what the last ready pods caused is over
+    """Measure the operator's writes and CPU time while nothing happens."""
+    time.sleep(15.0)  # kopf restarts its watches regularly; the events of the last ready pods are over
     since, burnt, started = cluster.plane.audit.position(), operator.cpu_seconds(), time.monotonic()
     time.sleep(seconds)
     share = (operator.cpu_seconds() - burnt) / (time.monotonic() - started)
@@ -200,7 +201,7 @@ def quiet(cluster: Cluster, operator: Operator, seconds: float) -> Row:
 
 
 def restarted(cluster: Cluster, operator: Operator, log: Path) -> Row:
-    """Ended by SIGTERM and started anew: until everything was looked at again."""
+    """Stop the operator with SIGTERM, start it again, and wait until it has reconciled everything."""
     before = generations(cluster)
     operator.stop()
     started = time.monotonic()
@@ -240,7 +241,7 @@ def writes(cluster: Cluster, since: Position) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="LLMDeployments (default 1000)")
-    parser.add_argument("--runs", type=int, default=1, help="of each, by turns (default 1)")
+    parser.add_argument("--runs", type=int, default=1, help="interleaved runs of each (default 1)")
     parser.add_argument("--quiet", type=float, default=60.0, metavar="SECONDS", help="how long nothing happens")
     parser.add_argument("--json", type=Path, help="where the figures go")
     parser.add_argument("--logs", type=Path, default=Path("out/operator-scale"), help="where the operator's log goes")

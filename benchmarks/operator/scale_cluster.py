@@ -1,4 +1,5 @@
-"""The cluster ``scale.py`` measures on: a control plane with kwok nodes, and LLMDeployments nobody has looked at.
+"""The cluster ``scale.py`` measures on: a control plane with kwok nodes, and LLMDeployments that no operator has
+reconciled.
 
 ``quire_cluster`` is the tests' support package, so ``PYTHONPATH`` must name its folder.
 """
@@ -23,7 +24,7 @@ LIMIT_SECONDS = 1800.0
 
 
 class Cluster:
-    """A control plane with fake nodes and so many LLMDeployments that nobody has looked at yet."""
+    """A control plane with fake nodes and LLMDeployments that no operator has reconciled yet."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -40,7 +41,7 @@ class Cluster:
             assert answer.ok, answer.body
 
     def there(self, group: str, plural: str) -> int:
-        """How many objects of a kind there are: one is listed, the rest are counted by the server."""
+        """Return the number of objects of a kind: list one and let the server count the rest."""
         answer = self.client.get(f"/{group}/namespaces/{NAMESPACE}/{plural}?limit=1").body
         return len(answer["items"]) + int(answer["metadata"].get("remainingItemCount") or 0)
 

@@ -1,4 +1,4 @@
-"""What ``scale.py`` prints: the operator's figures beside the bare loop's, medians over the runs."""
+"""Report the operator's figures next to those of the bare loop, as medians over the runs."""
 
 import statistics
 from collections.abc import Sequence

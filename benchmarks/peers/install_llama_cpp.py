@@ -4,7 +4,7 @@
   python -m benchmarks.peers.install_llama_cpp
 
 The source is the one that llama-cpp-python's source distribution on PyPI carries (77 MB). Needs a C++ compiler (Debian:
-`apt-get install g++`); cmake and ninja come from PyPI. Its converter of models gets an environment beside it, with
+`apt-get install g++`); cmake and ninja come from PyPI. Its converter of models gets an environment of its own, with
 torch (linked from uv's cache where that lies on the same disk; TORCH_SPEC names another). It compiles about 260
 files, at the lowest priority: some minutes of two idle cores, an hour of two busy ones.
 
@@ -31,7 +31,7 @@ LEVELS = {
     "avx512-bf16": (*_AVX512, "AVX512_VBMI", "AVX512_BF16"),
     "amx": (*_AVX512, "AVX512_VBMI", "AVX512_BF16", "AMX_TILE", "AMX_INT8", "AMX_BF16"),
 }
-"""What code may use at each level beyond AVX2, FMA, BMI2 and F16C, by the names of llama.cpp's build options."""
+"""The instructions of each level beyond AVX2, FMA, BMI2 and F16C, by the names of llama.cpp's build options."""
 _OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "BUILD_SHARED_LIBS": "ON",

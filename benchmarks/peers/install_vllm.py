@@ -28,7 +28,7 @@ _TCMALLOC_PACKAGE = "libtcmalloc-minimal4"
 
 
 def requirements_without_torch(metadata: str) -> list[str]:
-    """What a wheel's METADATA requires unconditionally, but for torch and its companions."""
+    """Return the unconditional requirements in a wheel's METADATA, except torch and its companions."""
     declared: Iterable[str] = message_from_string(metadata).get_all("Requires-Dist") or ()
     return [line for line in declared if _name(line) not in _LEFT_OUT and "extra ==" not in line]
 
@@ -93,7 +93,7 @@ STEPS = (
     Step(what="its requirements, and torch", do=_install_requirements),
     Step(what="its metadata once more, under the name vllm", do=_name_it_vllm),
     Step(
-        what=f"tcmalloc from Debian's {_TCMALLOC_PACKAGE}, beside it (nothing is installed on the system)",
+        what=f"tcmalloc from Debian's {_TCMALLOC_PACKAGE} (nothing is installed on the system)",
         do=_fetch_tcmalloc,
     ),
     Step(what="a first import, which must find a CPU", do=_try_it),

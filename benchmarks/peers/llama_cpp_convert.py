@@ -7,7 +7,7 @@ SOURCE is llama.cpp's source tree.
 
 The converter knows a model's rule for splitting text by a hash of what its tokenizer makes of some text, and refuses
 those it does not know. The random models of benchmarks/models/random_model.py split as GPT-2 does, and that is what it
-is told; nothing else of it is touched. Prompts of a comparison are token ids, which no rule applies to.
+is configured for; nothing else of it is changed. Prompts of a comparison are token ids, which no rule applies to.
 """
 
 import sys

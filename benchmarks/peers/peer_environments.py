@@ -1,6 +1,6 @@
 """Where peers live, and how one is made: a folder of its own in the cache, step after step, a mark at last.
 
-A folder without its mark is half made and is made anew. Two makers of one folder wait for each other. Knows no peer.
+A folder without its mark is incomplete and is created again. Two installers of one folder wait for each other.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def make(peer: Peer, steps: Sequence[Step], *, again: bool) -> None:
 
 
 def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequence[Step]]]) -> None:
-    """The main program of a peer's script: makes those asked for, by default the first; errors in words, not a
+    """Run a peer's script: install the requested variants, by default the first, and report errors as text without a
     traceback."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if len(peers) > 1:
@@ -165,7 +165,7 @@ def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequen
         except (PeerError, OSError, tarfile.TarError) as problem:
             sys.exit(f"{peer.name} {peer.version} could not be installed: {problem}")
         except KeyboardInterrupt:
-            sys.exit(f"stopped; run it again, and {peer.folder} is made anew")
+            sys.exit(f"stopped; run it again, and {peer.folder} is created again")
 
 
 @contextmanager

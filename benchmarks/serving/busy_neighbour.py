@@ -35,20 +35,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     total = 2 * arguments.rounds * arguments.steps
     engine = bench.decoding(arguments.batch, arguments.context, total + arguments.steps)
     time_steps(engine, arguments.steps)
-    alone, beside = [], []
+    alone, with_neighbour = [], []
     for _ in range(arguments.rounds):
         alone += time_steps(engine, arguments.steps)
         neighbour = subprocess.Popen([sys.executable, "-c", _SPIN])
         try:
             sleep(0.3)
-            beside += time_steps(engine, arguments.steps)
+            with_neighbour += time_steps(engine, arguments.steps)
         finally:
             neighbour.kill()
             neighbour.wait()
         sleep(0.1)
     return {
         "alone": statistics.median(step.wall_seconds for step in alone),
-        "beside": statistics.median(step.wall_seconds for step in beside),
+        "with_neighbour": statistics.median(step.wall_seconds for step in with_neighbour),
     }
 
 
@@ -84,8 +84,8 @@ def main() -> None:
     lines, rows = [], []
     for name, policy in POLICIES.items():
         result = run_policy(arguments, policy)
-        ratio = result["beside"] / result["alone"]
-        lines.append([name, f"{result['alone'] * 1e3:.2f}", f"{result['beside'] * 1e3:.2f}", f"{ratio:.2f}"])
+        ratio = result["with_neighbour"] / result["alone"]
+        lines.append([name, f"{result['alone'] * 1e3:.2f}", f"{result['with_neighbour'] * 1e3:.2f}", f"{ratio:.2f}"])
         rows.append({"waits": name, **result, "ratio": ratio})
     note = (
         f"{arguments.model.name}, {arguments.batch} sequences of {arguments.context} tokens,"

@@ -58,7 +58,7 @@ class Plan:
     runs: int
     seconds: float
     goals: bool
-    """Whether to compare with the goals, which are set for a real model's shape and not for the demo model."""
+    """Compare with the goals, which are set for a real model's shape and not for the demo model."""
     json: Path
     plot: Path | None
     logs: Path

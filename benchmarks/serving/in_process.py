@@ -55,14 +55,14 @@ class Decoded:
 
     steps: int
     step_seconds: float
-    """Of a step: the whole time over the steps, so that one scheduled ahead counts once."""
+    """The whole time divided by the steps, so that a step scheduled ahead counts once."""
     context_tokens: float
-    """Of all sequences together, the mean over the steps: what attention reads in one."""
+    """The tokens that attention reads in a step, over all sequences, as a mean over the steps."""
     schedule_seconds: float
     output_seconds: float
-    """Of a step on the host: scheduling it, and committing what came of it."""
+    """The host's time per step for scheduling it and for committing its results."""
     gpu_share: float | None
-    """Of the wall time, how long the GPU was at work on steps; None where nothing counts it."""
+    """The share of the wall time in which the GPU ran steps; None if it is not measured."""
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:

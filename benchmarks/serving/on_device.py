@@ -42,7 +42,7 @@ _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One concurrency. The floor is None where the bandwidth is not known: without a GPU."""
+    """The results of one concurrency. Without a GPU there is no floor, because the bandwidth is unknown."""
 
     concurrency: int
     served: Served
@@ -121,13 +121,13 @@ def measure(model: "LoadedModel", config: EngineConfig, load: Load, steps: int, 
 
 
 def gpu_clock(model: "LoadedModel") -> Callable[[], float] | None:
-    """How long the GPU has been at work on steps, where the runner counts it."""
+    """Return a clock of the GPU's time on steps, if the runner counts it."""
     runner = model.runner
     return (lambda: float(runner.gpu_seconds)) if hasattr(runner, "gpu_seconds") else None
 
 
 def weight_bytes(model: "LoadedModel", folder: Path) -> int:
-    """What a step reads of the weights: all but an embedding table of which it looks up a few rows."""
+    """Return the bytes of weights that a step reads: all except an embedding table, of which it reads a few rows."""
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if fields.get("tie_word_embeddings", True):
         return model.model_bytes
@@ -183,7 +183,7 @@ def show(rows: Sequence[Row], notes: Sequence[str]) -> None:
 
 
 class Run:
-    """What was found so far, in the file after each case."""
+    """The results so far, written to the file after each case."""
 
     def __init__(self, arguments: argparse.Namespace, *, gpu: bool, began: float) -> None:
         self.arguments = arguments

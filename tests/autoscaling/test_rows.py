@@ -1,4 +1,4 @@
-"""What counts of a law in a case, who wins a row, what the tuner looks for, and the commands as they are run."""
+"""What counts of a policy in a case, who wins a row, what the tuner looks for, and the commands as they are run."""
 
 import json
 import subprocess
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.autoscaling.laws import LAWS, ConfigurationError, tuned
 from benchmarks.autoscaling.loads import Load, fitted
 from benchmarks.autoscaling.matrix import Row, rows_of, simulations
 from benchmarks.autoscaling.policies.static import ReactiveBound, needed_so_far
+from benchmarks.autoscaling.registry import POLICIES, ConfigurationError, tuned
 from benchmarks.autoscaling.scenarios import TARGETS, Case, FaultKind
-from benchmarks.autoscaling.scoring import Score, Statics, reactive_bound, score_law
+from benchmarks.autoscaling.scoring import Score, Statics, reactive_bound, score_policy
 from benchmarks.autoscaling.tables import choice, markdown
 from benchmarks.autoscaling.tune import cost, drawn, search
 from quire_cli.simulation.scenario import Request
@@ -86,10 +86,10 @@ def test_hindsight_static_is_the_fewest_replicas_that_meet_the_target(case: Case
     )
 
 
-def test_every_law_runs_with_its_defaults_and_with_what_was_chosen(case: Case) -> None:
-    for law in LAWS.values():
-        for parameters in (law.defaults, tuned(law)):
-            seen = score_law(case, (0,), lambda law=law, p=parameters: law.scaler(p, case.load, 0.95))  # type: ignore[misc]
+def test_every_policy_runs_with_its_defaults_and_choices(case: Case) -> None:
+    for policy in POLICIES.values():
+        for parameters in (policy.defaults, tuned(policy)):
+            seen = score_policy(case, (0,), lambda policy=policy, p=parameters: policy.scaler(p, case.load, 0.95))  # type: ignore[misc]
             assert 0 <= seen.attainment <= 1 and seen.replica_hours > 0
 
 
@@ -122,39 +122,39 @@ def test_a_missed_target_costs_more_than_any_saving_and_a_wide_miss_more_than_a_
 
 
 def test_the_search_begins_with_the_defaults_and_keeps_the_best() -> None:
-    law = LAWS["kpa"]
-    assert drawn(law, 0, 8, law.defaults) == law.defaults
-    assert drawn(law, 2, 8, law.defaults) == drawn(law, 2, 8, law.defaults)
-    near = drawn(law, 7, 8, law.defaults)
-    assert 0 < sum(near[name] != law.defaults[name] for name in law.space) < len(law.space)
+    policy = POLICIES["kpa"]
+    assert drawn(policy, 0, 8, policy.defaults) == policy.defaults
+    assert drawn(policy, 2, 8, policy.defaults) == drawn(policy, 2, 8, policy.defaults)
+    near = drawn(policy, 7, 8, policy.defaults)
+    assert 0 < sum(near[name] != policy.defaults[name] for name in policy.space) < len(policy.space)
 
     class Judge:
-        def cost(self, law: object, parameters: dict[str, float], *, worth: float) -> float:
+        def cost(self, policy: object, parameters: dict[str, float], *, worth: float) -> float:
             return parameters["target"]
 
-    best, costs = search(law, Judge(), 10, lambda told: None)  # type: ignore[arg-type]
+    best, costs = search(policy, Judge(), 10, lambda line: None)  # type: ignore[arg-type]
     assert best["target"] == min(costs) < costs[0] and len(costs) == 10
 
 
 def test_a_broken_configuration_is_named(tmp_path: Path, load: Load) -> None:
-    law = LAWS["hpa"]
-    assert tuned(law, tmp_path) == law.defaults
+    policy = POLICIES["hpa"]
+    assert tuned(policy, tmp_path) == policy.defaults
     (tmp_path / "hpa.json").write_text("[]")
     with pytest.raises(ConfigurationError, match=r"hpa\.json"):
-        tuned(law, tmp_path)
+        tuned(policy, tmp_path)
     with pytest.raises(ConfigurationError, match="kv_usage"):
-        law.scaler({name: value for name, value in law.defaults.items() if name != "kv_usage"}, load, 0.95)
+        policy.scaler({name: value for name, value in policy.defaults.items() if name != "kv_usage"}, load, 0.95)
     with pytest.raises(ConfigurationError, match="requests_per_pod should be a number"):
-        law.scaler({**law.defaults, "requests_per_pod": "many"}, load, 0.95)
+        policy.scaler({**policy.defaults, "requests_per_pod": "many"}, load, 0.95)
 
 
 def test_what_was_chosen_is_in_the_space_it_was_chosen_from() -> None:
-    for law in LAWS.values():
-        assert {name for name, value in tuned(law).items() if value not in law.space[name]} == set()
+    for policy in POLICIES.values():
+        assert {name for name, value in tuned(policy).items() if value not in policy.space[name]} == set()
 
 
 def test_the_constants_compared_are_those_of_the_product() -> None:
-    chosen, product = tuned(LAWS["quire"]), asdict(Tuning())
+    chosen, product = tuned(POLICIES["quire"]), asdict(Tuning())
     assert {name: chosen[name] for name in product} == product
 
 
@@ -189,21 +189,21 @@ def test_the_command_says_what_is_wrong_with_a_trace(tmp_path: Path, name: str) 
 
 
 def test_processes_change_nothing_but_the_time(case: Case) -> None:
-    chosen = {name: law.defaults for name, law in LAWS.items()}
+    chosen = {name: policy.defaults for name, policy in POLICIES.items()}
     crashed = replace(case, fault=FaultKind.CRASHED_POD)
-    told: list[int] = []
+    advanced: list[int] = []
     alone, together = (
-        [row.as_json() for row in rows_of([case, crashed], chosen, (0,), told=told.append, jobs=jobs)]
+        [row.as_json() for row in rows_of([case, crashed], chosen, (0,), advance=advanced.append, jobs=jobs)]
         for jobs in (1, 2)
     )
     assert alone == together and len(alone) == 2 * len(TARGETS)
-    assert sum(told) == 2 * simulations([case, crashed], 1)
+    assert sum(advanced) == 2 * simulations([case, crashed], 1)
 
 
 def test_scores_are_means_but_for_the_worst_queue(case: Case) -> None:
-    law = LAWS["hpa"]
-    one, two = (score_law(case, (seed,), lambda: law.scaler(law.defaults, case.load, 0.95)) for seed in (0, 1))
-    both = score_law(case, (0, 1), lambda: law.scaler(law.defaults, case.load, 0.95))
+    policy = POLICIES["hpa"]
+    one, two = (score_policy(case, (seed,), lambda: policy.scaler(policy.defaults, case.load, 0.95)) for seed in (0, 1))
+    both = score_policy(case, (0, 1), lambda: policy.scaler(policy.defaults, case.load, 0.95))
     assert both.attainment == pytest.approx((one.attainment + two.attainment) / 2)
     assert both.worst_queue == max(one.worst_queue, two.worst_queue)
     assert replace(both, attainment=0.4).late == pytest.approx(0.6)

@@ -126,7 +126,7 @@ class _Change:
 
 
 class Controller:
-    """What the controller remembers of one HPA: its recommendations and the changes it made."""
+    """The controller's memory of one HPA: its recommendations and the changes it made."""
 
     def __init__(self, *, up: Rules = SCALE_UP, down: Rules = SCALE_DOWN, minimum: int, maximum: int) -> None:
         self._up, self._down = up, down
@@ -169,7 +169,7 @@ class Controller:
         return current
 
     def _limit(self, rules: Rules, current: int, now: float, *, sign: int) -> int:
-        """How far the policies let the number go now; they count from where each period began."""
+        """Return the limits that the policies set now; they count from the start of each period."""
         if rules.select is Select.DISABLED:
             return current
         reaches: list[int] = []

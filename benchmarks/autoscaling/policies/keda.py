@@ -31,7 +31,7 @@ _RANGE_SECONDS = 120.0
 
 
 class Query(StrEnum):
-    """What the trigger asks Prometheus."""
+    """The query that the trigger sends to Prometheus."""
 
     IN_FLIGHT = "sum(vllm:num_requests_running + vllm:num_requests_waiting)"
     WAITING = "sum(vllm:num_requests_waiting)"
@@ -77,7 +77,7 @@ class Trigger:
         self._failures = 0
 
     def metric(self, result: float | None) -> float | None:
-        """What the HPA gets; None where it gets an error."""
+        """Return the value that the HPA receives; None for an error."""
         if result is None and self._config.ignore_null_values:
             result = 0.0
         if result is not None:
@@ -120,7 +120,7 @@ class KedaScaler:
         return Scaling(replicas=self._controller.settle(proposal, pods.current, now))
 
     def _result(self, pods: Pods, now: float) -> float | None:
-        """Of the query, over every series there is; None where there is none."""
+        """Evaluate the query over all series; return None without series."""
         scraped = {**pods.samples, **pods.draining}
         self._series.add(scraped, now)
         if self._config.query in _GAUGES:

@@ -44,7 +44,7 @@ class KpaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concurrency:
-    """Of the whole revision, averaged over the two windows."""
+    """The concurrency of the whole revision, averaged over the two windows."""
 
     stable: float
     panic: float

@@ -62,7 +62,7 @@ class LlmdConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What WVA reads from the Deployment's arguments."""
+    """The engine limits that WVA reads from the Deployment's arguments."""
 
     max_batched_tokens: int
     max_sequences: int
@@ -134,14 +134,14 @@ def percentage_target(
 
 
 class ComputeBound:
-    """How many tokens a replica holds at most when computing, not memory, is what lacks (``k2``)."""
+    """Estimate the most tokens that a replica holds when compute, not memory, is the limit (``k2``)."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
         self._seen: dict[str, deque[float]] = {}
 
     def tokens(self, replica: Replica, config: LlmdConfig, *, memory_bound: float) -> float:
-        """What is in use while the queue is full; else the mean of what was; else by the engine's limits."""
+        """Return the tokens in use while the queue is full, or their past mean, or a value from the engine's limits."""
         seen = self._seen.setdefault(_bucket(replica.mean_output), deque(maxlen=_REMEMBERED))
         if replica.queue_length >= config.queue_length_threshold and replica.tokens_in_use > 0:
             seen.append(replica.tokens_in_use)

@@ -1,4 +1,5 @@
-"""Our own law, as it stands in the product: ``domain.autoscaler.decide``, a tick each 15 s, pods scraped at the tick.
+"""Our own policy, as it stands in the product: ``domain.autoscaler.decide``, a tick each 15 s, pods scraped at the
+tick.
 
 That is ``metricsSource: Pods``, the default. With ``scrape_seconds`` 15 it is what a Prometheus shows.
 """
@@ -20,7 +21,7 @@ from quire_operator.domain.resource.scaling import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuireConfig:
-    """``spec.autoscaling``, and the law's constants."""
+    """``spec.autoscaling``, and the policy's constants."""
 
     percentile: int = 95
     threshold_seconds: float = 1.0

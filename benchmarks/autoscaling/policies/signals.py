@@ -1,4 +1,4 @@
-"""What a metrics pipeline shows of an observation: which pods there are, and which series are fresh.
+"""The view of an observation through a metrics pipeline: which pods exist, and which series are fresh.
 
 Between the simulator's observation and the peers' formulas. A failed scrape ends a series at once in Prometheus (it
 marks it stale), so a sample that is older than its scrape interval is one that a query does not find.
@@ -24,9 +24,9 @@ class Pods:
     """Running, but not ready."""
     ready: frozenset[str]
     samples: Mapping[str, ReplicaSample]
-    """Of ready pods with a fresh series."""
+    """The samples of ready pods with a fresh series."""
     draining: Mapping[str, ReplicaSample]
-    """Of pods with a deletion timestamp: Prometheus scrapes them to the end."""
+    """The samples of pods with a deletion timestamp, which Prometheus scrapes until they end."""
 
     @property
     def missing(self) -> frozenset[str]:

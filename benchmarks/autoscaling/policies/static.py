@@ -4,9 +4,9 @@
 
 *Reactive bound*: at each second it knows all requests that came so far and what each costs, and that the most that was
 ever needed takes as many replicas as hindsight static has; in that proportion, and a quarter and one more, it asks at
-once for what was needed so far, and never removes one. A law that never holds more than demand has called for so far
+once for what was needed so far, and never removes one. A policy that never holds more than demand has called for so far
 can't do better: it learns later, and holds fewer. Where even this is late too often, the start-up is longer than the
-ramp, and the row is named infeasible, unless some law shows that it is not.
+ramp, and the row is named infeasible, unless some policy shows that it is not.
 """
 
 import math
@@ -36,7 +36,8 @@ class StaticScaler:
 
 
 def needed_so_far(work: Sequence[float]) -> list[float]:
-    """By second: the most replicas that any stretch of seconds up to then kept busy, ``LATE_SECONDS`` being allowed.
+    """Return by second the most replicas that any stretch of seconds up to then kept busy, ``LATE_SECONDS`` being
+    allowed.
 
     ``work[t]`` is the seconds of a busy replica that arrive in second t. Work that arrives from a to t is done in time
     by n replicas only if it is at most n · (t − a + LATE_SECONDS).

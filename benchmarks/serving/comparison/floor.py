@@ -27,7 +27,7 @@ _ITEM_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What of a Llama's config decides on its floor."""
+    """The fields of a Llama's config on which its floor depends."""
 
     hidden: int
     layers: int
@@ -68,7 +68,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the hardware allows. ``read_rate`` is bytes per second by the bytes that are read again and again."""
+    """The rates of the hardware. ``read_rate`` is bytes per second by the bytes that are read again and again."""
 
     flops: float
     read_rate: Callable[[int], float]

@@ -45,7 +45,7 @@ def this_machine() -> Machine:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Of the first processor."""
+    """Return the fields of the first processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:

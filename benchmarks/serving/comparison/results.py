@@ -1,4 +1,4 @@
-"""What came of all turns: medians, ratios of quire to its peers, and whether they meet the goals. Pure."""
+"""The results of all turns: medians, ratios of quire to its peers, and whether they meet the goals. Pure."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Family = Literal["quire", "quire-int8", "vllm", "llama.cpp", "transformers"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One workload in one turn. Latencies are None where nothing streams."""
+    """One workload in one turn. A latency without streaming has no value."""
 
     workload: Workload
     requests: int

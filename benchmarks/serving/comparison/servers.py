@@ -45,7 +45,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a launch is made from."""
+    """The settings of a launch."""
 
     model: Path
     port: int
@@ -68,7 +68,7 @@ class ServerUnderTest:
 
 
 def servers_under_test() -> dict[str, ServerUnderTest]:
-    """By name, quire first."""
+    """Return the servers by name, quire first."""
     everyone = [
         _quire("quire", "quire", "16-bit weights where the CPU is fast with them, else float32", "--dtype", "auto"),
         _quire("quire-f32", "quire", "float32 weights", "--dtype", "float32"),
@@ -93,7 +93,7 @@ def servers_under_test() -> dict[str, ServerUnderTest]:
 
 
 def int8_flags(help_text: str) -> tuple[str, ...]:
-    """How this quire-engine is asked for 8-bit weights, by its own help; empty if it cannot."""
+    """Return the flags for 8-bit weights from quire-engine's own help; empty if it has none."""
     for flag in ("--quantization", "--weights", "--weight-dtype"):
         choices = re.search(rf"^\s*{flag}\s+\{{([^}}]*)\}}", help_text, flags=re.MULTILINE)
         if choices and "int8" in choices[1].split(","):
@@ -242,5 +242,5 @@ def _model_length(model: Path) -> int:
 
 
 def missing(chosen: Sequence[ServerUnderTest]) -> dict[str, str]:
-    """Who cannot take part, and why."""
+    """Return the servers that cannot take part, with the reason."""
     return {server.name: why for server in chosen if (why := server.missing()) is not None}

@@ -86,7 +86,7 @@ def _goals(verdicts: Sequence[Verdict]) -> Table:
 
 
 def limit_lines(limits: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of every run's measurement of the machine."""
+    """Return the lines of each run's measurement of the machine."""
     lines = []
     for number, limit in enumerate(limits, 1):
         lines.append(

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class Bench:
-    """What all turns share: the model, the level of CPU, how long to measure, where logs go.
+    """The settings that all turns share: the model, the level of CPU, how long to measure, where logs go.
 
     With ``keep_running`` every server is started once and paused between its turns, until ``close``.
     """

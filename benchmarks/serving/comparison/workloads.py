@@ -1,4 +1,4 @@
-"""What every server is asked: prompts of random token ids, of one length, so many at a time. Pure."""
+"""The requests that every server gets: prompts of random token ids of one length, at a fixed concurrency. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Workload:
 
     @property
     def round_tokens(self) -> int:
-        """Of as many requests as there are at a time, in and out."""
+        """Return the input and output tokens of one round of concurrent requests."""
         return self.concurrency * (self.input_tokens + self.output_tokens)
 
 
@@ -43,7 +43,7 @@ def parse_workload(text: str) -> Workload:
 
 
 def rounds_for(seconds: float, round_seconds: float) -> int:
-    """How many rounds of a workload take about ``seconds``, when one takes ``round_seconds``."""
+    """Return how many rounds of a workload take about ``seconds`` when one takes ``round_seconds``."""
     return max(MIN_ROUNDS, min(MAX_ROUNDS, round(seconds / max(round_seconds, 1e-3))))
 
 

@@ -1,7 +1,7 @@
-"""The five laws by name: what each is made from, what the tuner may choose, and the configurations it chose.
+"""The five policies by name: what each is made from, what the tuner may choose, and the configurations it chose.
 
-A configuration is a flat table of parameters, kept as JSON in ``tuned/``; a law turns it and a load into a scaler.
-KEDA's thresholds on rates are shares of what one replica can do, as somebody sets them who has measured the engine:
+A configuration is a flat table of parameters, kept as JSON in ``tuned/``; a policy turns it and a load into a scaler.
+KEDA's thresholds on rates are shares of what one replica can do, as a user sets them after measuring the engine:
 one number for engines of different speed would only be wrong for all.
 """
 
@@ -27,18 +27,18 @@ Parameters = Mapping[str, Value]
 
 
 class ConfigurationError(ValueError):
-    """A file in ``tuned/`` names a parameter that its law does not have, or lacks one."""
+    """A file in ``tuned/`` names a parameter that its policy does not have, or lacks one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
+class Policy:
     """``space``: by parameter, the values the tuner draws from; the first is the published default."""
 
     name: str
     space: Mapping[str, Sequence[Value]]
     make: Callable[[Parameters, Load, float], Scaler]
     follows_target: bool = False
-    """It can be told the share of answers that is to be in time, which is a person's wish and no parameter."""
+    """The policy accepts the share of answers that must be in time, which is the user's target and not a parameter."""
 
     @property
     def defaults(self) -> Parameters:
@@ -52,11 +52,11 @@ class Law:
         return self.make(parameters, load, target)
 
 
-def tuned(law: Law, folder: Path = TUNED) -> Parameters:
-    """What ``tune.py`` chose; the defaults where it has not run. Raises ConfigurationError."""
-    path = folder / f"{law.name}.json"
+def tuned(policy: Policy, folder: Path = TUNED) -> Parameters:
+    """Return the parameters that ``tune.py`` chose, or the defaults if it has not run. Raises ConfigurationError."""
+    path = folder / f"{policy.name}.json"
     if not path.exists():
-        return law.defaults
+        return policy.defaults
     try:
         parameters = json.loads(path.read_text(encoding="utf-8"))["parameters"]
         return {str(name): value for name, value in parameters.items()}
@@ -125,7 +125,7 @@ def _hpa(parameters: Parameters, load: Load, target: float) -> Scaler:
     return HpaScaler(config, minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
 
 
-HPA = Law(
+HPA = Policy(
     name="hpa",
     space={
         "requests_per_pod": (16.0, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
@@ -161,7 +161,7 @@ def _keda_threshold(query: Query, parameters: Parameters, load: Load) -> float:
             return _number(parameters, "requests_threshold")
 
 
-KEDA = Law(
+KEDA = Policy(
     name="keda",
     space={
         "query": (Query.IN_FLIGHT.name, Query.WAITING.name, Query.REQUEST_RATE.name, Query.TOKEN_RATE.name),
@@ -191,7 +191,7 @@ def _kpa(parameters: Parameters, load: Load, target: float) -> Scaler:
     return KpaScaler(config, minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
 
 
-KPA = Law(
+KPA = Policy(
     name="kpa",
     space={
         "target": (100.0, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0),
@@ -226,7 +226,7 @@ def _llmd(parameters: Parameters, load: Load, target: float) -> Scaler:
     return LlmdScaler(config, limits=limits, minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
 
 
-LLMD = Law(
+LLMD = Policy(
     name="llmd",
     space={
         "analyzer": (Analyzer.TOKENS.value, Analyzer.PERCENTAGE.value),
@@ -267,7 +267,7 @@ def _quire(parameters: Parameters, load: Load, target: float) -> Scaler:
     return quire_scaler(config, max_sequences=load.engine.max_sequences, minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
 
 
-QUIRE = Law(
+QUIRE = Policy(
     name="quire",
     space={
         "threshold_seconds": (1.0, 2.0),
@@ -286,5 +286,5 @@ QUIRE = Law(
     follows_target=True,
 )
 
-LAWS: Mapping[str, Law] = {law.name: law for law in (QUIRE, HPA, KPA, KEDA, LLMD)}
+POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (QUIRE, HPA, KPA, KEDA, LLMD)}
 PEERS = ("hpa", "kpa", "keda", "llmd")
