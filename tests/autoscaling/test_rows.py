@@ -14,7 +14,7 @@ from benchmarks.autoscaling.policies.static import ReactiveBound, needed_so_far
 from benchmarks.autoscaling.registry import POLICIES, ConfigurationError, tuned
 from benchmarks.autoscaling.scenarios import TARGETS, Case, FaultKind
 from benchmarks.autoscaling.scoring import Score, Statics, reactive_bound, score_policy
-from benchmarks.autoscaling.tables import choice, markdown
+from benchmarks.autoscaling.tables import markdown, verdict
 from benchmarks.autoscaling.tune import cost, drawn, search
 from quire_cli.simulation.scenario import Request
 from quire_operator.domain.autoscaling.observation import Observation
@@ -63,7 +63,7 @@ def test_a_row_is_won_by_the_rule(
 ) -> None:
     there = row(case, score(*ours), **{name: score(*figures) for name, figures in peers.items()})
     assert there.is_won is won
-    assert choice(there).startswith("won" if won else "lost")
+    assert verdict(there).startswith("won" if won else "lost")
 
 
 def test_a_row_has_the_promised_form(case: Case) -> None:
