@@ -16,6 +16,7 @@ from rich.text import Text
 
 from quire_cli import __version__
 from quire_cli.bench.command import bench
+from quire_cli.errors import StartProblem
 from quire_cli.inspection.explain import explain
 from quire_cli.inspection.screen import url
 from quire_cli.inspection.top import top
@@ -29,7 +30,7 @@ from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
 from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
 from quire_common.quantities import parse_bytes, parse_duration_seconds
-from quire_operator.errors import StartProblem, UserError
+from quire_operator.errors import UserError
 
 _MAX_DETAILS = 30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
