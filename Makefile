@@ -30,8 +30,13 @@ DISTRIBUTIONS := common kernels engine gateway operator cli
 ENGINE_FLAGS := operator/src/quire_operator/domain/resource/engine_flags.json
 EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 
+# Folders of `make test-fast`: pure logic that imports no torch and starts no server.
+FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_parts.py tests/gateway/test_routing.py \
+  $(addprefix tests/operator/,admission autoscaling capacity convergence leadership manifests resource status) \
+  tests/cli/bench tests/cli/inspection tests/tools
+
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags chart-docs chart-snapshots lock clean
 
 help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -69,6 +74,9 @@ up: $(VENV)/.runtime ## Serve FILE (default examples/demo.yaml) locally on PORT;
 test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted kernels-aot ## Run all checks and tests
 	$(MAKE) --no-print-directory kernels-aot TRITON=3.6 AOT_TARGETS=sm_90
 	$(BIN)/pytest
+
+test-fast: $(VENV)/.dev ## Run the tests of pure logic, without torch, servers and Kubernetes (under two minutes)
+	$(BIN)/pytest -q -m 'not slow' -p no:cacheprovider $(FAST)
 
 kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels and the GPU runner in Triton's interpreter, without a GPU
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton tests/engine/triton

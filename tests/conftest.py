@@ -4,8 +4,13 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["quire_cluster.pytest_plugin"]
+
+# A busy machine must not fail a test: neither an example nor its generation has a time limit.
+settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("quire")
 
 
 @pytest.fixture(autouse=True)

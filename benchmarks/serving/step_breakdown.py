@@ -5,10 +5,11 @@
         [--plot FILE.png]
 
 Every op is timed by probes in this process. Steps with probes and steps without alternate; figures are medians. The
-floor is the calls of the linear layers and the attention kernel of one step, repeated alone between those steps with
-the model's own packed weights.
+calls of the linear layers and the attention kernel of one step are also repeated alone between those steps. The floor
+is the hardware's: the step's arithmetic and bytes at the rates that ``machine_limits`` measures before them.
 """
 
+import json
 import os
 import statistics
 import tempfile
@@ -35,6 +36,8 @@ from benchmarks.report import (
     show_table,
     usable_cpus,
 )
+from benchmarks.serving.comparison.floor import Limits, ModelSizes, decode_step_seconds, measured_limits, sizes_of
+from benchmarks.serving.comparison.levels import highest_level
 from benchmarks.serving.probes import Call, Probes
 from benchmarks.serving.steps import Bench
 from quire_engine.engine import Engine, Step
@@ -59,17 +62,15 @@ class Breakdown:
     """Time of a step without probes, including sending its outputs."""
     parts: dict[str, float]
     """Seconds of each part of a step with probes."""
-    linear_floor: float
-    attention_floor: float
+    linear_alone: float
+    attention_alone: float
     """Time of one step's calls repeated alone."""
+    floor: float
+    """Time of the step's arithmetic and bytes at the hardware's own rates."""
     receive_seconds: float
     """Time that the API process takes to receive and decode a step's message."""
     bytes_per_token: float
     """Size of that message per token."""
-
-    @property
-    def floor(self) -> float:
-        return self.linear_floor + self.attention_floor
 
     @property
     def share_of_floor(self) -> float:
@@ -112,13 +113,15 @@ class _Wire:
         self._context.term()
 
 
-def break_down(bench: Bench, *, sequences: int, context: int, rounds: int, steps: int) -> Breakdown:
+def break_down(
+    bench: Bench, sizes: ModelSizes, limits: Limits, *, sequences: int, context: int, rounds: int, steps: int
+) -> Breakdown:
     """Run ``rounds`` of ``steps`` steps of each kind over ``sequences`` of at least ``context`` tokens."""
     engine = bench.decoding(sequences, context, _WARM_UP_STEPS + 2 * rounds * steps + 1)
     probes = Probes(bench.model)
     plain: list[float] = []
     probed: list[dict[str, float]] = []
-    floors: dict[str, list[float]] = {"linear": [], "attention": []}
+    alone: dict[str, list[float]] = {"linear": [], "attention": []}
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:
         wire = _Wire(folder)
         try:
@@ -134,7 +137,7 @@ def break_down(bench: Bench, *, sequences: int, context: int, rounds: int, steps
                 with probes.attached():
                     probed += [_probed_step(engine, probes, wire) for _ in range(steps)]
                 for _ in range(steps):
-                    for part, times in floors.items():
+                    for part, times in alone.items():
                         times.append(_seconds(calls[part]))
         finally:
             wire.close()
@@ -143,8 +146,11 @@ def break_down(bench: Bench, *, sequences: int, context: int, rounds: int, steps
         sequences=sequences,
         step_seconds=statistics.median(plain),
         parts={name: statistics.median(step.get(name, 0.0) for step in probed) for name in names},
-        linear_floor=statistics.median(floors["linear"]),
-        attention_floor=statistics.median(floors["attention"]),
+        linear_alone=statistics.median(alone["linear"]),
+        attention_alone=statistics.median(alone["attention"]),
+        floor=decode_step_seconds(
+            sizes, limits, sequences=sequences, context_tokens=sequences * (context + rounds * steps)
+        ),
         receive_seconds=statistics.median(wire.receive_seconds),
         bytes_per_token=wire.bytes / (2 * rounds * steps * sequences),
     )
@@ -199,8 +205,9 @@ def table(breakdowns: Sequence[Breakdown]) -> list[list[str]]:
         for name in part_names(breakdowns)
     ]
     rows.append(["step without probes", *(milliseconds(one.step_seconds) for one in breakdowns)])
-    rows.append(["floor: linear layers alone", *(milliseconds(one.linear_floor) for one in breakdowns)])
-    rows.append(["floor: attention alone", *(milliseconds(one.attention_floor) for one in breakdowns)])
+    rows.append(["linear layers alone", *(milliseconds(one.linear_alone) for one in breakdowns)])
+    rows.append(["attention alone", *(milliseconds(one.attention_alone) for one in breakdowns)])
+    rows.append(["floor of the hardware", *(milliseconds(one.floor) for one in breakdowns)])
     rows.append(["share of the floor's speed", *(f"{one.share_of_floor:.0%}" for one in breakdowns)])
     rows.append(["IPC: bytes per token", *(f"{one.bytes_per_token:.1f}" for one in breakdowns)])
     rows.append(["API process: receive, decode", *(milliseconds(one.receive_seconds) for one in breakdowns)])
@@ -251,8 +258,12 @@ def main() -> None:
         bench = Bench(
             folder, threads=arguments.threads, dtype=arguments.dtype, dummy=dummy, kv_cache_bytes=_KV_CACHE_BYTES
         )
-        sizes = {name: getattr(arguments, name) for name in ("context", "rounds", "steps")}
-        breakdowns = [break_down(bench, sequences=count, **sizes) for count in bar.track(arguments.sequences)]
+        sizes = sizes_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        limits = measured_limits(highest_level(), arguments.threads)
+        counts = {name: getattr(arguments, name) for name in ("context", "rounds", "steps")}
+        breakdowns = [
+            break_down(bench, sizes, limits, sequences=count, **counts) for count in bar.track(arguments.sequences)
+        ]
     name = arguments.shape if given is None else given.name
     title = f"A decode step of {name}, {arguments.context} tokens of context, {arguments.threads} threads"
     columns = ("", *(f"{number} sequences" if number > 1 else "1 sequence" for number in arguments.sequences))

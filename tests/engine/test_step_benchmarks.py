@@ -74,12 +74,13 @@ def test_share_of_floor_is_floor_over_step() -> None:
         sequences=1,
         step_seconds=0.010,
         parts={},
-        linear_floor=0.006,
-        attention_floor=0.002,
+        linear_alone=0.006,
+        attention_alone=0.002,
+        floor=0.005,
         receive_seconds=0.0,
         bytes_per_token=3.0,
     )
-    assert one.share_of_floor == pytest.approx(0.8)
+    assert one.share_of_floor == pytest.approx(0.5)
 
 
 def test_host_cost_is_measured_by_part(tmp_path: Path) -> None:

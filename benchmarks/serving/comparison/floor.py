@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.serving.comparison.levels import NAMES
 from benchmarks.serving.comparison.workloads import Workload, parse_workload
+from quire_engine.cpu.limits import CpuLevel
 
 _ITEM_BYTES = 2
 
@@ -93,17 +94,38 @@ def floor_of(workload: Workload, sizes: ModelSizes, limits: Limits) -> Floor:
     prompts = limits.seconds(flops=prompt_flops + pairs * sizes.attention_flops_per_pair, read_bytes=weight_bytes)
     # Each step reads every token so far; this is the mean over the steps of an answer.
     context = round(requests * (prompt + output / 2))
-    step = limits.seconds(
-        flops=2.0 * requests * (sizes.layer_weights + sizes.head_weights) + context * sizes.attention_flops_per_pair,
-        read_bytes=weight_bytes + context * sizes.kv_bytes_per_token,
-    )
-    decode = (output - 1) * step
+    decode = (output - 1) * decode_step_seconds(sizes, limits, sequences=requests, context_tokens=context)
     return Floor(
         workload=str(workload),
         prompt_seconds=prompts,
         decode_seconds=decode,
         total_tokens_per_second=workload.round_tokens / (prompts + decode),
     )
+
+
+def decode_step_seconds(sizes: ModelSizes, limits: Limits, *, sequences: int, context_tokens: int) -> float:
+    """Return the floor of a step with one token of each sequence, over so many tokens of context together."""
+    weights = sizes.layer_weights + sizes.head_weights
+    return limits.seconds(
+        flops=2.0 * sequences * weights + context_tokens * sizes.attention_flops_per_pair,
+        read_bytes=_ITEM_BYTES * weights + context_tokens * sizes.kv_bytes_per_token,
+    )
+
+
+def measured_limits(level: CpuLevel, threads: int) -> Limits:
+    """Measure what the hardware allows at a level."""
+    from benchmarks.serving.machine_limits import arithmetic_flops, read_bytes_per_second
+
+    rates: dict[int, float] = {}
+
+    def read_rate(total: int) -> float:
+        # Bandwidth depends on what fits into caches, to within a power of two.
+        power = 1 << max(20, total.bit_length() - 1)
+        if power not in rates:
+            rates[power] = read_bytes_per_second(power, threads)
+        return rates[power]
+
+    return Limits(flops=arithmetic_flops(level, threads), read_rate=read_rate)
 
 
 def sizes_of(config: dict[str, Any]) -> ModelSizes:
@@ -127,24 +149,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cpu-level", choices=NAMES, required=True)
     options = parser.parse_args(arguments)
-    from benchmarks.serving.machine_limits import arithmetic_flops, read_bytes_per_second
-
-    rates: dict[int, float] = {}
-
-    def read_rate(total: int) -> float:
-        # Bandwidth depends on what fits into caches, to within a power of two.
-        power = 1 << max(20, total.bit_length() - 1)
-        if power not in rates:
-            rates[power] = read_bytes_per_second(power, options.threads)
-        return rates[power]
-
-    limits = Limits(flops=arithmetic_flops(options.cpu_level, options.threads), read_rate=read_rate)
+    limits = measured_limits(options.cpu_level, options.threads)
     sizes = sizes_of(json.loads((options.model / "config.json").read_text(encoding="utf-8")))
     floors = [floor_of(workload, sizes, limits) for workload in options.workloads]
     document = {
         "cpu_level": options.cpu_level,
         "arithmetic_flops": limits.flops,
-        "memory_bytes_per_second": read_rate(256 << 20),
+        "memory_bytes_per_second": limits.read_rate(256 << 20),
         "floors": [asdict(floor) for floor in floors],
     }
     print(json.dumps(document))

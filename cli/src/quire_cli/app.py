@@ -187,7 +187,7 @@ def plan(
         typer.Option(help="The memory for one replica.", parser=_memory, metavar="SIZE", show_default=False),
     ] = None,
 ) -> None:
-    """Show the memory a model needs, and how many tokens and sequences fit. Starts nothing.
+    """Show the memory a model needs, and how many tokens and sequences fit. Starts no engine.
 
     Reads the model's configuration and the headers of its weights; downloads no weights. Without --gpu or --memory it
     checks all known GPUs if the spec requests one, else this machine. Exits with 1 if the model fits nowhere.

@@ -65,6 +65,7 @@ def test_a_folder_without_a_usable_tokenizer_is_an_error(tmp_path: Path, files: 
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_old_kind_is_converted_once(
     byte_level: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ def test_replicas_spread_over_nodes_and_share_memory(pod: Pod) -> None:
     (spread,) = made["topologySpreadConstraints"]
     assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
     (shm,) = (volume for volume in made["volumes"] if volume["name"] == "shm")
-    assert shm["emptyDir"]["medium"] == "ReconcileState" and "/dev/shm" in mounts(engine_of(made))
+    assert shm["emptyDir"]["medium"] == "Memory" and "/dev/shm" in mounts(engine_of(made))
 
 
 def test_resources_and_images_are_those_of_the_spec(pod: Pod) -> None:
@@ -210,7 +210,7 @@ def test_a_pod_template_is_merged_by_the_names_of_things(pod: Pod) -> None:
     assert (env["NCCL_DEBUG"], env["HOME"], env["XDG_CACHE_HOME"]) == ("INFO", "/home", "/cache")
     assert {"/extra", "/tmp", "/dev/shm"} <= mounts(engine).keys()
     (shm,) = (volume for volume in made["volumes"] if volume["name"] == "shm")
-    assert shm["emptyDir"] == {"medium": "ReconcileState", "sizeLimit": "8Gi"}
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     assert (engine["startupProbe"]["failureThreshold"], engine["startupProbe"]["periodSeconds"]) == (999, 5)
 
 

@@ -256,7 +256,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             "spec.autoscaling.scaleUp.maxStep: must be at least 1",
         ),
         (
-            {"rollout": {"strategy": "WatchHealth"}},
+            {"rollout": {"strategy": "Canary"}},
             "spec.rollout.strategy: must be RollingUpdate or Recreate",
         ),
         ({"rollout": {"canary": {"weightPercent": 5}}}, "spec.rollout.canary: unknown field"),

@@ -139,7 +139,7 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
 def _fits(spec: Spec, found: Sequence[Answer]) -> Table:
     table = Table(expand=False)
     table.add_column("One replica in", no_wrap=True)
-    for name in ("ReconcileState", "KV cache", "Tokens"):
+    for name in ("Memory", "KV cache", "Tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column(f"Sequences of {found[0].limits.sequence_tokens:,}", justify="right")
     table.add_column("")

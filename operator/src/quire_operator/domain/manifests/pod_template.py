@@ -225,7 +225,7 @@ def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
     volumes: list[JSON] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "cache", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "ReconcileState", "sizeLimit": _SHARED_MEMORY}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
     ]
     if volume.volume is not None:
         volumes.append({"name": VOLUME, **volume.volume})
