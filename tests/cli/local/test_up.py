@@ -277,7 +277,7 @@ async def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path
     with pytest.raises(CapacityProblem, match="maxModelLength is 513, but the model supports 512 tokens"):
         await too_long.up.run()
     no_gpu = Run(tmp_path, document(resources={"limits": {"nvidia.com/gpu": 1}}))
-    with pytest.raises(CapacityProblem, match="1 replicas? asks? for a GPU"):
+    with pytest.raises(CapacityProblem, match="1 replicas need a GPU"):
         await no_gpu.up.run()
     for run in (too_large, too_long, no_gpu):
         assert run.lines.events == []
