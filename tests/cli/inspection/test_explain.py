@@ -112,7 +112,7 @@ def test_a_run_without_metrics_and_with_a_failed_replica_says_so() -> None:
     assert [notice.subject for notice in told.notices] == ["Metrics", "chat-1", "chat-2"]
     seen = flat(drawn(told, 100))
     assert "chat-1: Failed process ended: out of memory; restarted 3 times" in seen
-    assert "chat-2: Loading it ended: signal 9; restarted once" in seen
+    assert "chat-2: Loading process ended: signal 9; restarted once" in seen
 
 
 def test_a_fixed_number_needs_no_decisions() -> None:

@@ -166,7 +166,7 @@ async def test_a_list_that_cannot_be_written_is_told_of_and_written_when_it_can(
     cluster.add()
     await cluster.until("chat-0")
     assert [trouble.partition(";")[0] for trouble in cluster.troubles] == [
-        f"{cluster.file} can't be written: Is a directory"
+        f"{cluster.file} cannot be written: Is a directory"
     ]
     assert json.loads(cluster.file.read_text()) == {"models": []}
     in_the_way.rmdir()

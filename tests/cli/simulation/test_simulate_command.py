@@ -57,7 +57,7 @@ def test_it_tells_what_would_have_happened_and_why(policy, tmp_path, capsys):
     out, plot = tmp_path / "run.json", tmp_path / "plots" / "run.png"
     code, said = run("--trace", SLICE, "--policy", policy(), "--json", out, "--plot", plot, capsys=capsys)
     assert code == 0
-    assert "by status.capacity in" in said and "120,000 KV tokens" in said
+    assert "source: status.capacity in" in said and "120,000 KV tokens" in said
     assert "of 1,000 requests: first token at most 2 s after the end of an immediate prefill" in said
     assert "1 → " in said and "replicas (" in said, "changes with their reasons"
     document = json.loads(out.read_text())
@@ -70,7 +70,7 @@ def test_it_tells_what_would_have_happened_and_why(policy, tmp_path, capsys):
 
 def test_figures_given_by_hand_go_before_what_was_learnt(policy, capsys):
     _, said = run("--trace", SLICE, "--policy", policy(), "--prefill-rate", 4000, "--duration", "1m", capsys=capsys)
-    assert "4,000 prompt tokens/s" in said and "by the options, then status.capacity" in said
+    assert "4,000 prompt tokens/s" in said and "source: the options, then status.capacity" in said
 
 
 def test_a_calibration_file_says_how_fast_an_engine_is(policy, tmp_path, capsys):
@@ -118,7 +118,7 @@ def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--trace", "absent.csv"], "the trace absent.csv can't be read: No such file or directory"),
+        (["--trace", "absent.csv"], "the trace absent.csv cannot be read: No such file or directory"),
         (["--policy", "absent.yaml"], "absent.yaml does not exist"),
         (["--name", "other"], "has no LLMDeployment other it has: chat"),
         (["--start", "3h"], "has no requests in the range of --start and --duration"),
@@ -128,7 +128,7 @@ def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
         (["--startup-delay", "soon"], '"soon" is not a duration'),
         (["--engine", "absent.json"], "the calibration absent.json can't be read"),
         (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),
-        (["--json", "/proc/none/run.json"], "/proc/none/run.json can't be written"),
+        (["--json", "/proc/none/run.json"], "/proc/none/run.json cannot be written"),
         (["--plot", "run.doc"], "--plot run.doc should end in .png, .svg or .pdf"),
         (["--kv-tokens", "3"], "should be greater than or equal to 16"),
     ],
