@@ -117,7 +117,7 @@ def a_wrong_key_is_told() -> None:
     try:
         ChatOpenAI(**options | {"api_key": "wrong-key-1"}).invoke(QUESTION)
     except openai.AuthenticationError as error:
-        assert error.code == "invalid_api_key"
+        assert "invalid_api_key" in str(error)
     else:
         raise AssertionError("a wrong key was taken")
 

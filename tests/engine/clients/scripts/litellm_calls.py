@@ -98,8 +98,8 @@ def mistakes(model: str) -> None:
     for error, message, changed in (
         (litellm.BadRequestError, "temperature: should be less than or equal to 2", {"temperature": 9}),
         (litellm.BadRequestError, "guided_json", {"extra_body": {"guided_json": {"type": "object"}}}),
-        (litellm.NotFoundError, "this server has demo", {"model": model.replace("demo", "none")}),
-        (litellm.AuthenticationError, "not known", {"api_key": "wrong-key-1"}),
+        (litellm.NotFoundError, "this server serves demo", {"model": model.replace("demo", "none")}),
+        (litellm.AuthenticationError, "API key", {"api_key": "wrong-key-1"}),
     ):
         try:
             litellm.completion(**{**options, "model": model, **changed})
