@@ -118,7 +118,7 @@ def test_queues_are_as_long_as_the_engines():
         prefill_tokens_per_second=1.0, step_seconds=1.0, decode_seconds_per_sequence=1.0, kv_tokens=1600
     )
     assert model.max_queued_requests == AdmissionOptions().max_queued_requests
-    assert model.max_queued_kv_caches == serve._KV_FULLS_QUEUED
+    assert model.max_queued_kv_caches == serve._QUEUED_CACHE_SIZES
     assert model.max_generation_stall_seconds == SchedulerOptions().max_generation_stall_seconds
 
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from quire_engine.config import CacheOptions, SchedulerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
-from quire_engine.model.linear import choose_linear_backend
-from quire_engine.runner import load_model
+from quire_engine.model.linear import LinearBackend, OneDnnLinearBackend, TorchLinearBackend
+from quire_engine.runner import arithmetic, load_model
 
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN_EXPERTS: dict[str, Any] = {
@@ -96,24 +96,23 @@ def test_any_of_several_tokens_ends_a_sequence(tmp_path: Path, parity: Any) -> N
     assert drawn == answer[: place + 1] and reasons == ["stop"]
 
 
-def test_tied_embeddings_are_counted_as_often_as_they_are_held(parity: Any) -> None:
-    """Once as they are, for look-ups, and once packed."""
+def test_tied_embeddings_count_as_often_as_held(parity: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed LM head is a second copy beside the table that tokens are looked up in."""
 
-    def held(dtype: Literal["float32", "float16"]) -> int:
+    def held(backend: LinearBackend) -> int:
+        monkeypatch.setattr(arithmetic, "candidates", lambda dtype, **_: (backend,))
         case = CASES["in bfloat16"]
         config = config_of(
             parity.prepare(case).folder,
             max_model_len=case.max_model_len,
             scheduler=SchedulerOptions(max_num_seqs=1),
             cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
-            dtype=dtype,
+            dtype="float32",
         )
         return load_model(config).model_bytes
 
-    embedding = 250 * 64
-    once = held("float16") // 2
-    twice = choose_linear_backend(torch.float32).copies
-    assert held("float32") == 4 * (once + embedding * twice)
+    embedding = 250 * 64 * 4
+    assert held(OneDnnLinearBackend(torch.float32)) == held(TorchLinearBackend(torch.float32)) + embedding
 
 
 def test_near_ties_are_rare(parity: Any) -> None:
