@@ -86,7 +86,7 @@ def test_decisions_are_stored_and_reported_with_figures(ramp: Ramp) -> None:
 def test_quire_explain_shows_the_same_to_a_cluster_user(ramp: Ramp) -> None:
     words = " ".join(ramp.words.split())
     assert "1 requested, 1 ready, 0 starting; between 1 and 3" in words
-    assert "from Prometheus: fresh for 1 of 1 ready replicas" in words
+    assert "from Prometheus: recent for 1 of 1 ready replicas" in words
     assert "when one fewer was enough all through 15s, by at most 1 per 15s" in words
     for move in ("1 → 2", "2 → 3", "3 → 2", "2 → 1"):
         assert move in words, f"{move} is not among the decisions:\n{ramp.words}"

@@ -10,7 +10,15 @@ from quire_engine import kept
 from quire_engine.config import DeviceOptions
 from quire_engine.cpu import findings
 from quire_engine.cpu.choice import CpuChoice, find_out, log_choice
-from quire_engine.cpu.findings import KeptFindings, facts_of, read_kept, run_trials, try_out, write_kept
+from quire_engine.cpu.findings import (
+    KeptFindings,
+    TrialsInterrupted,
+    facts_of,
+    read_kept,
+    run_trials,
+    try_out,
+    write_kept,
+)
 from quire_engine.cpu.instruction_trials import TRIALS
 from quire_engine.cpu.limits import CLAIMS, ONEDNN_VARIABLE, Findings
 from quire_engine.cpu.machine import Machine, this_machine
@@ -51,6 +59,21 @@ def test_a_child_that_dies_costs_only_the_trial_it_died_of(
     monkeypatch.setattr(findings, "_TRIAL_SECONDS", 5.0)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SHIM_ENDINGS": endings}
     assert run_trials("dying_trials", ["a", "b", "c"], environment) == failed
+
+
+def test_a_child_killed_for_lack_of_memory_ends_all_trials() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SHIM_ENDINGS": "a=SIGKILL"}
+    with pytest.raises(TrialsInterrupted):
+        run_trials("dying_trials", ["a", "b"], environment)
+
+
+@pytest.mark.skipif(not this_machine().is_x86_64, reason="levels are of x86-64 Linux")
+def test_interrupted_trials_limit_nothing_and_keep_nothing(cache: Path) -> None:
+    def run(module: str, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+        raise TrialsInterrupted
+
+    assert find_out(DeviceOptions(), machine=machine(), run=run).choice() is None
+    assert not list(cache.rglob("*.json"))
 
 
 def test_a_program_that_cannot_be_started_fails_no_trial() -> None:

@@ -97,7 +97,7 @@ class _Trials:
         try:
             self._found = try_out(self._machine, self._environment, self._run)
         except OSError as error:
-            _log.warning("the CPU's instructions are not tried, as no child program can be started: %s", error)
+            _log.warning("trials of the CPU's instructions did not end: %s", error)
 
 
 def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: RunTrials | None = None) -> FindingOut:

@@ -25,6 +25,7 @@ _OTHER_TRIALS = ("fbgemm-float16",)
 _LOADING_SECONDS = 180.0
 """What a busy machine may take to load torch."""
 _TRIAL_SECONDS = 30.0
+_KILLED = "killed by SIGKILL"
 
 RunTrials = Callable[[str, Sequence[str], Mapping[str, str]], dict[str, str]]
 """From a program's module, names of trials and an environment to what failed and why."""
@@ -36,6 +37,10 @@ _REACHED_BY = {
     "AVX512_CORE_FP16": "amx-bf16",
 }
 """A limit of oneDNN leaves something out only on a CPU that claims this as well."""
+
+
+class TrialsInterrupted(OSError):
+    """An error for trials that were stopped from outside, so that nothing is known of the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +105,11 @@ def _ladder(claimed: Sequence[str], failed: Mapping[str, str]) -> Iterator[str |
 
 
 def run_trials(module: str, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Run the trials in a child, and in another one those that are left where it dies; return what failed and why."""
+    """Run the trials in a child, and in another one those that are left where it dies; return what failed and why.
+
+    Raises TrialsInterrupted where a child is killed by SIGKILL. No instruction does that, but the kernel does where
+    memory is short, and would do it to every further child.
+    """
     failed: dict[str, str] = {}
     left = list(names)
     while left:
@@ -111,6 +120,8 @@ def run_trials(module: str, names: Sequence[str], environment: Mapping[str, str]
             break
         if not left:
             break
+        if why == _KILLED:
+            raise TrialsInterrupted("a child program was killed by SIGKILL, as Linux does where memory is short")
         if not tried and why.startswith("ended"):
             break  # it cannot even be started; the engine process will say so itself
         failed[left.pop(0)] = why
