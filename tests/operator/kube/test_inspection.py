@@ -185,9 +185,7 @@ def test_with_few_rights_there_is_less_to_see_and_it_is_said_what_is_missing(
         f"--serviceaccount={shared_space.name}:looker",
     )
     told = until(lambda: (answer := quire("explain", "seen", *where))[0] == 0 and answer[1])
-    assert "you are not allowed to list pods in all namespaces" in " ".join(
-        told.split()
-    )
+    assert "you are not allowed to list pods in all namespaces" in " ".join(told.split())
 
     code, _, err = quire("top", *where)
     assert code == 1 and f"you are not allowed to list pods in namespace {shared_space.name}" in err
