@@ -176,6 +176,8 @@ def _error_response(request: web.Request, error: GatewayError, *, status: int) -
     response.headers[headers.REQUEST_ID] = headers.request_id(request.headers)
     if error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(error.retry_after_seconds)
+    if error.should_retry is not None:
+        response.headers["x-should-retry"] = str(error.should_retry).lower()
     if isinstance(error, Unauthorized):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

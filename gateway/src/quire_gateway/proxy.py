@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
+from quire_common.contract.engine import ENGINE_STOPPED
 from quire_common.routing.balance import Hold
 from quire_gateway import headers, sse
 from quire_gateway.config import ProxyOptions
@@ -39,6 +40,10 @@ MODEL = web.RequestKey("model", str)
 _GENERATING = "/v1/"
 _BUSY = 429
 _UNAVAILABLE = 503
+_LOST = frozenset({"stale", "disconnected", "engine_stopped"})
+"""The reasons of attempts that may have been under way when the replica, or its engine process, died."""
+_MAX_LOST_ATTEMPTS = 2
+"""The number of such attempts after which a request fails, because it may be what kills replicas."""
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
 """Shorter answers of a known length are read whole before the first byte is forwarded."""
@@ -75,6 +80,18 @@ class _Peek(Prompt):
     """The fields of a body that the gateway reads."""
 
     model: str | None = None
+
+
+class _Error(msgspec.Struct):
+    """The field of an error that the gateway reads."""
+
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    """The body of an error answer."""
+
+    error: _Error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,28 +198,42 @@ class Proxy:
         return pool
 
     async def _serve(self, call: _Call) -> web.StreamResponse:
-        """Try one replica after the other until one answers; hold the request while none can."""
+        """Try one replica after the other until one answers; hold the request while none can.
+
+        A request that was under way on a replica that died may have killed it. It is tried on one other replica at
+        most, and it is not held until a replica is ready again.
+        """
         tried: set[str] = set()
         failure: _FailedAttempt | None = None
-        disconnected = stale = False
+        lost = 0
+        is_suspect = stale = False
         while True:
             choice = self._pick(call, tried)
             if isinstance(choice, Hold):
                 if failure is not None and failure.reason == "busy" and failure.answer is not None:
                     self._metrics.errors.labels(call.pool.model, str(_BUSY), failure.reason).inc()
                     return failure.answer
+                if is_suspect:
+                    raise UpstreamFailed(
+                        f"a replica of {call.pool.model} died while it worked on this request, and no other replica "
+                        "is ready; the request is not tried again, because it may be the cause"
+                    )
                 await call.ticket.wait(cause=None if failure is None else failure.cause)
                 tried.clear()
                 continue
             outcome = await self._attempt(call, choice)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
+            lost += outcome.reason in _LOST
+            if lost == _MAX_LOST_ATTEMPTS:
+                raise UpstreamFailed(
+                    f"two replicas of {call.pool.model} died while they worked on this request; the request is not "
+                    "tried again, because it may be the cause"
+                )
             if outcome.reason == "stale" and not stale:
                 stale = True
                 continue
-            if outcome.reason == "disconnected" and disconnected:
-                raise UpstreamFailed(f"two replicas of {call.pool.model} died while they worked on this request")
-            disconnected |= outcome.reason == "disconnected"
+            is_suspect |= outcome.reason in _LOST
             failure = outcome
             tried.add(choice.endpoint.id)
             self._metrics.retries.labels(call.pool.model, outcome.reason).inc()
@@ -283,9 +314,15 @@ class Proxy:
             body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
         except (aiohttp.ClientError, ValueError):
             body = b""
+        if upstream.status == _BUSY:
+            reason, cause = "busy", f"answered {upstream.status}"
+        elif _error_code(body) == ENGINE_STOPPED:
+            reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
+        else:
+            reason, cause = "unavailable", f"answered {upstream.status}"
         return _FailedAttempt(
-            reason="busy" if upstream.status == _BUSY else "unavailable",
-            cause=f"answered {upstream.status}",
+            reason=reason,
+            cause=cause,
             answer=web.Response(
                 status=upstream.status,
                 headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
@@ -360,6 +397,14 @@ async def _abort(request: web.Request, response: web.StreamResponse, error: Gate
     elif request.transport is not None:
         # There is no place for a message: the missing end of the chunked body is the error.
         request.transport.abort()
+
+
+def _error_code(body: bytes) -> str | None:
+    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _peek(body: bytes) -> tuple[Prompt, str]:
