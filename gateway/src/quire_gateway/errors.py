@@ -8,6 +8,8 @@
     ├── UnknownModel           404
     ├── NotFound               404  an unknown path
     ├── NoReplica              503  no replica became ready in time, or too many requests wait; with Retry-After
+    ├── BodyMemoryFull         503  the bodies of the requests in flight use all memory for bodies; with Retry-After
+    ├── TooManyConnections     503  a connection beyond the bound; with Retry-After
     ├── UpstreamFailed         502  replicas died while they worked on the request; clients should not repeat it
     └── ShuttingDown           503  this gateway stops before an answer came
 
@@ -101,6 +103,22 @@ class NoReplica(GatewayError):
     status = 503
     type = "service_unavailable_error"
     code = "no_replica_ready"
+
+
+class BodyMemoryFull(GatewayError):
+    """A body for which there is no memory now."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "body_memory_full"
+
+
+class TooManyConnections(GatewayError):
+    """A request on a connection beyond the bound."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "too_many_connections"
 
 
 class UpstreamFailed(GatewayError):
