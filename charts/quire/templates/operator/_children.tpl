@@ -11,6 +11,8 @@
 {{- if not .Values.gateway.create }}
 # Clients use the Service of each LLMDeployment, so several may have the same served name.
 - --served-names=shared
+{{- else if eq .Values.gateway.servedNames "Namespaced" }}
+- --served-names=namespaced
 {{- end }}
 {{- with .Values.monitoring }}
 {{- if .replicas.enabled }}

@@ -21,6 +21,7 @@ from quire_common.flags.kinds import (
 )
 from quire_common.flags.table import FlagTable
 from quire_common.names import object_name_problem
+from quire_common.served_names import NameScope
 from quire_operator.domain.manifests.network_policy import peer_problems
 
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -146,8 +147,9 @@ usage: quire-operator [flags]
         "Other children": (
             _flag("network-policy-from", NetworkPeers(), "the only NetworkPolicyPeers that may reach replicas",
                   unset="no policies: all may"),
-            _flag("served-names", Choice(values={"unique": True, "shared": False}), "unique: two LLMDeployments with "
-                  "one served name conflict", "unique"),
+            _flag("served-names", Choice(values={"unique": NameScope.CLUSTER, "namespaced": NameScope.NAMESPACED,
+                  "shared": None}), "unique: two LLMDeployments with one served name conflict; namespaced: clients of "
+                  "the gateway ask for NAMESPACE/NAME; shared: there is no gateway", "unique"),
             _flag("monitors", Choice(values={"auto": True, "off": False}), "PodMonitors and PrometheusRules; auto "
                   "creates them if the cluster has these kinds", "auto"),
             _flag("monitor-interval", Pattern(r"(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", 'a duration such as "15s"',

@@ -139,7 +139,7 @@ def _children(values: FlagValues) -> ChildSettings:
         features=ClusterFeatures(
             network_peers=values["network-policy-from"],
             monitoring=monitoring if values["monitors"] else None,
-            unique_served_names=values["served-names"],
+            served_names=values["served-names"],
         ),
         discovery_seconds=values["discovery"],
     )
