@@ -6,6 +6,8 @@ import pytest
 from chart_support.documents import container
 
 from quire_cluster.helm import Helm
+from quire_common.served_names import NameScope
+from quire_gateway.config import KubernetesSource, parse_config
 from quire_operator.app.settings import ChildSettings, parse_settings
 
 RELEASE = {"app.kubernetes.io/name": "quire", "app.kubernetes.io/instance": "quire"}
@@ -40,9 +42,22 @@ def test_who_else_may_is_the_readers_to_say_and_never_takes_the_gateway_away(hel
     assert peers(helm, {"networkPolicies": {"replicas": {"enabled": False}}}) is None
 
 
-@pytest.mark.parametrize("gateway", [True, False])
-def test_served_names_are_one_gateways_to_tell_apart(helm: Helm, gateway: bool) -> None:
-    assert told(helm, {"gateway": {"create": gateway}}).features.unique_served_names is gateway
+@pytest.mark.parametrize(
+    ("gateway", "scope"),
+    [
+        ({}, NameScope.CLUSTER),
+        ({"servedNames": "Namespaced"}, NameScope.NAMESPACED),
+        ({"create": False, "servedNames": "Namespaced"}, None),
+    ],
+)
+def test_operator_and_gateway_agree_on_served_names(
+    helm: Helm, gateway: dict[str, Any], scope: NameScope | None
+) -> None:
+    documents = helm.template({"gateway": gateway})
+    assert parse_settings(container(documents, "quire-operator")["args"], {}).children.features.served_names is scope
+    if scope is not None:
+        source = parse_config(container(documents, "quire-gateway")["args"], {}).source
+        assert isinstance(source, KubernetesSource) and source.scope is scope
 
 
 def test_monitors_are_labelled_as_the_charts_own(helm: Helm) -> None:
