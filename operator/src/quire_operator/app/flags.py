@@ -23,6 +23,7 @@ from quire_common.flags.table import FlagTable
 from quire_common.names import object_name_problem
 from quire_common.served_names import NameScope
 from quire_operator.domain.manifests.network_policy import peer_problems
+from quire_operator.domain.manifests.pod_security import EXCEPTIONS
 
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -140,6 +141,9 @@ usage: quire-operator [flags]
             _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
                   "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "
                   "(image if the API server supports it)", "auto"),
+            Flag(name="pod-template-allow", kind=Choice(*sorted(EXCEPTIONS)), many=True, shown_default="none",
+                 help="what spec.podTemplate may use although it loosens the isolation of pods: types of volumes, and "
+                 "rules such as hostNetwork"),
             _flag("capacity-check", Choice(values={"auto": True, "off": False}), "auto creates no pods that are known "
                   "not to fit. It reads the model's size from the hub, the memory limit, and the nodes' GPUs if all "
                   "namespaces are watched. off reads neither hub nor nodes", "auto"),

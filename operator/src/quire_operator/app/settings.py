@@ -86,6 +86,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             engine=values["engine-image"] or f"quire-engine:{__version__}",
             hub_endpoint=values["hub-endpoint"],
             image_volumes=values["oci-volumes"],
+            allowed_exceptions=frozenset(values["pod-template-allow"] or ()),
         ),
         lease_name=values["lease-name"],
         identity=values["identity"] or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",

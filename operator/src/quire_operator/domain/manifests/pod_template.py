@@ -43,6 +43,8 @@ class Images:
     """Another address of the model hub, such as a mirror."""
     image_volumes: bool | None = None
     """Whether the kubelet mounts images as volumes; None until somebody has asked the cluster."""
+    allowed_exceptions: frozenset[str] = frozenset()
+    """The rules of ``pod_security`` that ``spec.podTemplate`` may break."""
 
 
 def pod_template(
@@ -67,7 +69,9 @@ def pod_template(
     for key in spec.pod_template.keys() - {"metadata", "spec"}:
         problems.append(Problem(path=f"spec.podTemplate.{key}", message="unknown field; there are: metadata, spec"))
     merged = merge(base, spec.pod_template, path="spec.podTemplate", problems=problems)
-    problems += contract_problems(base, merged, selector={**selector, **_identity(labels)})
+    problems += contract_problems(
+        base, merged, selector={**selector, **_identity(labels)}, allowed=images.allowed_exceptions
+    )
     return tuple(problems) if problems else merged
 
 
