@@ -23,21 +23,23 @@ def peers(helm: Helm, values: dict[str, Any] | None = None) -> Any:
 
 
 def test_operator_gateway_own_namespace_and_prometheus_may_reach_replicas(helm: Helm) -> None:
-    operator, gateway, own_namespace, prometheus = peers(helm)
+    operator, gateway, prometheus, own_namespace = peers(helm)
     for peer, component in ((operator, "operator"), (gateway, "gateway")):
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "llm"}}
         assert peer["podSelector"] == {"matchLabels": RELEASE | {"app.kubernetes.io/component": component}}
     assert own_namespace == {"podSelector": {}}
-    assert prometheus["namespaceSelector"] == {}
+    assert prometheus["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
     assert prometheus["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
 
 
-def test_who_else_may_is_the_readers_to_say_and_never_takes_the_gateway_away(helm: Helm) -> None:
+def test_further_peers_never_take_the_gateway_away(helm: Helm) -> None:
     block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
     monitoring = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
-    found = peers(helm, {"networkPolicies": {"replicas": {"from": [block]}, "metricsFrom": [monitoring]}})
+    replicas = {"from": [block], "prometheusNamespace": ""}
+    found = peers(helm, {"networkPolicies": {"replicas": replicas, "metricsFrom": [monitoring]}})
     assert found[2:] == (monitoring, block) and len(found) == 4
-    alone = peers(helm, {"networkPolicies": {"replicas": {"from": []}}, "gateway": {"create": False}})
+    nobody = {"from": [], "prometheusNamespace": ""}
+    alone = peers(helm, {"networkPolicies": {"replicas": nobody}, "gateway": {"create": False}})
     assert len(alone) == 1, "the operator, which scrapes them"
     assert peers(helm, {"networkPolicies": {"replicas": {"enabled": False}}}) is None
 

@@ -185,6 +185,8 @@ usage: quire-operator [flags]
         "Validating webhook (off without a certificate)": (
             _flag("webhook-certificate", Certificates(), "the TLS certificate; reloaded when it changes"),
             _flag("webhook-key", PathName(readable=True), "the certificate's private key"),
+            _flag("webhook-client-ca", Certificates(), "answer only clients with a certificate of these authorities, "
+                  "such as an API server that authenticates itself", unset="all clients"),
             _flag("webhook-port", Integer(1, 65535), "the port of the webhook", "9443"),
         ),
         "Gateways, for minReplicas: 0 (they hold the first requests; without them nothing scales to zero)": (

@@ -42,7 +42,8 @@ def contract_problems(
 ) -> Iterator[Problem]:
     """Yield why the merged pod template ``after`` is refused; nothing if it is fine.
 
-    ``allowed`` are the rules of ``pod_security`` that the administrator lifted.
+    ``allowed`` are the rules of ``pod_security`` that the administrator lifted. Messages name the rule in few words,
+    because a condition lists all problems.
     """
     yield from _security_problems(loosened_annotations(_map(_map(after, "metadata"), "annotations")), "", allowed)
     labels = _map(_map(after, "metadata"), "labels")
@@ -66,9 +67,7 @@ def _security_problems(found: Iterable[Loosened], prefix: str, allowed: Collecti
         if rule is None:
             yield _problem(f"{prefix}{path}", message)
         elif rule not in allowed:
-            yield _problem(
-                f"{prefix}{path}", f"{message}. An administrator can allow {rule} (operator.podTemplate.allow)"
-            )
+            yield _problem(f"{prefix}{path}", f"{message} (exception: {rule})")
 
 
 def _pod_problems(before: JSON, after: JSON) -> Iterator[Problem]:
