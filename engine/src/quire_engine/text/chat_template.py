@@ -47,8 +47,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any], *, origin: str = "chat template") -> None:
         """``variables`` are those that every conversation sees, such as bos_token, unless ``render`` gives others."""
-        self._source = source
-        self._variables = dict(variables)
+        self.source = source
+        self.variables = dict(variables)
         self._forms: dict[str, ContentForms] = {}
         try:
             self._template = _environment().from_string(source)
@@ -57,7 +57,7 @@ class ChatTemplate:
 
     def mentions(self, word: str) -> bool:
         """Return whether the template's source contains this word, as it does for every role it handles."""
-        return word in self._source
+        return word in self.source
 
     def content_forms(self, role: str) -> ContentForms:
         """Return the forms of content that the template renders for a role.
@@ -93,7 +93,7 @@ class ChatTemplate:
         if continue_final_message:
             conversation[-1] = _marked(conversation[-1])
         names = {
-            **self._variables,
+            **self.variables,
             "messages": conversation,
             "tools": None,
             "documents": None,
