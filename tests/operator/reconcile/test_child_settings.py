@@ -50,7 +50,7 @@ def test_every_flag_reaches_the_settings() -> None:
         ("--monitor-interval", "15", 'expected a duration such as "15s"'),
         ("--monitor-interval", "", 'expected a duration such as "15s"'),
         ("--runbook-url", "two words", "expected a URL or a path"),
-        ("--served-names", "some", "expected one of unique, shared"),
+        ("--served-names", "some", "expected one of unique, namespaced, shared"),
         ("--monitors", "on", "expected one of auto, off"),
         ("--discovery", "10ms", "expected a duration of at least 1 s"),
     ],
