@@ -33,7 +33,7 @@ class AdmissionControl:
     def begin_step(self) -> None:
         """Forget those that have their whole prompt by now, or run no more."""
         if self._begun:
-            before, self._begun = self._begun, [sequence for sequence in self._begun if _lacks_several(sequence)]
+            before, self._begun = self._begun, [sequence for sequence in self._begun if _prefills(sequence)]
             if len(self._begun) < len(before):
                 self._blocked = None  # what was kept for them may be more than they took
 
@@ -58,7 +58,7 @@ class AdmissionControl:
 
     def entered(self, sequence: Sequence) -> None:
         """It runs, with its first chunk planned: what it still lacks is kept for it."""
-        if _lacks_several(sequence):
+        if _prefills(sequence):
             self._begun.append(sequence)
 
     def is_blocked(self, sequence: Sequence) -> bool:
@@ -72,5 +72,5 @@ class AdmissionControl:
         self._blocked = None
 
 
-def _lacks_several(sequence: Sequence) -> bool:
-    return sequence.row is not None and sequence.num_tokens - sequence.num_computed > 1
+def _prefills(sequence: Sequence) -> bool:
+    return sequence.row is not None and sequence.num_computed < sequence.num_prefill

@@ -40,7 +40,7 @@ class Plan:
         budget = self.budget
         if sequence.num_reported < sequence.num_to_report:
             budget = min(budget, max(1, self.positions_left))
-        if self.stall_bound is not None and sequence.num_tokens - start > 1:
+        if self.stall_bound is not None and start < sequence.num_prefill:
             budget = min(budget, self.stall_bound.allowed_tokens(self.prompts, start))
         return budget
 
@@ -71,7 +71,7 @@ class Plan:
         self.num_scheduled.append(count)
         self.token_ids += sequence.token_ids[start:end]
         self.budget -= count
-        if count > 1:
+        if start < sequence.num_prefill:
             self.prompts.add(start, count)
         sequence.num_computed = end
         samples = end == sequence.num_tokens

@@ -210,7 +210,8 @@ class Scheduler:
             if sequence.num_tokens >= sequence.limit:
                 continue  # its last draw is under way
             count = sequence.num_tokens - start
-            if count > 1:
+            is_prompt = start < sequence.num_prefill
+            if is_prompt:
                 # One token is left for everyone behind: a long prompt does not starve those that decode.
                 count = min(count, budget - behind, max_chunk)
                 if plan.stall_bound is not None:
@@ -222,7 +223,7 @@ class Scheduler:
             end = start + count
             if end > sequence.capacity and not self._preemptor.make_room(sequence, end, plan):
                 break
-            if count > 1:
+            if is_prompt:
                 token_ids += sequence.token_ids[start:end]
                 plan.prompts.add(start, count)
             elif sequence.num_pending:
@@ -300,7 +301,7 @@ class Scheduler:
         """Take in what a step drew: sequences grow, and end. What was drawn for one that had ended is discarded."""
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
-        self._rates.observe_step(batch, output)
+        self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
         self._waiting.drew(flight.sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
