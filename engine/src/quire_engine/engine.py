@@ -139,6 +139,7 @@ def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: Cache
         policy=scheduler.policy,
         preemption_mode=scheduler.preemption_mode,
         enable_prefix_caching=cache.enable_prefix_caching,
+        share_prefixes=cache.share_prefixes,
     )
     rates = MeasuredRates(
         prefill_tokens_per_second=model.prefill_tokens_per_second,

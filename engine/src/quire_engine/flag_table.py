@@ -141,6 +141,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "only where --kv-cache-memory-bytes must be small and prompts are expensive to recompute", "0"),
         _flag("enable-prefix-caching", Switch(negatable=True), "keep the KV cache of finished prompts for prompts with "
               "the same prefix; --no-enable-prefix-caching turns it off", "true"),
+        _flag("share-prefixes", Choice("tenant", "all"), "whose prefixes a request finds: tenant is its own API key, "
+              "or the keys of its name in --api-key-file; all is every key. With all, a client can learn from the "
+              "cached tokens of its own requests which prompts others have sent, except for prompts with a cache_salt "
+              "that it does not know", "tenant"),
     ),
     "Hardware": (
         _flag("device", Choice("auto", "cpu", "cuda"), "the device that runs the model. auto uses a GPU if a usable "

@@ -11,6 +11,7 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
+from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
@@ -91,6 +92,7 @@ def make_world(
     max_model_len: int = 200,
     overlap: bool = False,
     caching: bool = True,
+    share: SharePrefixes = "tenant",
     policy: PolicyName = "fcfs",
     vocab_size: int = 50,
     num_swap_blocks: int = 0,
@@ -117,6 +119,7 @@ def make_world(
         eos_token_ids=(EOS,),
         policy=policy,
         enable_prefix_caching=caching,
+        share_prefixes=share,
         preemption_mode=preemption_mode,
         max_prompt_logprobs_positions=positions,
     )

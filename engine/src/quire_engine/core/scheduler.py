@@ -26,6 +26,7 @@ from quire_engine.core.policy import PolicyName, make_policy
 from quire_engine.core.preemption import Preemption, PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.preemptor import Preemptor
+from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
@@ -47,6 +48,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     policy: PolicyName = "fcfs"
     enable_prefix_caching: bool = True
+    share_prefixes: SharePrefixes = "tenant"
     max_prompt_logprobs_positions: int = 256
     """Prompt positions whose logits a step computes at most, unless each sequence has but one: at 128,000 tokens in the
     vocabulary that many take 128 MB."""
@@ -69,7 +71,10 @@ class Scheduler:
         self._max_cached_tokens = layout.max_tokens
         self._num_groups = len(layout.groups)
         self._kv = KVManager(
-            layout, max_chunk=config.max_num_batched_tokens, enable_prefix_caching=config.enable_prefix_caching
+            layout,
+            max_chunk=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+            share_prefixes=config.share_prefixes,
         )
         self._rates = MeasuredRates() if rates is None else rates
         self._stall_bound = stall_bound
