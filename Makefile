@@ -152,7 +152,7 @@ chart-docs: $(VENV)/.dev ## Generate the chart's value table and schema descript
 chart-snapshots: $(VENV)/.dev ## Update the rendered chart snapshots of the tests
 	@PYTHONPATH=tests/cluster:tests/support $(BIN)/python -m chart_support.snapshots
 
-cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, CoreDNS, helm and kwok for the tests (about 13 minutes the first time)
+cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, CoreDNS, helm, kwok and kube-score for the tests (about 13 minutes the first time)
 	@$(BIN)/python tests/cluster/cluster.py binaries
 
 cluster-up: $(VENV)/.dev ## Start a two-node Kubernetes cluster on this machine as root; restart components that have exited

@@ -78,7 +78,16 @@ PAUSE: Final = Package(
     compiled_packages=60,
     cold_minutes=1,
 )
-PACKAGES: Final = (KUBERNETES, HELM, KWOK, COREDNS, PAUSE)
+KUBE_SCORE: Final = Package(
+    name="kube-score",
+    version="1.20.0",
+    programs=("kube-score",),
+    install="github.com/zegl/kube-score/cmd/kube-score",
+    version_flags=(),
+    compiled_packages=350,
+    cold_minutes=1,
+)
+PACKAGES: Final = (KUBERNETES, HELM, KWOK, COREDNS, PAUSE, KUBE_SCORE)
 
 Binaries: TypeAlias = Mapping[str, Path]
 Build: TypeAlias = Callable[[Package, Path], None]

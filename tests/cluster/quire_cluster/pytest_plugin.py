@@ -15,13 +15,13 @@ from typing import Final
 import pytest
 
 from quire_cluster import fake_nodes as fake
-from quire_cluster.binaries import HELM, Binaries, ensure
+from quire_cluster.binaries import HELM, KUBE_SCORE, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.crds import wait_established
 from quire_cluster.errors import ClusterError
 from quire_cluster.progress import Progress
 
-FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "crd_server", "fake_nodes", "namespace"})
+FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "crd_server", "fake_nodes", "kube_score", "namespace"})
 CRD: Final = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 
@@ -42,7 +42,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = {name for item in session.items if item.get_closest_marker("cluster") for name in _fixtures(item)}
     if not wanted or session.config.option.collectonly:
         return
-    programs = (*PROGRAMS, *HELM.programs, *(fake.PROGRAMS if "fake_nodes" in wanted else ()))
+    more = {"fake_nodes": fake.PROGRAMS, "kube_score": KUBE_SCORE.programs}
+    programs = (*PROGRAMS, *HELM.programs, *(name for use in sorted(wanted & more.keys()) for name in more[use]))
     with uncaptured(session.config):
         try:
             session.config.stash[OUTCOME] = ensure(programs, Progress(sys.stdout))
@@ -66,6 +67,12 @@ def cluster_binaries(request: pytest.FixtureRequest) -> Binaries:
     if isinstance(outcome, ClusterError):
         pytest.fail(str(outcome), pytrace=False)
     return outcome
+
+
+@pytest.fixture(scope="session")
+def kube_score(cluster_binaries: Binaries) -> Path:
+    """Return the program that scores manifests."""
+    return cluster_binaries["kube-score"]
 
 
 @pytest.fixture(scope="session")
