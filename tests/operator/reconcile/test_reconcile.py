@@ -118,7 +118,8 @@ async def test_additions_are_removed_or_named(world: Any) -> None:
     world.cluster.children[DEPLOYMENT] = replace(world.cluster.children[DEPLOYMENT], version="500", foreign=foreign)
     written = await world.settle()
     assert written[:2] == ["remove-fields Deployment chat", "event FieldsRemoved"]
-    assert world.condition("Degraded") == "True ForeignFields"
+    assert world.condition("ForeignFields") == "True FieldsAdded"
+    assert world.condition("Degraded") == "False AsExpected"
     assert [entry.path[-1] for entry in world.cluster.children[DEPLOYMENT].foreign] == ["f:nodeSelector"]
 
 

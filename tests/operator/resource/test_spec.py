@@ -230,7 +230,6 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"engine": {"preemption": "Swap"}}, "spec.engine.preemption: Swap requires swapSpace"),
         ({"engine": {"swapSpace": "much"}}, 'spec.engine.swapSpace: must be an amount of memory such as "4Gi"'),
         ({"engine": {"schedulingPolicy": "fair"}}, "spec.engine.schedulingPolicy"),
-        ({"engine": {"kvCache": {"size": "1Gi", "memoryPercent": 50}}}, "spec.engine.kvCache: memoryPercent and size"),
         ({"engine": {"kvCache": {"size": "lots"}}}, "spec.engine.kvCache.size: must be an amount of memory"),
         ({"engine": {"kvCache": {"size": "0"}}}, "spec.engine.kvCache.size: must be an amount of memory"),
         ({"engine": {"kvCache": {"memoryPercent": 101}}}, "spec.engine.kvCache.memoryPercent: must be <= 100, got 101"),

@@ -24,7 +24,7 @@ from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
-from quire_operator.domain.status.scaling_status import scaling_record, scaling_sections
+from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.ports import (
     Clock,
     Cluster,
@@ -267,7 +267,13 @@ class Reconciler:
 
 def _goal(resource: Resource, state: ReconcileState, spec: Spec, children: Mapping[Ref, Child]) -> Target:
     record = scaling_record(resource.status)
-    goal = target(spec, decided=state.decided, record=record, deployment=own_deployment(resource, children))
+    goal = target(
+        spec,
+        decided=state.decided,
+        record=record,
+        deployment=own_deployment(resource, children),
+        kept=kept_replicas(resource.status, spec),
+    )
     if spec.autoscaling is None or spec.only_recommends:
         state.decided, state.victims = None, ()
     elif state.decided is None:

@@ -170,8 +170,6 @@ def _read_kv_cache(fields: Fields) -> KVCacheShare | KVCacheSize:
     cache = fields.section("kvCache")
     percent = cache.integer("memoryPercent", default=90, minimum=1, maximum=100)
     size = cache.byte_size("size")
-    if cache.has("memoryPercent") and cache.has("size"):
-        fields.problem("kvCache", "memoryPercent and size are mutually exclusive: remove one of them")
     cache.done()
     return KVCacheShare(memory_percent=percent) if size is None else KVCacheSize(size_bytes=size)
 
