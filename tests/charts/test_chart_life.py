@@ -17,6 +17,7 @@ from chart_support.installation import Installation, get
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.crds import wait_established
+from quire_cluster.errors import HelmFailed
 from quire_cluster.helm import Helm
 from quire_cluster.waiting import eventually
 
@@ -127,8 +128,12 @@ def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallatio
         assert life.lease() == {"holderIdentity": f"quire-operator-0_{life.release.uid}", "leaseTransitions": 0}
     assert life.objects() == set()
     assert life.served() == served, "without an operator what serves goes on serving"
+    life.release.name = f"{life.release.name}-2"
+    with pytest.raises(HelmFailed, match="invalid ownership metadata"), life.release:
+        pass
+    life.release.install_flags = ("--take-ownership",)
     with life.release, life.operator():
-        assert life.served() == served, "and the next one takes it for its own"
+        assert life.served() == served, "and the next one takes it for its own, also under another name"
         server.kubectl("patch", "llmd", "chat", "-n", NAMESPACE, "--type=merge", "-p", '{"spec": {"replicas": 3}}')
         replicas = ("get", "deployment", "chat", "-n", NAMESPACE, "-o", "jsonpath={.spec.replicas}")
         assert eventually(lambda: server.kubectl(*replicas) == "3"), life.release.log("operator")

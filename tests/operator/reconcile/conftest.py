@@ -66,7 +66,7 @@ class FakeCluster:
             raise self.errors["served kinds"].pop(0)
         return self.kinds
 
-    async def takes_image_volumes(self, key: Key) -> bool:
+    async def takes_image_volumes(self, key: Key, deployment: Manifest) -> bool:
         if self.errors.get("image volumes"):
             raise self.errors["image volumes"].pop(0)
         return self.image_volumes
@@ -75,6 +75,8 @@ class FakeCluster:
         return self.resources.get(key)
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
+        if self.errors.get(f"read {ref}"):
+            raise self.errors[f"read {ref}"].pop(0)
         return self.children.get(ref)
 
     async def create(self, key: Key, manifest: Manifest) -> Child:

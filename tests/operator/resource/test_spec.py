@@ -233,6 +233,10 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"engine": {"kvCache": {"size": "lots"}}}, "spec.engine.kvCache.size: must be an amount of memory"),
         ({"engine": {"kvCache": {"size": "0"}}}, "spec.engine.kvCache.size: must be an amount of memory"),
         ({"engine": {"kvCache": {"memoryPercent": 101}}}, "spec.engine.kvCache.memoryPercent: must be <= 100, got 101"),
+        (
+            {"engine": {"imagePullPolicy": "always"}},
+            "spec.engine.imagePullPolicy: must be Always, IfNotPresent or Never",
+        ),
         ({"engine": {"imagePullSecrets": ["x"]}}, "spec.engine.imagePullSecrets[0]: must be a mapping"),
         ({"parallelism": {"tensor": 2}}, "spec.parallelism: unknown field"),
         ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "must be 1: a replica uses one GPU"),

@@ -21,7 +21,9 @@ from quire_common.flags.kinds import (
 )
 from quire_common.flags.table import FlagTable
 from quire_common.names import object_name_problem
+from quire_common.quantities import parse_bytes
 from quire_operator.domain.manifests.network_policy import peer_problems
+from quire_operator.domain.resource import PullPolicy
 
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -83,6 +85,22 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number of bytes as Kubernetes writes it."""
+
+    expected: str = "a number of bytes such as 200Gi"
+    metavar: str = "QUANTITY"
+
+    def parse(self, text: str) -> str:
+        if not parse_bytes(text):
+            raise ValueError
+        return text
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkPeers:
     """A list of NetworkPolicyPeers in JSON."""
 
@@ -135,6 +153,11 @@ usage: quire-operator [flags]
         "Pods": (
             _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
                   unset="quire-engine:VERSION"),
+            _flag("engine-pull-policy", Choice(values={policy.value: policy for policy in PullPolicy}), "the pull "
+                  "policy of the engine's image where spec.engine.imagePullPolicy is not set",
+                  unset="Kubernetes' default for its tag"),
+            _flag("model-size-limit", Quantity(), "the size limit of the volume of a pod that downloads its model "
+                  "without spec.model.cache; a pod that exceeds it is evicted", "200Gi"),
             _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
             _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
                   "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "

@@ -19,7 +19,7 @@ from quire_operator.domain.convergence.plan_events import name_conflicts
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import all_problems, child_refs, desired
+from quire_operator.domain.manifests.desired import Manifests, all_problems, child_refs, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
@@ -33,6 +33,7 @@ from quire_operator.ports import (
     Forbidden,
     NotFound,
     NotLeading,
+    QuotaExceeded,
     Refused,
     ScalingNotDone,
     Throttled,
@@ -42,7 +43,7 @@ from quire_operator.reconcile.capacity_check import LOOK_AGAIN_SECONDS, Capacity
 from quire_operator.reconcile.executor import Executor
 from quire_operator.reconcile.reporting import Reporter
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
-from quire_operator.reconcile.state import Persist, ReconcileResult, ReconcileState, soonest
+from quire_operator.reconcile.state import REFUSED_SECONDS, Persist, ReconcileResult, ReconcileState, soonest
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
@@ -176,10 +177,21 @@ class Reconciler:
         if spec.only_recommends:
             children, state.other_autoscaler = following_replicas(children), None
         await self._persist(resource, state, spec, goal)
-        images = await self._images_for(key, spec)
-        manifests = desired(
-            spec, goal.replicas, uid=resource.uid, images=images, created=resource.created, features=features
-        )
+
+        def rendered(images: Images) -> Manifests | Invalid:
+            return desired(
+                spec, goal.replicas, uid=resource.uid, images=images, created=resource.created, features=features
+            )
+
+        try:
+            manifests = rendered(await self._images_for(resource, spec, children, rendered))
+        except (Refused, QuotaExceeded, Forbidden) as error:
+            blocking = BlockingCondition(
+                reason="InvalidSpec" if isinstance(error, Refused) else type(error).__name__,
+                message=f"the API server rejected a dry run of the Deployment with an image volume: {error}",
+                is_passing=isinstance(error, QuotaExceeded),
+            )
+            return ReconcileResult(blocking=blocking, target=goal.replicas, again_seconds=REFUSED_SECONDS)
         if isinstance(manifests, Invalid):
             return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
         found = await self._fits(resource, spec, children)
@@ -205,17 +217,36 @@ class Reconciler:
             return Finding()
         return await self._capacity.look(resource, spec, own_deployment(resource, children))
 
-    async def _images_for(self, key: Key, spec: Spec) -> Images:
-        """With what only the cluster knows of them, asked for where a spec needs it."""
+    async def _images_for(
+        self,
+        resource: Resource,
+        spec: Spec,
+        children: Mapping[Ref, Child],
+        rendered: Callable[[Images], Manifests | Invalid],
+    ) -> Images:
+        """Return the images with what only the cluster knows, requested only if a spec needs it."""
         if self._images.image_volumes is not None or not wants_image_volume(spec):
             return self._images
-        return replace(self._images, image_volumes=await self._cluster.takes_image_volumes(key))
+        with_volume = replace(self._images, image_volumes=True)
+        manifests = rendered(with_volume)
+        there = children.get(Ref("Deployment", resource.key.name))
+        is_taken = there is not None and (there.owner is None or there.owner.uid != resource.uid)
+        if isinstance(manifests, Invalid) or is_taken:
+            return with_volume  # what is wrong is reported before anything is applied
+        supported = await self._cluster.takes_image_volumes(resource.key, manifests.deployment)
+        return replace(self._images, image_volumes=supported)
 
     async def _children(self, key: Key, spec: Spec, features: ClusterFeatures) -> Mapping[Ref, Child]:
         """Also those that no watch shows: without a label of ours, theirs or ours, or just made."""
         children = dict(self._store.children(key))
         for ref in child_refs(spec, features):
-            if ref not in children and (child := await self._cluster.read_child(key, ref)) is not None:
+            if ref in children:
+                continue
+            try:
+                child = await self._cluster.read_child(key, ref)
+            except Forbidden:
+                continue  # then neither may it be created, which the executor reports
+            if child is not None:
                 children[ref] = child
         return children
 

@@ -18,6 +18,7 @@ from quire_operator.domain.resource.engine import (
     KVCacheSize,
     Preemption,
     PrefixCaching,
+    PullPolicy,
     Resources,
     SchedulingPolicy,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Preemption",
     "PrefixCaching",
     "Problem",
+    "PullPolicy",
     "RemoteSource",
     "Resources",
     "Rollout",

@@ -198,6 +198,10 @@ class Fields:
         self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
         return default
 
+    def optional_choice(self, key: str, kind: type[E]) -> E | None:
+        """Return one of the words of ``kind``, or None if the field is absent."""
+        return self.choice(key, kind, default=next(iter(kind))) if self.has(key) else None
+
     def _list(self, key: str) -> Sequence[object]:
         value = self.raw(key)
         if value is None:
