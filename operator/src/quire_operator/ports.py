@@ -222,6 +222,10 @@ class ModelReader(Protocol):
         """Raises ``ModelUnknown``."""
         ...
 
+    async def commit(self, source: HubSource) -> str:
+        """Return the commit that the source means now. Raises ``ModelUnknown``."""
+        ...
+
     async def aclose(self) -> None: ...
 
 

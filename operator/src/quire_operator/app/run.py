@@ -47,6 +47,7 @@ from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
 from quire_operator.reconcile.resync import Unlisted, resync
@@ -126,7 +127,9 @@ class Operator:
             random=random.random,
             limit=settings.workers,
         )
-        self.capacity = self._capacity_check(connection) if settings.capacity_check else None
+        # Without the capacity check, the operator asks the hub nothing.
+        self._models = self._hub() if settings.capacity_check else None
+        self.capacity = None if self._models is None else self._capacity_check(connection, self._models)
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
         self._reconciler = Reconciler(
             cluster=self._cluster,
@@ -137,6 +140,7 @@ class Operator:
             cluster_domain=settings.cluster_domain,
             features=self._features,
             capacity=self.capacity,
+            revisions=ModelRevisions(self._models, now=time.monotonic),
         )
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
@@ -154,11 +158,13 @@ class Operator:
         """What the last resync had no permission to list."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    def _capacity_check(self, connection: Connection) -> CapacityCheck:
-        endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+    def _hub(self) -> HubFacts:
+        return HubFacts(self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT"))
+
+    def _capacity_check(self, connection: Connection, models: HubFacts) -> CapacityCheck:
         everywhere = not self._settings.watch_namespaces  # else it may not list nodes
         return CapacityCheck(
-            models=HubFacts(endpoint),
+            models=models,
             nodes=GpuNodes(connection) if everywhere else None,
             now=time.monotonic,
             enqueue=self._workers.add,

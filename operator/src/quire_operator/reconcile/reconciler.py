@@ -24,6 +24,7 @@ from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
+from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
 from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.ports import (
     Clock,
@@ -41,6 +42,7 @@ from quire_operator.ports import (
 )
 from quire_operator.reconcile.capacity_check import LOOK_AGAIN_SECONDS, CapacityCheck, Finding
 from quire_operator.reconcile.executor import Executor
+from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reporting import Reporter
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
 from quire_operator.reconcile.state import REFUSED_SECONDS, Persist, ReconcileResult, ReconcileState, soonest
@@ -86,11 +88,13 @@ class Reconciler:
         cluster_domain: str = "cluster.local",
         features: Callable[[], ClusterFeatures] = ClusterFeatures,
         capacity: CapacityCheck | None = None,
+        revisions: ModelRevisions | None = None,
     ) -> None:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
         self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
+        self._revisions = revisions or ModelRevisions(None, now=clock.now)
         self._states: dict[Key, ReconcileState] = {}
 
     def forget(self) -> None:
@@ -177,6 +181,8 @@ class Reconciler:
         if spec.only_recommends:
             children, state.other_autoscaler = following_replicas(children), None
         await self._persist(resource, state, spec, goal)
+        resolution = await self._resolve(self._latest(resource), state, spec)
+        spec = with_revision(spec, resolution)
 
         def rendered(images: Images) -> Manifests | Invalid:
             return desired(
@@ -267,6 +273,14 @@ class Reconciler:
         if handed_in is not None and state.persist is handed_in:
             state.persist = None
             handed_in.settle(None)
+
+    async def _resolve(self, resource: Resource, state: ReconcileState, spec: Spec) -> Resolution | None:
+        """Return what a moving model source means. It is stored before pods get it, so that a crash changes nothing."""
+        resolution = await self._revisions.resolution(resource, spec)
+        if resolution is not None and resolution != stored_resolution(resource, spec):
+            section = model_section(resolution, spec, self._store.pods(resource.key))
+            await self._reporter.write_status(resource, state, spec, {**resource.status, "model": section})
+        return resolution
 
     async def _mark_victims(self, key: Key, state: ReconcileState, replicas: int) -> None:
         pods = self._store.pods(key)

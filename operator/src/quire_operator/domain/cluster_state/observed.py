@@ -7,8 +7,10 @@ judge them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire_common.contract.engine import FETCHED_VERSION
 from quire_operator.domain.cluster_state.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
 from quire_operator.domain.resource.names import (
+    ANNOTATION_REFRESH_MODEL,
     ANNOTATION_SENIORITY,
     ANNOTATION_SERVED_NAME,
     API_VERSION,
@@ -17,6 +19,7 @@ from quire_operator.domain.resource.names import (
 )
 
 JSON = Mapping[str, object]
+_MAX_ANNOTATION, _MAX_VERSION = 128, 128
 
 _FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
 """Kinds whose spec its own controllers write to (a claim's volume): what is foreign there is as it should be."""
@@ -63,6 +66,8 @@ class Resource:
     status: JSON
     created: str = ""
     """When, in RFC 3339; empty while it is only being asked for."""
+    refresh_model: str = ""
+    """The annotation that makes the operator resolve the model's source again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +166,8 @@ class Pod:
     deletion_cost: str
     failed: str = ""
     """Why the kubelet gave it up for good (evicted, no device left for it), or empty."""
+    model_version: str = ""
+    """The version that its download reported; empty without one, and while it runs."""
     ready_changed: str = ""
     """When it became, or ceased to be, ready; empty before its kubelet has spoken."""
 
@@ -209,6 +216,7 @@ def trim_resource(body: JSON) -> Resource:
         body=kept,
         status=dict(_map(body, "status")),
         created=_text(metadata, "creationTimestamp"),
+        refresh_model=_text(_map(metadata, "annotations"), ANNOTATION_REFRESH_MODEL)[:_MAX_ANNOTATION],
     )
 
 
@@ -252,6 +260,7 @@ def trim_pod(body: JSON) -> Pod:
         ),
         deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
         failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
+        model_version=_model_version(status),
         ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
 
@@ -290,6 +299,16 @@ def _deployment(body: JSON) -> DeploymentState:
 
 def _condition(body: JSON) -> Condition:
     return Condition(is_true=body.get("status") == "True", reason=_text(body, "reason"), message=_text(body, "message"))
+
+
+def _model_version(status: JSON) -> str:
+    """Return what the download of a pod reported when it ended well."""
+    for container in _maps(status, "initContainerStatuses"):
+        ended = _map(_map(container, "state"), "terminated")
+        message = _text(ended, "message")
+        if message.startswith(FETCHED_VERSION) and not ended.get("exitCode"):
+            return message.removeprefix(FETCHED_VERSION).strip()[:_MAX_VERSION]
+    return ""
 
 
 def _container(status: JSON, *, init: bool) -> ContainerState:

@@ -12,6 +12,7 @@ from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.manifests.desired import selector
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged
+from quire_operator.domain.status.model_status import model_section, stored_resolution
 from quire_operator.domain.status.pod_failures import FailureReason
 from quire_operator.domain.status.scaling_status import format_time, kept_section, scaling_record, scaling_sections
 
@@ -51,9 +52,12 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
         result["desiredReplicas"] = view.target
     if deployment is not None and deployment.revision:
         result["currentRevision"] = deployment.revision
+    resolution = None if view.spec is None else stored_resolution(resource, view.spec)
+    if model := model_section(resolution, view.spec, view.pods):
+        result["model"] = model
     if view.spec is None:
         # An invalid spec says nothing of autoscaling; what was learnt stays.
-        kept = ("autoscaling", "capacity")
+        kept = ("autoscaling", "capacity", "model")
         return result | {section: resource.status[section] for section in kept if section in resource.status}
     record = scaling_record(resource.status)
     if view.spec.autoscaling is not None and record is not None:
