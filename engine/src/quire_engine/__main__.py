@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
         config = flags.parse(argv, os.environ)
         config = replace(config, model=replace(config.model, path=pinned(config.model.path)))
         # Errors in flags, folder or port are reported before the libraries of the server are loaded.
-        folder = inspect_model_folder(config.model.path, weights=config.model.load_format != "dummy")
+        folder = inspect_model_folder(
+            config.model.path, weights=config.model.load_format != "dummy", overrides=config.model.overrides
+        )
         check_model_len(folder, config.model.max_model_len)
         listener = listener_of(config.server)
         # One request's text is encoded on one core: more threads would compete with those of the engine.
@@ -55,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         with _ended_by_sigterm(), ExitStack() as stack:
             cpu = finding.choice() if finding.is_known else None
             engine = stack.enter_context(_spawned(config, cpu)) if finding.is_known else None
-            text = load_model_text(config.model.path, config.text)
+            text = load_model_text(config.model.path, config.text, config.model.overrides)
             from quire_engine.server.serve import serve
 
             if engine is None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from quire_common.tls import TlsFiles
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
+from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "fp8"]
@@ -31,6 +32,8 @@ class ModelOptions:
     """The implementation of the layers; ``auto`` uses a native family if there is one, else transformers."""
     trust_remote_code: bool = False
     """True permits code from the model folder to run in the engine process."""
+    overrides: ConfigOverrides = NO_OVERRIDES
+    """Values that replace those of config.json and generation_config.json."""
     max_model_len: int | None = None
     """None means the model's own limit, or that of the KV cache if it is lower."""
     seed: int = 0
@@ -87,8 +90,10 @@ class DeviceOptions:
 class TextOptions:
     """Options of the text side that replace files of the model folder."""
 
+    tokenizer: Path | None = None
+    """The folder of the tokenizer; None means the model's."""
     chat_template: Path | None = None
-    """A file with a Jinja template that replaces the model's own."""
+    """A file with a Jinja template that replaces the model's own, or the name of one of the model's templates."""
     generation_config: Literal["auto", "none"] = "auto"
     """``auto`` reads sampling defaults from the folder's generation_config.json."""
 

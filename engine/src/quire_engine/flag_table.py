@@ -12,6 +12,7 @@ from quire_common.flags.kinds import (
     Duration,
     Flag,
     Integer,
+    JsonObject,
     Kind,
     Number,
     PathName,
@@ -73,9 +74,16 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "nor transformers supports"),
         _flag("max-model-len", Integer(1), "the maximum length of prompt and output together, in tokens",
               unset="the model's own limit, or the KV cache's if that is less"),
-        _flag("chat-template", PathName(), "a file with a Jinja chat template that replaces the model's"),
+        _flag("hf-overrides", JsonObject(), "values that replace those of config.json, such as '{\"rope_scaling\": "
+              "{\"rope_type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 32768}}'; objects are "
+              "merged", unset="none"),
+        _flag("tokenizer", PathName(), "the folder of the tokenizer and its chat template", unset="the model's folder"),
+        _flag("chat-template", PathName(), "a file with a Jinja chat template that replaces the model's, or the name "
+              "of one of several templates of the model"),
         _flag("generation-config", Choice("auto", "none"),
               "auto reads sampling defaults from generation_config.json", "auto"),
+        _flag("override-generation-config", JsonObject(), "values that replace those of generation_config.json, such "
+              "as '{\"temperature\": 0.6, \"eos_token_id\": [1, 2]}'", unset="none"),
         _flag("seed", Integer(0, 2**63 - 1), "the seed of the random weights of --load-format dummy. It does not "
               "affect sampling: a request without a seed of its own gets a random one", "0"),
     ),
@@ -195,7 +203,6 @@ FLAGS = FlagTable(
         "api-key": "a key on the command line is visible in the process list; put it in a file for --api-key-file",
         "cuda-graph-sizes": "its name is --cudagraph-capture-sizes",
         "enable-chunked-prefill": "long prompts always run in chunks; see --max-num-batched-tokens",
-        "tokenizer": "the tokenizer is read from the model's folder",
     },
     groups=_GROUPS,
     intro="""\

@@ -22,6 +22,7 @@ from quire_engine.config import (
 )
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
+from quire_engine.model_folder import ConfigOverrides
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
@@ -84,6 +85,9 @@ def _configuration(values: FlagValues) -> EngineConfig:
             load_format=values["load-format"],
             model_impl=values["model-impl"],
             trust_remote_code=values["trust-remote-code"] or False,
+            overrides=ConfigOverrides(
+                config=values["hf-overrides"] or {}, generation=values["override-generation-config"] or {}
+            ),
             max_model_len=values["max-model-len"],
             seed=values["seed"],
         ),
@@ -112,7 +116,11 @@ def _configuration(values: FlagValues) -> EngineConfig:
             cpu_level=values["cpu-level"],
             deterministic=values["deterministic"] or False,
         ),
-        text=TextOptions(chat_template=values["chat-template"], generation_config=values["generation-config"]),
+        text=TextOptions(
+            tokenizer=values["tokenizer"],
+            chat_template=values["chat-template"],
+            generation_config=values["generation-config"],
+        ),
         log=LogOptions(
             level=values["log-level"], format=values["log-format"], requests=values["log-requests"] or False
         ),

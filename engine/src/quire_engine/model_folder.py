@@ -6,13 +6,48 @@ checks the tensors themselves; this finds the common mistakes: a wrong path, an 
 
 import json
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire_engine.errors import ModelFolderError
 
+WHOLE_FILE = "model.safetensors"
+"""The file of a checkpoint without an index; other safetensors files in the folder are not part of it."""
 _MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigOverrides:
+    """Values that replace those of a model folder's JSON files, objects within objects field by field."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Values of config.json (--hf-overrides)."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Values of generation_config.json (--override-generation-config)."""
+
+
+NO_OVERRIDES = ConfigOverrides()
+
+
+def read_config(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> dict[str, Any]:
+    """Return config.json with its overrides; {} where there is no file. Raises ModelFolderError."""
+    content = read_json_object(folder / "config.json")
+    return _merged(content, overrides.config) if content else {}
+
+
+def read_generation_config(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> dict[str, Any]:
+    """Return generation_config.json with its overrides. Raises ModelFolderError."""
+    return _merged(read_json_object(folder / "generation_config.json"), overrides.generation)
+
+
+def _merged(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(content)
+    for name, value in overrides.items():
+        present = merged.get(name)
+        merged[name] = _merged(present, value) if isinstance(present, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +63,7 @@ class ModelFolder:
     """True if the model scales its positions, so that only the loader knows its maximum length."""
 
 
-def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
+def inspect_model_folder(path: Path, *, weights: bool, overrides: ConfigOverrides = NO_OVERRIDES) -> ModelFolder:
     """Return the properties of a model folder, and check its weight files too with ``weights``.
 
     Raises ModelFolderError.
@@ -38,7 +73,7 @@ def inspect_model_folder(path: Path, *, weights: bool) -> ModelFolder:
         raise ModelFolderError(f"the folder {path} does not exist{hint}")
     if not path.is_dir():
         raise ModelFolderError(f"{path} is a file; --model expects the folder that contains config.json")
-    config = _config(path)
+    config = _config(path, overrides)
     if weights:
         _check_weights(path)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
@@ -64,7 +99,8 @@ def check_model_len(folder: ModelFolder, max_model_len: int | None) -> None:
     if max_model_len > positions:
         raise ModelFolderError(
             f"--max-model-len {max_model_len} exceeds the {positions} positions of this model "
-            f"(max_position_embeddings in {folder.path / 'config.json'})"
+            f"(max_position_embeddings in {folder.path / 'config.json'}); --hf-overrides can give it YaRN, or more "
+            "positions than it was trained with"
         )
 
 
@@ -80,11 +116,11 @@ def _looks_like_hub(path: Path) -> bool:
     return not path.is_absolute() and len(path.parts) == 2 and path.parts[0] not in (".", "..")
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Path, overrides: ConfigOverrides) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         raise ModelFolderError(f"{path} contains no config.json: it is not a model folder in Hugging Face layout")
-    config = read_json_object(file)
+    config = read_config(path, overrides)
     if not isinstance(config.get("model_type"), str):
         raise ModelFolderError(f"{file} has no model_type")
     return config
@@ -98,8 +134,12 @@ def _whole_number(config: Any, name: str) -> int | None:
 def _check_weights(path: Path) -> None:
     index = path / "model.safetensors.index.json"
     files = sorted(path.glob("*.safetensors"))
+    if not index.is_file() and path / WHOLE_FILE in files:
+        files = [path / WHOLE_FILE]
     if index.is_file():
-        missing = sorted(name for name in _indexed_files(index) if not (path / name).is_file())
+        named = _indexed_files(index)
+        files = sorted(path / name for name in named)
+        missing = sorted(name for name in named if not (path / name).is_file())
         if missing:
             others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
             raise ModelFolderError(f"{index} lists {missing[0]}{others}, which do not exist")

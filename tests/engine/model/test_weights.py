@@ -78,6 +78,13 @@ def test_one_file_and_several_are_read_alike(tmp_path: Path, save: Callable[[Pat
     assert all(torch.equal(source.read(name), tensor) for name, tensor in content.items())
 
 
+def test_a_whole_file_beside_others_is_the_checkpoint(tmp_path: Path) -> None:
+    content = tensors()
+    save_file(content, tmp_path / "model.safetensors")
+    (tmp_path / "consolidated.safetensors").write_bytes(b"other names of the same weights")
+    assert torch.equal(open_checkpoint(tmp_path).read(DOWN), content[DOWN])
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -280,7 +287,10 @@ def test_pickle_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({}, r"has no \*.safetensors file"),
-        ({"a.safetensors": "", "b.safetensors": ""}, "has 2 safetensors files but no model.safetensors.index.json"),
+        (
+            {"a.safetensors": "", "b.safetensors": ""},
+            "has 2 safetensors files but neither model.safetensors.index.json nor",
+        ),
         ({"model.safetensors.index.json": "{}"}, "is not an index of safetensors files: KeyError"),
         ({"model.safetensors.index.json": "nothing"}, "is not an index of safetensors files"),
         (

@@ -1,5 +1,6 @@
 """Start-up: from options to a model that has produced a token, or to an error a person can act on."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import ModelFolderError
+from quire_engine.model_folder import ConfigOverrides
 from quire_engine.runner import load_model
 
 Config = Callable[..., EngineConfig]
@@ -32,6 +34,59 @@ def test_what_was_learnt_is_reported(make_folder: Folder, engine_config: Config)
 def test_the_models_own_limit_is_taken_where_the_cache_holds_it(make_folder: Folder, engine_config: Config) -> None:
     assert load_model(engine_config(make_folder())).max_model_len == 512
     assert load_model(engine_config(make_folder(), max_model_len=100)).max_model_len == 100
+
+
+@pytest.mark.parametrize(
+    ("config_eos", "generation_eos", "tokenizer_eos", "expected"),
+    [
+        (2, None, "<end>", (2, 9)),
+        (None, None, "<end>", (9,)),
+        (2, [5, 9], "<end>", (5, 9)),
+        (None, 5, None, (5,)),
+        (None, None, "<far>", ()),
+    ],
+)
+def test_the_tokenizers_eos_ends_answers_too(
+    make_folder: Folder,
+    engine_config: Config,
+    tmp_path: Path,
+    config_eos: int | None,
+    generation_eos: int | list[int] | None,
+    tokenizer_eos: str | None,
+    expected: tuple[int, ...],
+) -> None:
+    raw = json.loads((make_folder() / "config.json").read_text())
+    added = [{"id": 9, "content": "<end>"}, {"id": 5000, "content": "<far>"}]
+    for name, content in {
+        "config.json": {**raw, "eos_token_id": config_eos},
+        "generation_config.json": {"eos_token_id": generation_eos},
+        "tokenizer.json": {"added_tokens": added, "model": {}},
+        "tokenizer_config.json": {"eos_token": tokenizer_eos},
+    }.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    config = engine_config(tmp_path, load_format="dummy", max_model_len=8)
+    assert load_model(config).eos_token_ids == expected
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({}, 512),
+        ({"max_position_embeddings": 700}, 700),
+        ({"rope_scaling": YARN, "rope_parameters": None}, 2048),
+        ({"rope_parameters": YARN}, 2048),
+    ],
+)
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_overrides_of_the_config_lengthen_the_context(
+    make_folder: Folder, engine_config: Config, config: dict[str, Any], longest: int, model_impl: str
+) -> None:
+    overrides = ConfigOverrides(config=config)
+    loaded = load_model(engine_config(make_folder(), overrides=overrides, model_impl=model_impl))
+    assert loaded.max_model_len == longest
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])

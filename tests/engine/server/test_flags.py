@@ -31,6 +31,7 @@ EVERY_FLAG = """\
 --model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
     --model-impl native --trust-remote-code --device cuda --cudagraph-capture-sizes 1 8 --deterministic
     --cpu-level avx2
+    --hf-overrides {"vocab_size":7} --override-generation-config {"top_k":5} --tokenizer tok
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
@@ -149,6 +150,8 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--cudagraph-capture-sizes", "8", "257"], "no step has more sequences than --max-num-seqs 256"),
         (["m", "--cuda-graph-sizes", "8"], "its name is --cudagraph-capture-sizes"),
         (["m", "--deterministic", "--model-impl", "transformers"], "is for quire's own model families"),
+        (["m", "--hf-overrides", "[1]"], "expected a JSON object"),
+        (["m", "--hf-overrides", "{rope}"], "expected a JSON object, got '{rope}' ("),
         (["m", "--model-impl", "fake"], "expected one of auto, native, transformers"),
         (["~nobody-here/m"], "that home folder is not known"),
         ([], "--model is missing"),

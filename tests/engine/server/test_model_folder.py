@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
+from quire_engine.model_folder import (
+    ConfigOverrides,
+    check_model_len,
+    inspect_model_folder,
+    pinned,
+    read_config,
+)
 
 CONFIG = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 64}
 
@@ -88,6 +94,19 @@ def test_a_linked_folder_has_the_name_of_what_it_links_to(tmp_path: Path) -> Non
     folder(real)
     (tmp_path / "link").symlink_to(real)
     assert inspect_model_folder(tmp_path / "link", weights=True).name == "real-name"
+
+
+def test_a_whole_file_beside_others_is_the_checkpoint(tmp_path: Path) -> None:
+    others = {"adapter.safetensors": b"damaged", "consolidated.safetensors": safetensors(cut=3)}
+    assert inspect_model_folder(folder(tmp_path, **others), weights=True).vocab_size == 100
+
+
+def test_overrides_replace_values_of_the_config(tmp_path: Path) -> None:
+    config = {**CONFIG, "rope_scaling": {"factor": 2.0, "rope_type": "default"}}
+    overrides = ConfigOverrides(config={"vocab_size": 7, "rope_scaling": {"rope_type": "yarn"}})
+    found = inspect_model_folder(folder(tmp_path, **{"config.json": config}), weights=True, overrides=overrides)
+    assert (found.vocab_size, found.scaled_positions) == (7, True)
+    assert read_config(tmp_path, overrides)["rope_scaling"] == {"factor": 2.0, "rope_type": "yarn"}
 
 
 @pytest.mark.parametrize(

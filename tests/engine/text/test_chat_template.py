@@ -144,9 +144,15 @@ def test_the_clock_is_there_for_templates_that_ask() -> None:
             "d",
         ),
         ({"chat_template.jinja": "two", "mine.jinja": "mine"}, "mine"),
+        ({"chat_template.json": '{"chat_template": "three"}', "tokenizer_config.json": "{}"}, "three"),
+        ({"chat_template.json": '{"chat_template": "three"}', "chat_template.jinja": "two"}, "two"),
+        ({"chat_template.json": '{"chat_template": {"default": "d", "rag": "r"}}'}, "d"),
+        ({"additional_chat_templates/tool_use.jinja": "t"}, None),
+        ({"additional_chat_templates/default.jinja": "d"}, "d"),
     ],
 )
 def test_finds_the_template(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     override = tmp_path / "mine.jinja" if "mine.jinja" in files else None
@@ -172,3 +178,13 @@ def test_a_broken_template_stops_the_start(tmp_path: Path, name: str, content: s
 def test_a_template_flag_that_names_no_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match=r"none\.jinja"):
         load_chat_template(tmp_path, tmp_path / "none.jinja", NAMED)
+
+
+def test_one_of_several_templates_is_chosen_by_name(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("t")
+    (tmp_path / "chat_template.jinja").write_text("d")
+    template = load_chat_template(tmp_path, Path("tool_use"), NAMED)
+    assert template is not None and template.render([]) == "t"
+    with pytest.raises(ModelFolderError, match="default, tool_use"):
+        load_chat_template(tmp_path, Path("rag"), NAMED)

@@ -365,10 +365,22 @@ def test_the_crd_is_removed_and_comes_back_with_what_was_there(
 
 
 def owned(space: Namespace, name: str) -> bool:
-    """Whether its children belong to the LLMDeployment that is there now."""
+    """Whether all its children belong to the LLMDeployment that is there now.
+
+    The garbage collector deletes those of the previous one kind by kind, in an order of its own.
+    """
     resource = space.get("llmdeployments", name)
-    children = [space.get(kind, name) for kind in ("deployments", "services")]
-    if resource is None or any(child is None or "deletionTimestamp" in child["metadata"] for child in children):
+    if resource is None:
         return False
-    owners = [child["metadata"]["ownerReferences"][0]["uid"] for child in children if child is not None]
-    return all(uid == resource["metadata"]["uid"] for uid in owners)
+    uid = resource["metadata"]["uid"]
+    for kind in ("serviceaccounts", "services", "poddisruptionbudgets", "deployments"):
+        children = [
+            child["metadata"]
+            for child in space.items(kind)
+            if child["metadata"].get("labels", {}).get("quire.dev/llmdeployment") == name
+        ]
+        if not children or any("deletionTimestamp" in child for child in children):
+            return False
+        if any(child["ownerReferences"][0]["uid"] != uid for child in children):
+            return False
+    return True

@@ -12,3 +12,10 @@ ANNOTATION_SERVED_NAME = f"{GROUP}/served-name"
 ANNOTATION_SENIORITY = f"{GROUP}/seniority"
 """On the Service: when its LLMDeployment was created, and its uid. Of two that claim one served name, the one with the
 lesser text has it. It outlives a Service that is recreated."""
+ANNOTATION_HOLD_TIMEOUT = f"{GROUP}/hold-timeout-seconds"
+"""On the Service: the longest time that the gateway holds a request while no replica is ready, in seconds."""
+ANNOTATION_MAX_HELD = f"{GROUP}/max-held"
+"""On the Service: the number of requests for this model that one gateway may hold."""
+ANNOTATION_START_UP = f"{GROUP}/start-up-seconds"
+"""On the Service: the learned time in which a replica becomes ready, in seconds. The gateway derives Retry-After and
+the default hold time from it."""

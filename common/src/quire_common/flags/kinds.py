@@ -1,5 +1,6 @@
 """The kinds of values that flags take: reading the text, describing what is expected, the JSON Schema."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,6 +124,37 @@ class Integer:
     def schema(self) -> dict[str, Any]:
         upper = {} if self.maximum is None else {"maximum": self.maximum}
         return {"type": "integer", "minimum": self.minimum, **upper}
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of tokens, also with k (thousand) or K (1,024); ``word`` stands for no number of one's own."""
+
+    minimum: int
+    word: str
+    metavar: str = "N"
+
+    @property
+    def expected(self) -> str:
+        return f"a whole number of at least {self.minimum}, also such as 32k (32000) or 32K (32768), or {self.word}"
+
+    def parse(self, text: str) -> int | None:
+        text = text.strip()
+        if text in (self.word, "-1"):
+            return None
+        match = re.fullmatch(r"([0-9]{1,15})(\.[0-9]{1,6})?([kKmM]?)", text)
+        if match is None or (match[2] and not match[3]):
+            raise ValueError
+        units = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+        value = round(float(match[1] + match[2]) * units[match[3]]) if match[2] else int(match[1]) * units[match[3]]
+        if value < self.minimum:
+            raise ValueError
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        some = "(?=[0-9.]*[1-9])" if self.minimum > 0 else ""
+        pattern = rf"^\s*(-1|{self.word}|{some}[0-9]{{1,15}}((\.[0-9]{{1,6}})?[kKmM])?)\s*$"
+        return {"type": ["integer", "string"], "pattern": pattern}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +314,30 @@ class Url:
 
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "pattern": r"^\s*https?://[^/\s]+\S*\s*$", "examples": [self.example]}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """A JSON object in one argument."""
+
+    metavar: str = "JSON"
+    expected: str = "a JSON object"
+
+    def parse(self, text: str) -> dict[str, Any]:
+        try:
+            value = json.loads(text, parse_constant=_refuse_constant)
+        except ValueError as error:
+            raise ValueError(str(error)) from None
+        if not isinstance(value, dict):
+            raise ValueError
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "contentMediaType": "application/json", "contentSchema": {"type": "object"}}
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

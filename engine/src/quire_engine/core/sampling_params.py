@@ -22,11 +22,11 @@ class ModelRange:
     highest: float
     whole: bool = False
     """True where the value must be an integer."""
-    zero_is_unset: bool = False
-    """True where 0 means that the model sets no default."""
+    unset: tuple[int, ...] = ()
+    """The values which mean that the model sets no default."""
 
 
-def _model_default(default: Any, lowest: float, highest: float, **options: bool) -> Any:
+def _model_default(default: Any, lowest: float, highest: float, **options: Any) -> Any:
     return field(default=default, metadata={_MODEL_RANGE: ModelRange(lowest=lowest, highest=highest, **options)})
 
 
@@ -45,14 +45,14 @@ class SamplingParams:
 
     max_tokens: int
     temperature: float = _model_default(1.0, 0.0, 100.0)
-    top_p: float = _model_default(1.0, 0.0, 1.0, zero_is_unset=True)
-    top_k: int | None = _model_default(None, 1, 2**31, whole=True, zero_is_unset=True)
+    top_p: float = _model_default(1.0, 0.0, 1.0, unset=(0,))
+    top_k: int | None = _model_default(None, 1, 2**31, whole=True, unset=(-1, 0))
     min_p: float = _model_default(0.0, 0.0, 1.0)
-    typical_p: float = _model_default(1.0, 0.0, 1.0, zero_is_unset=True)
+    typical_p: float = _model_default(1.0, 0.0, 1.0, unset=(0,))
     seed: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = _model_default(1.0, 0.01, 100.0)
+    repetition_penalty: float = _model_default(1.0, 0.01, 100.0, unset=(0,))
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     """The only tokens that are sampled; None allows all."""

@@ -4,17 +4,18 @@ A native family goes first wherever there is one. Which it is, is said here and 
 shape now and a ``CausalLM`` later.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 
+from quire_engine.errors import ModelFolderError
 from quire_engine.model.family import CausalLM
 from quire_engine.model.linear import LinearBackend
 from quire_engine.model.registry import SUPPORTED
 from quire_engine.model.shape import ModelShape
+from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config
 
 ModelImpl = Literal["auto", "native", "transformers"]
 
@@ -66,23 +67,23 @@ class Candidate(Protocol):
         ...
 
 
-def find_candidate(folder: Path, *, impl: ModelImpl, trust_remote_code: bool) -> Candidate:
+def find_candidate(
+    folder: Path, *, impl: ModelImpl, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES
+) -> Candidate:
     """Raises ModelFolderError with the reasons why the folder cannot be served."""
-    if impl == "transformers" or (impl == "auto" and not _is_native(folder)):
+    if impl == "transformers" or (impl == "auto" and not _is_native(folder, overrides)):
         from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
 
-        return find_transformers_candidate(folder, trust_remote_code=trust_remote_code)
+        return find_transformers_candidate(folder, trust_remote_code=trust_remote_code, overrides=overrides)
     from quire_engine.model.loader import find_native_candidate
 
-    return find_native_candidate(folder)
+    return find_native_candidate(folder, overrides)
 
 
-def _is_native(folder: Path) -> bool:
+def _is_native(folder: Path, overrides: ConfigOverrides) -> bool:
     """Whether there is a family by the architecture's name; what cannot be read is the native loader's to refuse."""
     try:
-        architectures = json.loads((folder / "config.json").read_bytes())["architectures"]
-        return any(name in SUPPORTED for name in architectures)
-    except (OSError, ValueError):
+        architectures = read_config(folder, overrides).get("architectures")
+    except ModelFolderError:
         return True
-    except (KeyError, TypeError):
-        return False
+    return isinstance(architectures, list) and any(name in SUPPORTED for name in architectures)

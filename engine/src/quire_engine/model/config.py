@@ -12,9 +12,9 @@ from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect, find_dialect
 from quire_engine.model.experts import ExpertsConfig
-from quire_engine.model.rope import RopeConfig, rotation_problems
+from quire_engine.model.rope import RopeConfig, reach, rotation_problems
 from quire_engine.model.shape import ModelShape
-from quire_engine.model_folder import read_json_object
+from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config, read_generation_config
 
 MAX_LAYERS = 10_000
 """Far beyond any model: what is read by layer must not fill the memory before a shape is found to be wrong."""
@@ -39,16 +39,16 @@ class ModelConfig(ModelShape):
     experts: ExpertsConfig | None = None
 
 
-def load_config(folder: Path, supported: tuple[str, ...]) -> ModelConfig:
+def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverrides = NO_OVERRIDES) -> ModelConfig:
     """Reads a model folder's configuration. Raises ModelFolderError that lists every problem."""
     if not folder.is_dir():
         raise ModelFolderError(f"{folder} is not a folder; --model takes a folder in Hugging Face layout")
     file = folder / "config.json"
     if not file.is_file():
         raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
-    generation = read_json_object(folder / "generation_config.json")
+    generation = read_generation_config(folder, overrides)
     problems: list[str] = []
-    config = parse_config(read_json_object(file), generation, supported, problems)
+    config = parse_config(read_config(folder, overrides), generation, supported, problems)
     if config is None:
         raise ModelFolderError("\n  - ".join([f"{file} cannot be served:", *problems]))
     return config
@@ -78,6 +78,7 @@ def parse_config(
             "quantization_config is given; only checkpoints in 16 or 32 bits are supported: use the model's own, before"
             " it was quantized"
         )
+    positions = fields.positive_int("max_position_embeddings")
     windows = dialect.windows(fields, layers)
     ropes = dialect.parse_ropes(raw, windows, problems)
     if not problems:
@@ -92,7 +93,7 @@ def parse_config(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=fields.positive_float("rms_norm_eps", default=dialect.rms_norm_eps),
-        max_position_embeddings=fields.positive_int("max_position_embeddings"),
+        max_position_embeddings=max((reach(rope, positions) for rope in dict.fromkeys(ropes)), default=positions),
         ropes=ropes,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=dialect.tie_word_embeddings),
         attention_bias=fields.boolean("attention_bias", default=False),
@@ -161,9 +162,9 @@ def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: lis
     return known[0]
 
 
-def stored_dtype(folder: Path) -> str | None:
+def stored_dtype(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> str | None:
     """What config.json says the checkpoint is stored in: transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
-    raw = read_json_object(folder / "config.json")
+    raw = read_config(folder, overrides)
     text = raw.get("text_config")
     for place in (raw, text if isinstance(text, dict) else {}):
         for name in ("dtype", "torch_dtype"):

@@ -14,6 +14,7 @@ from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.shape import without_idle_windows
 from quire_engine.model.upload import make_upload
 from quire_engine.model.weights import RandomWeights, Reader, TensorSource, check_tensors, open_checkpoint
+from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class NativeCandidate:
         )
 
 
-def find_native_candidate(folder: Path) -> NativeCandidate:
+def find_native_candidate(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> NativeCandidate:
     """Raises ModelFolderError with every problem of the folder's configuration."""
-    config = load_config(folder, SUPPORTED)
+    config = load_config(folder, SUPPORTED, overrides)
     return NativeCandidate(folder=folder, shape=config, longest=config.max_position_embeddings)

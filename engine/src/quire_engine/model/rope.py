@@ -85,6 +85,14 @@ def parse_rope(raw: dict[str, Any], problems: list[str], default_theta: float = 
     return RopeConfig(theta=theta, scaling=_parse_scaling(fields, replace(fields, raw=raw, prefix="")))
 
 
+def reach(rope: RopeConfig, positions: int) -> int:
+    """Return the positions that a model can use: YaRN stretches the original length by its factor."""
+    scaling = rope.scaling
+    if not isinstance(scaling, YarnScaling):
+        return positions
+    return max(positions, int(scaling.original_max_position_embeddings * scaling.factor))
+
+
 def _parse_scaling(fields: Fields, model: Fields) -> Scaling | None:
     match fields.one_of("rope_type", _TYPES, default="default"):
         case "linear":

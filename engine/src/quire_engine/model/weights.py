@@ -22,6 +22,7 @@ from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family
 from quire_engine.model.upload import Upload
+from quire_engine.model_folder import WHOLE_FILE
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -188,9 +189,12 @@ def _only_file(folder: Path) -> str:
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     if len(found) == 1:
         return found[0]
+    if WHOLE_FILE in found:
+        return WHOLE_FILE
     if found:
         raise ModelFolderError(
-            f"{folder} has {len(found)} safetensors files but no {_INDEX}; it belongs to the checkpoint"
+            f"{folder} has {len(found)} safetensors files but neither {_INDEX} nor {WHOLE_FILE}; one of the two"
+            " belongs to the checkpoint"
         )
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:

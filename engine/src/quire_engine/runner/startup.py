@@ -35,6 +35,7 @@ from quire_engine.runner.profiling import device_memory
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
 from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines
 from quire_engine.runner.threads import use_threads
+from quire_engine.special_tokens import tokenizer_eos_token_id
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.kv_cache import FP8
 from quire_kernels.paged_attention import unsupported
@@ -49,7 +50,12 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     threads = use_threads(config.threads)
     started = time.perf_counter()
     place = _find_place(config.device)
-    candidate = find_candidate(options.path, impl=options.model_impl, trust_remote_code=options.trust_remote_code)
+    candidate = find_candidate(
+        options.path,
+        impl=options.model_impl,
+        trust_remote_code=options.trust_remote_code,
+        overrides=options.overrides,
+    )
     if problems := _option_problems(config, candidate, place):
         raise FlagsError(problems)
     candidate = candidate.limited_to(_model_limit(config, candidate.shape))
@@ -89,7 +95,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         layout=warm.layout,
         max_model_len=warm.size.max_model_len,
         vocab_size=model.shape.vocab_size,
-        eos_token_ids=model.shape.eos_token_ids,
+        eos_token_ids=_end_tokens(config, model.shape),
         model_bytes=built.weight_bytes,
         kv_cache_bytes=warm.size.kv_cache_bytes,
         dtype=dtype_name(dtype),
@@ -141,7 +147,8 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
     if asked is not None and asked > model.max_position_embeddings:
         problems.append(
             f"--max-model-len {asked} is more than the model's {model.max_position_embeddings} positions"
-            " (max_position_embeddings in config.json)"
+            " (max_position_embeddings in config.json); --hf-overrides can give it YaRN, or more positions than it was"
+            " trained with"
         )
     if config.device.deterministic and not candidate.is_native:
         problems.append(
@@ -163,6 +170,15 @@ def _is_interpreted(place: _Place) -> bool:
     return place.gpu is None and runs_triton(place.device.type)
 
 
+def _end_tokens(config: EngineConfig, shape: ModelShape) -> tuple[int, ...]:
+    """Return the tokens that end an answer: those of the configuration files, and the tokenizer's own."""
+    own = tokenizer_eos_token_id(config.text.tokenizer or config.model.path)
+    if own is None or own in shape.eos_token_ids or own >= shape.vocab_size:
+        return shape.eos_token_ids
+    _log.info("token %d ends answers too: it is the tokenizer's eos_token", own)
+    return (*shape.eos_token_ids, own)
+
+
 def _model_limit(config: EngineConfig, model: ModelShape) -> int:
     asked = config.model.max_model_len
     return model.max_position_embeddings if asked is None else asked
@@ -177,7 +193,7 @@ def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: _Place, t
     if place.gpu is None:
         dtype = likely_dtype(config.model.dtype, fast_bfloat16=multiplies_bfloat16(config))
     else:
-        dtype = resolve_gpu_dtype(config.model.dtype, stored_dtype(config.model.path))
+        dtype = resolve_gpu_dtype(config.model.dtype, stored_dtype(config.model.path, config.model.overrides))
     backend = choose_linear_backend(
         dtype,
         place.device.type,

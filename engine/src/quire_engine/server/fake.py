@@ -23,9 +23,9 @@ def main(argv: list[str]) -> int:
     """Serve until a signal arrives, and return the exit status."""
     options, *rest = argv
     config = flags.parse(rest, os.environ)
-    folder = inspect_model_folder(config.model.path, weights=False)
+    folder = inspect_model_folder(config.model.path, weights=False, overrides=config.model.overrides)
     factory = RunnerFactory(function="quire_engine.core.fake_runner:load_fake_model", options=json.loads(options))
-    text = load_model_text(config.model.path, config.text)
+    text = load_model_text(config.model.path, config.text, config.model.overrides)
     listener = listener_of(config.server)
     return serve(config, folder, text, listener, factory=factory)
 

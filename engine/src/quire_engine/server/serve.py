@@ -36,7 +36,7 @@ from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
-from quire_engine.text.model_text import ModelText
+from quire_engine.text.model_text import ModelText, end_problem
 
 if TYPE_CHECKING:
     from quire_engine.server.observability.otlp import OtlpTracing
@@ -128,6 +128,7 @@ class _Server:
     ) -> None:
         self._began = began
         self._config = config
+        self._text = text
         self._tls = tls
         self._tracing = tracing
         self._listener = listener
@@ -218,6 +219,8 @@ class _Server:
         if self._config.server.admission.max_queued_tokens is None:
             self._queue.max_tokens = _QUEUED_CACHE_SIZES * ready.num_blocks * ready.block_size
         _log.info("%s", _summary(ready))
+        if problem := end_problem(self._text, ready.eos_token_ids):
+            _log.warning("%s", problem)
         _log.info("ready: %s", _phases(self._metrics.model_name, ready, time.monotonic() - self._began))
 
     def _on_signal(self, number: signal.Signals) -> None:

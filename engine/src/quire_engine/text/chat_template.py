@@ -116,24 +116,66 @@ class ChatTemplate:
             ) from error
 
 
-def load_chat_template(folder: Path, override: Path | None, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """Load ``override``, else chat_template.jinja, else the one in tokenizer_config.json; None without any of them.
+_DEFAULT = "default"
+"""The name of the template that applies where no other is chosen."""
 
-    Raises ModelFolderError.
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    text: str
+    origin: str
+    """The place of the text, for messages."""
+
+
+def load_chat_template(folder: Path, override: Path | None, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """Load the chat template of a model folder, or None if it has none. Raises ModelFolderError.
+
+    ``override`` is a file, or the name of one of the folder's templates.
     """
-    file = override or folder / "chat_template.jinja"
-    if override is not None or file.is_file():
-        try:
-            return ChatTemplate(file.read_text(encoding="utf-8"), named_tokens, origin=str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFolderError(f"the chat template {file} cannot be read: {error}") from error
-    configured = read_json_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(configured, list):  # several templates by name, of which the one called default applies
-        named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
-        configured = named.get("default")
-    if not isinstance(configured, str):
+    if override is not None and override.is_file():
+        return _compiled(_read_source(override), named_tokens)
+    sources = _named_sources(folder)
+    name = _DEFAULT if override is None else str(override)
+    if name in sources:
+        return _compiled(sources[name], named_tokens)
+    if override is None:
         return None
-    return ChatTemplate(configured, named_tokens, origin=f"{folder / 'tokenizer_config.json'}: chat_template")
+    others = f", nor a template of the model ({', '.join(sorted(sources))})" if sources else ""
+    raise ModelFolderError(f"the chat template {override} cannot be read: it is no file{others}")
+
+
+def _compiled(source: _Source, named_tokens: Mapping[str, str]) -> ChatTemplate:
+    return ChatTemplate(source.text, named_tokens, origin=source.origin)
+
+
+def _read_source(file: Path) -> _Source:
+    try:
+        return _Source(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFolderError(f"the chat template {file} cannot be read: {error}") from error
+
+
+def _named_sources(folder: Path) -> dict[str, _Source]:
+    """Return the templates of a model folder by name, from every place in which transformers has kept them."""
+    sources: dict[str, _Source] = {}
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        origin = f"{folder / name}: chat_template"
+        configured = read_json_object(folder / name).get("chat_template")
+        if isinstance(configured, str):
+            configured = {_DEFAULT: configured}
+        elif isinstance(configured, list):
+            configured = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
+        if isinstance(configured, dict):
+            sources |= {
+                key: _Source(text, origin)
+                for key, text in configured.items()
+                if isinstance(key, str) and isinstance(text, str)
+            }
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        sources[file.stem] = _read_source(file)
+    if (folder / "chat_template.jinja").is_file():
+        sources[_DEFAULT] = _read_source(folder / "chat_template.jinja")
+    return sources
 
 
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,19 +10,9 @@ from pathlib import Path
 import tokenizers
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model_folder import read_json_object
+from quire_engine.special_tokens import named_special_tokens
 from quire_engine.text.conversion import converted_tokenizer_file
 from quire_engine.text.token_pieces import TokenPieces, token_pieces
-
-_NAMED_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 
 
 class Tokenizer:
@@ -68,17 +58,4 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises a bare Exception for a file that it cannot read
         raise ModelFolderError(f"{file} is not a valid tokenizer: {error}") from error
-    return Tokenizer(backend, _named_special_tokens(folder))
-
-
-def _named_special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens by name, from tokenizer_config.json, else from special_tokens_map.json."""
-    named: dict[str, str] = {}
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        content = read_json_object(folder / file)
-        for name in _NAMED_SPECIAL_TOKENS:
-            value = content.get(name)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                named.setdefault(name, text)
-    return named
+    return Tokenizer(backend, named_special_tokens(folder))

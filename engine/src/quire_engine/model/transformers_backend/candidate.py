@@ -18,6 +18,7 @@ from quire_engine.model.transformers_backend.model import TransformersModel
 from quire_engine.model.transformers_backend.probe import PROBING, Probe, build_on_meta, run_probe
 from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model.transformers_backend.self_test import check_faithful
+from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides
 
 _log = logging.getLogger(__name__)
 
@@ -77,12 +78,14 @@ class TransformersCandidate:
         )
 
 
-def find_transformers_candidate(folder: Path, *, trust_remote_code: bool) -> TransformersCandidate:
+def find_transformers_candidate(
+    folder: Path, *, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES
+) -> TransformersCandidate:
     """Raises ModelFolderError with the reason why transformers cannot run it over our cache."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        description = describe(folder, trust_remote_code=trust_remote_code)
+        description = describe(folder, trust_remote_code=trust_remote_code, overrides=overrides)
         layers, probe = judge_class(description)
     except Unservable as error:
         raise ModelFolderError(f"{folder} cannot be served: {name_of(folder)} {error}") from error

@@ -16,7 +16,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import read_eos_token_ids
 from quire_engine.model.transformers_backend.refusal import Unservable
-from quire_engine.model_folder import read_json_object
+from quire_engine.model_folder import (
+    NO_OVERRIDES,
+    ConfigOverrides,
+    read_config,
+    read_generation_config,
+    read_json_object,
+)
 
 _STATE = (
     "has recurrent, convolution or state-space layers ({}): they keep a state that is no KV cache, and tokens packed"
@@ -37,9 +43,9 @@ class Description:
     runs_folder_code: bool
 
 
-def describe(folder: Path, *, trust_remote_code: bool) -> Description:
+def describe(folder: Path, *, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES) -> Description:
     """Raises Unservable, or ModelFolderError where the folder is none or its files cannot be read."""
-    raw, generation = read_json_object(folder / "config.json"), read_json_object(folder / "generation_config.json")
+    raw, generation = read_config(folder, overrides), read_generation_config(folder, overrides)
     custom = _is_custom(raw)
     if custom and not trust_remote_code:
         raise Unservable(
@@ -50,6 +56,8 @@ def describe(folder: Path, *, trust_remote_code: bool) -> Description:
     if not raw:
         raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
     config = _load_config(folder, raw, trust_remote_code=custom)
+    if overrides.config:
+        config = _read_from(config, raw)
     model_class = _custom_class(folder, raw) if custom else find_class(config, _architectures(raw))
     return describe_config(model_class, config, generation, runs_folder_code=custom)
 
@@ -145,6 +153,15 @@ def _load_config(folder: Path, raw: dict[str, Any], *, trust_remote_code: bool) 
     return config
 
 
+def _read_from(config: PreTrainedConfig, raw: dict[str, Any]) -> PreTrainedConfig:
+    """Return a configuration of the same class with the fields of ``raw``."""
+    try:
+        changed: PreTrainedConfig = type(config).from_dict(raw)
+    except Exception as error:  # whatever a configuration class makes of values it did not expect
+        raise Unservable("configuration", f"has no configuration with --hf-overrides: {_one_line(error)}") from error
+    return changed
+
+
 def _custom_class(folder: Path, raw: dict[str, Any]) -> type[PreTrainedModel]:
     reference = raw["auto_map"].get(AutoModelForCausalLM.__name__)
     if not isinstance(reference, str):
@@ -193,7 +210,13 @@ def _longest(config: PreTrainedConfig) -> int:
         for rope in _ropes(getattr(config, "rope_parameters", None))
         if rope.get("rope_type") == "longrope" and isinstance(rope.get("original_max_position_embeddings"), int)
     ]
-    return min([longest, *originals])
+    stretched = [
+        int(rope["original_max_position_embeddings"] * rope["factor"])
+        for rope in _ropes(getattr(config, "rope_parameters", None))
+        if rope.get("rope_type") == "yarn"
+        and all(isinstance(rope.get(name), int | float) for name in ("original_max_position_embeddings", "factor"))
+    ]
+    return min([max([longest, *stretched]), *originals])
 
 
 def _one_line(error: Exception) -> str:

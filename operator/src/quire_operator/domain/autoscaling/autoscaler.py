@@ -79,64 +79,116 @@ class Decision:
         return self.history.record
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionContext:
+    """The facts that one decision is made from. ``history`` holds this tick's samples and flow already."""
+
+    policy: Policy
+    observation: Observation
+    supply: Supply
+    load: Load
+    """What the replicas with fresh samples have to do."""
+    history: History
+    rates: Rates | None
+    """Learnt in this life, else persisted in an earlier one; None before anything was learnt."""
+    is_first: bool
+    """Whether no tick of this process came before."""
+    seconds: float
+    """Since the last tick; 0 at the first."""
+    now: float
+
+    @property
+    def rules(self) -> Autoscaling:
+        return self.policy.autoscaling
+
+    @property
+    def tuning(self) -> Tuning:
+        return self.policy.tuning
+
+    @property
+    def is_enforced(self) -> bool:
+        return self.rules.mode is AutoscalingMode.ENFORCE
+
+    @property
+    def recent_flows(self) -> Sequence[Flow]:
+        """The flows that arrivals are averaged over."""
+        return [flow for flow in self.history.flows if flow.time > self.now - self.tuning.flow_seconds]
+
+    @property
+    def kv_tokens_per_replica(self) -> float:
+        return sum(sample.kv_tokens_capacity for sample in self.supply.fresh.values()) / self.load.replicas
+
+
 def decide(policy: Policy, observation: Observation, history: History, now: float) -> Decision:
-    """One tick of one LLMDeployment."""
-    rules = policy.autoscaling
-    history = history.forgetting_gaps(now).by_the_clock(now)
-    is_first = history.last_tick is None
-    seconds = 0.0 if history.last_tick is None else now - history.last_tick
-    known = known_samples(observation, history.samples)
-    supply = take_stock(observation, known, now)
-    history = _remember_flow(history, known, supply, policy, now)
-    rates = _rates(history, known)
-    history = _watched(history, observation, rates, policy, is_first=is_first, now=now)
-    enforced = rules.mode is AutoscalingMode.ENFORCE
-    load = Load.of(supply.fresh.values())
-    demanded = _demand(policy, supply, load, observation, history, rates, now)
+    """Decide one tick of one LLMDeployment."""
+    context = _context(policy, observation, history, now)
+    demanded = _demand(context)
     history = replace(
-        history,
-        needs=kept_needs((*history.needs, demanded.need), rules=rules, now=now),
-        ttft_correction=_ttft_correction(history, demanded, supply, load, policy, seconds=seconds, now=now),
+        context.history,
+        needs=kept_needs((*context.history.needs, demanded.need), rules=context.rules, now=now),
+        ttft_correction=_ttft_correction(context, demanded),
     )
+    context = replace(context, history=history)
     choice = judge(
         DecisionInputs(
-            rules=rules,
-            supply=supply,
+            rules=context.rules,
+            supply=context.supply,
             demand=demanded,
             needs=history.needs,
             moves=history.moves,
             rolling_out=observation.rolling_out,
-            is_first=is_first,
+            is_first=context.is_first,
             held=observation.held_requests,
             in_flight=observation.in_flight_requests,
-            recommended=None if enforced else history.record.desired_replicas,
+            recommended=None if context.is_enforced else history.record.desired_replicas,
             now=now,
         )
     )
-    inputs = _inputs(supply, load, demanded, observation, history)
+    inputs = _inputs(context, demanded)
+    current = context.supply.current
     return Decision(
         time=now,
-        current=supply.current,
+        current=current,
         desired=choice.desired,
         reason=choice.reason,
         message=choice.message,
         inputs=inputs,
         terms=demanded.terms,
-        victims=supply.victims(supply.current - choice.desired) if choice.desired < supply.current else (),
-        enforced=enforced,
-        bounds=(rules.min_replicas, rules.max_replicas),
-        oldest_sample=supply.oldest_sample,
-        history=_concluded(history, choice, supply.current, inputs, rates, enforced=enforced, rules=rules, now=now),
+        victims=context.supply.victims(current - choice.desired) if choice.desired < current else (),
+        enforced=context.is_enforced,
+        bounds=(context.rules.min_replicas, context.rules.max_replicas),
+        oldest_sample=context.supply.oldest_sample,
+        history=_history_after(context, choice, inputs),
     )
 
 
 # --- what is remembered ---
 
 
-def _remember_flow(
+def _context(policy: Policy, observation: Observation, history: History, now: float) -> DecisionContext:
+    """Return what is known at this tick, with its samples, flow and start-ups in the history."""
+    history = history.forgetting_gaps(now).by_the_clock(now)
+    known = known_samples(observation, history.samples)
+    supply = take_stock(observation, known, now)
+    with_flow = _with_flow(history, known, supply, policy, now)
+    context = DecisionContext(
+        policy=policy,
+        observation=observation,
+        supply=supply,
+        load=Load.of(supply.fresh.values()),
+        history=with_flow,
+        rates=_rates(with_flow, known),
+        is_first=history.last_tick is None,
+        seconds=0.0 if history.last_tick is None else now - history.last_tick,
+        now=now,
+    )
+    return replace(context, history=_with_observed_work(context))
+
+
+def _with_flow(
     history: History, known: Mapping[str, ReplicaSample], supply: Supply, policy: Policy, now: float
 ) -> History:
-    """With this tick's samples, and what they show since the last."""
+    """Return the history with this tick's samples, and what they show since the last."""
     threshold = policy.autoscaling.targets.time_to_first_token.threshold_seconds
     remembered = max(policy.tuning.flow_seconds, policy.tuning.first_token_seconds)
     increments: list[Increment] = [
@@ -167,72 +219,61 @@ def _remember_flow(
 
 
 def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None:
-    """What was learnt in this life, else what was persisted in an earlier one."""
+    """Return what was learnt in this life, else what was persisted in an earlier one."""
     if not known:
         return history.rates
     kv_tokens = sum(sample.kv_tokens_capacity for sample in known.values()) / len(known)
     return history.evidence.rates(kv_tokens=kv_tokens, before=history.rates) or history.rates
 
 
-def _watched(
-    history: History, observation: Observation, rates: Rates | None, policy: Policy, *, is_first: bool, now: float
-) -> History:
-    """With how long replicas took to start, and, where anything was heard, with the work of this look."""
-    start_ups = history.start_ups.seen(without_duplicates(observation.replicas), is_first=is_first, now=now)
+def _with_observed_work(context: DecisionContext) -> History:
+    """Return the history with how long replicas took to start, and with this tick's work where samples came."""
+    history, rates, now = context.history, context.rates, context.now
+    start_ups = history.start_ups.seen(
+        without_duplicates(context.observation.replicas), is_first=context.is_first, now=now
+    )
     history = replace(history, start_ups=start_ups)
     if rates is None or not history.flows or history.flows[-1].time != now:
         return history
-    rules = policy.autoscaling
 
     def busy(flow: Flow) -> float:
         # Work that no number of replicas could do counts as what they all could: one absurd figure must not be
         # remembered for hours.
-        return min(demand.busy_replicas((flow,), rates, policy.max_sequences), rules.max_replicas)
+        return min(demand.busy_replicas((flow,), rates, context.policy.max_sequences), context.rules.max_replicas)
 
-    latest, of_late = history.flows[-1], _of_late(history, policy, now)
+    latest, recent = history.flows[-1], context.recent_flows
     return replace(
         history,
         variance=history.variance.seen(busy(latest), seconds=latest.seconds),
         ramp=history.ramp.seen(
-            sum(busy(flow) * flow.seconds for flow in of_late) / sum(flow.seconds for flow in of_late),
+            sum(busy(flow) * flow.seconds for flow in recent) / sum(flow.seconds for flow in recent),
             seconds=latest.seconds,
             start_up=start_ups.usual,
-            window=rules.scale_down.window_seconds,
+            window=context.rules.scale_down.window_seconds,
             now=now,
         ),
     )
 
 
-def _of_late(history: History, policy: Policy, now: float) -> Sequence[Flow]:
-    """The flows that arrivals are averaged over."""
-    return [flow for flow in history.flows if flow.time > now - policy.tuning.flow_seconds]
-
-
-def _ttft_correction(
-    history: History, demanded: Demand, supply: Supply, load: Load, policy: Policy, *, seconds: float, now: float
-) -> TtftCorrection:
-    """Raised, where first tokens are late though the work should fit."""
+def _ttft_correction(context: DecisionContext, demanded: Demand) -> TtftCorrection:
+    """Return the correction, raised where first tokens are late though the work should fit."""
     needs = {term.reason: term.need for term in demanded.terms}
-    ttft_correction = history.ttft_correction.needed(needs.get(Reason.WORK, 0.0), seconds=seconds)
+    ttft_correction = context.history.ttft_correction.needed(needs.get(Reason.WORK, 0.0), seconds=context.seconds)
     if Reason.FIRST_TOKEN not in needs:
         return ttft_correction
-    percentile = policy.autoscaling.targets.time_to_first_token.percentile
-    return ttft_correction.raised(replicas=supply.current, waiting=load.waiting, percentile=percentile, now=now)
+    return ttft_correction.raised(
+        replicas=context.supply.current,
+        waiting=context.load.waiting,
+        percentile=context.rules.targets.time_to_first_token.percentile,
+        now=context.now,
+    )
 
 
-def _concluded(
-    history: History,
-    choice: ReplicaChoice,
-    current: int,
-    inputs: Mapping[str, float],
-    rates: Rates | None,
-    *,
-    enforced: bool,
-    rules: Autoscaling,
-    now: float,
-) -> History:
-    """With the decision among what was decided, and, if it is carried out, among what was moved."""
-    record, moves = history.record.with_rates(rates, now).with_start_up(history.start_ups.learnt), history.moves
+def _history_after(context: DecisionContext, choice: ReplicaChoice, inputs: Mapping[str, float]) -> History:
+    """Return the history with the decision recorded, and among the moves if it is carried out."""
+    history, current, now = context.history, context.supply.current, context.now
+    record = history.record.with_rates(context.rates, now).with_start_up(history.start_ups.learnt)
+    moves = history.moves
     if choice.desired == current:
         record = replace(record, desired_replicas=current)
     else:
@@ -245,34 +286,33 @@ def _concluded(
             inputs=inputs,
         )
         record = record.with_change(change)
-        if enforced:
+        if context.is_enforced:
             moves = (*moves, Move(time=now, from_replicas=current, to_replicas=choice.desired))
-    return replace(history, record=record, rates=rates, moves=kept_moves(moves, rules=rules, now=now))
+    return replace(history, record=record, rates=context.rates, moves=kept_moves(moves, rules=context.rules, now=now))
 
 
 # --- what is needed ---
 
 
-def _demand(
-    policy: Policy,
-    supply: Supply,
-    load: Load,
-    observation: Observation,
-    history: History,
-    rates: Rates | None,
-    now: float,
-) -> Demand:
-    target, tuning = policy.autoscaling.targets.time_to_first_token, policy.tuning
+def _demand(context: DecisionContext) -> Demand:
+    """Return how many replicas the demand asks for, and each of its terms."""
+    supply, tuning, now = context.supply, context.tuning, context.now
     if supply.is_stale:
         return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
-    terms = _terms(policy, supply, load, observation, history, rates, now)
+    terms = _terms(context)
     need = max((term.need for term in terms), default=0.0)
     down = need + supply.starting + supply.missing
-    late = demand.first_token_term(history.flows, target=target, replicas=supply.current, tuning=tuning, now=now)
+    late = demand.first_token_term(
+        context.history.flows,
+        target=context.rules.targets.time_to_first_token,
+        replicas=supply.current,
+        tuning=tuning,
+        now=now,
+    )
     if late is not None:
         down = max(down, _TOO_FEW * supply.current)
-        settled = history.settled_since is not None and now - history.settled_since >= tuning.first_token_seconds
-        if settled:
+        settled_since = context.history.settled_since
+        if settled_since is not None and now - settled_since >= tuning.first_token_seconds:
             terms.append(late)
             need = max(need, late.need)
             # So that the one more it brings is not taken away again at once: so many were not enough.
@@ -280,41 +320,34 @@ def _demand(
     return Demand(terms=tuple(terms), need=Need(time=now, up=need, down=down))
 
 
-def _terms(
-    policy: Policy,
-    supply: Supply,
-    load: Load,
-    observation: Observation,
-    history: History,
-    rates: Rates | None,
-    now: float,
-) -> list[Term]:
-    """Every term that there are figures for, but the late first tokens."""
+def _terms(context: DecisionContext) -> list[Term]:
+    """Return every term that there are figures for, but the late first tokens."""
+    policy, history, load, observation = context.policy, context.history, context.load, context.observation
     terms: list[Term] = []
-    if supply.fresh:
+    if context.supply.fresh:
         terms += demand.gauge_terms(
             load,
-            rates=rates,
-            kv_tokens=sum(s.kv_tokens_capacity for s in supply.fresh.values()) / load.replicas,
+            rates=context.rates,
+            kv_tokens=context.kv_tokens_per_replica,
             max_sequences=policy.max_sequences,
-            targets=policy.autoscaling.targets,
+            targets=context.rules.targets,
         )
     work = demand.work_term(
-        _of_late(history, policy, now),
+        context.recent_flows,
         history.variance,
         history.ramp,
         start_up=history.start_ups.usual,
         queued_prompt_tokens=load.queued_prompt_tokens,
-        rates=rates,
+        rates=context.rates,
         max_sequences=policy.max_sequences,
-        percentile=policy.autoscaling.targets.time_to_first_token.percentile,
-        tuning=policy.tuning,
+        percentile=context.rules.targets.time_to_first_token.percentile,
+        tuning=context.tuning,
     )
     if work is not None:
-        terms.append(demand.with_ttft_correction(work, history.ttft_correction, now=now))
+        terms.append(demand.with_ttft_correction(work, history.ttft_correction, now=context.now))
     if observation.held_requests is not None:
         terms.append(demand.held_term(observation.held_requests, max_sequences=policy.max_sequences))
-    if supply.current > 0:
+    if context.supply.current > 0:
         # At zero what is in flight is with a replica that drains, and asks for no other.
         arrived = history.flows[-1].requests if history.flows else 0.0
         active = demand.activity_term(arrived, observation.in_flight_requests or 0)
@@ -322,9 +355,9 @@ def _terms(
     return terms
 
 
-def _inputs(
-    supply: Supply, load: Load, demanded: Demand, observation: Observation, history: History
-) -> dict[str, float]:
+def _inputs(context: DecisionContext, demanded: Demand) -> dict[str, float]:
+    """Return the figures that explain the decision, as status and ``quire explain`` show them."""
+    supply, load, observation = context.supply, context.load, context.observation
     inputs: dict[str, float] = {
         "replicas": supply.current,
         "ready": supply.ready,
@@ -336,7 +369,7 @@ def _inputs(
         "kvTokensUsed": load.kv_tokens_used,
         "needUp": demanded.need.up,
         "needDown": demanded.need.down,
-        "startUpSeconds": history.start_ups.usual,
+        "startUpSeconds": context.history.start_ups.usual,
     }
     if observation.held_requests is not None:
         inputs["heldRequests"] = observation.held_requests

@@ -159,11 +159,20 @@ def _value_problem(schema: Mapping[str, object], value: str) -> str | None:
         return _bounds_problem(schema, float(value), value)
     if not value.strip():
         return "must not be empty"
+    if schema.get("contentMediaType") == "application/json" and not _is_json_object(value):
+        return f"must be a JSON object, got {shown(value)}"
     pattern, examples = schema.get("pattern"), schema.get("examples")
     if isinstance(pattern, str) and not re.search(pattern, value):
         wanted = f"like {one_of([str(example) for example in examples])}" if isinstance(examples, list) else "otherwise"
         return f"must be {wanted}, got {shown(value)}"
     return None
+
+
+def _is_json_object(value: str) -> bool:
+    try:
+        return isinstance(json.loads(value), dict)
+    except ValueError:
+        return False
 
 
 def _bounds_problem(schema: Mapping[str, object], number: float, value: str) -> str | None:
