@@ -188,6 +188,12 @@ def test_argo_cd_health_waits_for_the_operator(body: dict[str, Any]) -> None:
     assert argo_health({name: value for name, value in body.items() if value is not None}) == "Progressing"
 
 
+def test_argo_cd_shows_a_paused_deployment_as_suspended() -> None:
+    body = llmdeployment(view())
+    body["spec"]["paused"] = True
+    assert argo_health(body) == "Suspended"
+
+
 COUNTS = st.integers(0, 3)
 VIEWS = st.builds(
     view,

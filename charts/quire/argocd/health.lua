@@ -25,7 +25,7 @@ if is_true("Stalled") then
   return health("Degraded", "Stalled")
 end
 if is_true("Ready") then
-  return health("Healthy", "Ready")
+  return health(obj.spec.paused and "Suspended" or "Healthy", "Ready")
 end
 if is_true("Reconciling") then
   return health("Progressing", "Reconciling")

@@ -101,7 +101,7 @@ class FakeCluster:
             deleting=False,
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
-            deployment=_state(body["spec"]["replicas"], old) if manifest.ref.kind == "Deployment" else None,
+            deployment=_state(body, old) if manifest.ref.kind == "Deployment" else None,
             served_name=annotations.get("quire.dev/served-name", ""),
             seniority=annotations.get("quire.dev/seniority", ""),
         )
@@ -151,11 +151,13 @@ class FakeCluster:
             yield KEY, pod
 
 
-def _state(asked: int, old: Child | None) -> DeploymentState:
+def _state(body: Any, old: Child | None) -> DeploymentState:
     before = old.deployment if old else None
     there = before.replicas if before else 0
     return DeploymentState(
-        replicas_asked=asked,
+        replicas_asked=body["spec"]["replicas"],
+        template_digest=body["metadata"]["annotations"]["quire.dev/template"],
+        is_held=body["spec"].get("paused", False),
         generation=1,
         observed_generation=1,
         replicas=there,

@@ -189,6 +189,8 @@ usage: quire-operator [flags]
         ),
         "Work": (
             _flag("workers", Integer(1, 1024), "the number of LLMDeployments that are reconciled at once", "32"),
+            _flag("max-concurrent-rollouts", Integer(0, 100_000), "the number of LLMDeployments that may replace "
+                  "replicas at once because of a new operator; a changed spec does not wait. 0 is any number", "5"),
             _flag("resync", Duration(10.0), "how often every LLMDeployment is reconciled without a change", "10m"),
             _flag("autoscaling-period", Duration(1.0), "the time between two evaluations of the autoscaler", "15s"),
         ),

@@ -140,6 +140,7 @@ class Operator:
             cluster_domain=settings.cluster_domain,
             features=self._features,
             capacity=self.capacity,
+            max_concurrent_rollouts=settings.max_concurrent_rollouts,
             revisions=ModelRevisions(self._models, now=time.monotonic),
         )
         self._gateways = GatewayPods(

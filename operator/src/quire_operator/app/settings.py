@@ -59,6 +59,8 @@ class Settings:
     host: str
     port: int
     workers: int
+    max_concurrent_rollouts: int
+    """0: any number."""
     resync_seconds: float
     autoscaling_period_seconds: float
     gateways: GatewayOptions
@@ -94,6 +96,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         host=values["host"],
         port=values["port"],
         workers=values["workers"],
+        max_concurrent_rollouts=values["max-concurrent-rollouts"],
         resync_seconds=values["resync"],
         autoscaling_period_seconds=values["autoscaling-period"],
         gateways=GatewayOptions(selector=values["gateway-selector"], urls=values["gateway-url"] or ()),

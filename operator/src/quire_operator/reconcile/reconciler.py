@@ -9,6 +9,7 @@ begun again by this process or another.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
@@ -16,6 +17,7 @@ from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resour
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
 from quire_operator.domain.convergence.plan import plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
+from quire_operator.domain.convergence.rollout_slots import PAUSED, begins_rollout
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
@@ -23,7 +25,7 @@ from quire_operator.domain.manifests.desired import Manifests, all_problems, chi
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
-from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
 from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
 from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.ports import (
@@ -44,6 +46,7 @@ from quire_operator.reconcile.capacity_check import LOOK_AGAIN_SECONDS, Capacity
 from quire_operator.reconcile.executor import Executor
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reporting import Reporter
+from quire_operator.reconcile.rollout_slots import ASK_AGAIN_SECONDS, RolloutSlots
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
 from quire_operator.reconcile.state import REFUSED_SECONDS, Persist, ReconcileResult, ReconcileState, soonest
 from quire_operator.reconcile.store import Store
@@ -89,11 +92,13 @@ class Reconciler:
         features: Callable[[], ClusterFeatures] = ClusterFeatures,
         capacity: CapacityCheck | None = None,
         revisions: ModelRevisions | None = None,
+        max_concurrent_rollouts: int = 0,
     ) -> None:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
         self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
+        self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
         self._revisions = revisions or ModelRevisions(None, now=clock.now)
         self._states: dict[Key, ReconcileState] = {}
 
@@ -203,9 +208,13 @@ class Reconciler:
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
             return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
-        todo = plan(manifests, children, state.applied, name=key.name, uid=resource.uid)
-        await self._mark_victims(key, state, goal.replicas)
-        result = await self._executor.apply(resource, state, todo)
+        with self._slot(resource, spec, manifests, children) as queued:
+            applied = manifests if queued is None else manifests.held()
+            todo = plan(applied, children, state.applied, name=key.name, uid=resource.uid)
+            await self._mark_victims(key, state, goal.replicas)
+            result = await self._executor.apply(resource, state, todo)
+        if queued is not None and not spec.paused:
+            result = replace(result, again_seconds=soonest(ASK_AGAIN_SECONDS, result.again_seconds))
         if todo.conflicts:
             blocking, beside = name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
@@ -216,7 +225,17 @@ class Reconciler:
                 again_seconds=again if blocking else soonest(again, result.again_seconds),
             )
         nonblocking = result.nonblocking or found.nonblocking
-        return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking)
+        return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking, queued=queued)
+
+    def _slot(
+        self, resource: Resource, spec: Spec, manifests: Manifests, children: Mapping[Ref, Child]
+    ) -> AbstractContextManager[Queued | None]:
+        """Reserve a slot if this pass begins a rollout; the context is why it must not."""
+        live = own_deployment(resource, children)
+        if spec.paused and live is not None and live.revision:  # else its controller would create no replica at all
+            return nullcontext(PAUSED)
+        is_beginning = live is not None and begins_rollout(live, template_digest=manifests.template_digest)
+        return self._slots.requested(resource) if is_beginning else nullcontext()
 
     async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
         if self._capacity is None:

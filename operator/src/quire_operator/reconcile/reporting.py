@@ -53,6 +53,7 @@ class Reporter:
             fought_over=state.repairs.contests(now),
             nonblocking=result.nonblocking or mixed,
             rival=rival,
+            queued=result.queued,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         if state.status is not None and state.status[0] == wanted and state.status[1] != resource.status != wanted:

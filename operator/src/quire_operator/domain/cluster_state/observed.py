@@ -13,6 +13,7 @@ from quire_operator.domain.resource.names import (
     ANNOTATION_REFRESH_MODEL,
     ANNOTATION_SENIORITY,
     ANNOTATION_SERVED_NAME,
+    ANNOTATION_TEMPLATE,
     API_VERSION,
     KIND,
     LABEL_DEPLOYMENT,
@@ -20,6 +21,7 @@ from quire_operator.domain.resource.names import (
 
 JSON = Mapping[str, object]
 _MAX_ANNOTATION, _MAX_VERSION = 128, 128
+_PAUSED = ("f:spec", "f:paused")
 
 _FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
 """Kinds whose spec its own controllers write to (a claim's volume): what is foreign there is as it should be."""
@@ -106,11 +108,15 @@ class DeploymentState:
     progressing: Condition | None
     failure: Condition | None
     """ReplicaFailure: pods can't even be created."""
+    template_digest: str = ""
+    """Of the pod template that we applied last; empty if an older operator did."""
+    is_held: bool = False
+    """True if we paused it, so that its newest template replaces no pods yet."""
 
     @property
     def is_rolling(self) -> bool:
         """Whether pods of an older template are left, or the controller has not yet looked at the newest one."""
-        return self.observed_generation < self.generation or self.updated < self.replicas
+        return not self.is_held and (self.observed_generation < self.generation or self.updated < self.replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +230,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
     """An object of one of the kinds we make."""
     metadata = _map(body, "metadata")
     annotations = _map(metadata, "annotations") if kind == "Service" else {}
+    foreign = foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else ()
     return Child(
         ref=Ref(kind, _text(metadata, "name")),
         uid=_text(metadata, "uid"),
@@ -231,8 +238,8 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         owner=_controller(metadata),
         deleting="deletionTimestamp" in metadata,
         fingerprint=fingerprint(body),
-        foreign=foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else (),
-        deployment=_deployment(body) if kind == "Deployment" else None,
+        foreign=foreign,
+        deployment=_deployment(body, foreign) if kind == "Deployment" else None,
         served_name=_text(annotations, ANNOTATION_SERVED_NAME),
         seniority=_seniority(metadata, annotations),
     )
@@ -280,7 +287,7 @@ def _controller(metadata: JSON) -> Owner | None:
     return None
 
 
-def _deployment(body: JSON) -> DeploymentState:
+def _deployment(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
     metadata, spec, status = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
     conditions = {_text(c, "type"): _condition(c) for c in _maps(status, "conditions")}
     return DeploymentState(
@@ -294,6 +301,8 @@ def _deployment(body: JSON) -> DeploymentState:
         revision=_text(_map(metadata, "annotations"), "deployment.kubernetes.io/revision"),
         progressing=conditions.get("Progressing"),
         failure=conditions.get("ReplicaFailure"),
+        template_digest=_text(_map(metadata, "annotations"), ANNOTATION_TEMPLATE),
+        is_held=spec.get("paused") is True and not any(field.path == _PAUSED for field in foreign),
     )
 
 

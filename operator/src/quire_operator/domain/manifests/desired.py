@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from json import dumps
 from math import ceil
+from typing import Any
 
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Ref
@@ -40,7 +41,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Equal for equal bodies."""
-        return blake2b(dumps(self.body, sort_keys=True).encode(), digest_size=12).hexdigest()
+        return _digest(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,18 @@ class Manifests:
     def deployment(self) -> Manifest:
         """The Deployment, which every LLMDeployment has."""
         return next(manifest for manifest in self if manifest.ref.kind == "Deployment")
+
+    @property
+    def template_digest(self) -> str:
+        """Return text that is equal for equal pod templates."""
+        metadata: Any = self.deployment.body["metadata"]
+        return str(metadata["annotations"][names.ANNOTATION_TEMPLATE])
+
+    def held(self) -> "Manifests":
+        """Return the same with a Deployment that is scaled, and replaces no replicas."""
+        body: Any = self.deployment.body
+        held = Manifest(ref=self.deployment.ref, body={**body, "spec": {**body["spec"], "paused": True}})
+        return Manifests(children=tuple(held if child.ref == held.ref else child for child in self))
 
 
 NO_FEATURES = ClusterFeatures()
@@ -252,7 +265,11 @@ def _deployment(parent: Parent) -> Content:
         "revisionHistoryLimit": 3,
         "template": parent.template,
     }
-    return Content(fields={"spec": deployment})
+    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: _digest(parent.template)})
+
+
+def _digest(body: JSON) -> str:
+    return blake2b(dumps(body, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def progress_deadline_seconds(spec: Spec) -> int:

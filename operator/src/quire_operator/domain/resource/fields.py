@@ -159,6 +159,14 @@ class Fields:
             return default
         return value
 
+    def flag(self, key: str) -> bool:
+        """Return true or false; absent is false."""
+        value = self.raw(key)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        self.problem(key, f"must be true or false, got {shown(value)}")
+        return False
+
     def duration(self, key: str, *, default: float, minimum: float = 0.0, maximum: float = 86_400.0) -> float:
         """Seconds of a duration string."""
         value = self.raw(key)

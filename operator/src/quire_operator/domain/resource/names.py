@@ -22,6 +22,8 @@ LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 ANNOTATION_REFRESH_MODEL = "quire.dev/refresh-model"
 """Of an LLMDeployment: another value makes the operator resolve a moving model source again."""
+ANNOTATION_TEMPLATE = "quire.dev/template"
+"""Of a Deployment: the digest of the pod template that was applied to it."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 HEADLESS_SUFFIX, CACHE_CLAIM_SUFFIX = "-headless", "-models"

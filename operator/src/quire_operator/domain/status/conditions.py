@@ -42,6 +42,14 @@ class BlockingCondition:
         return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """Why a rollout does not begin yet."""
+
+    reason: str
+    message: str
+
+
 class MetricsReason(StrEnum):
     """Reasons of the condition Autoscaling while the autoscaler lacks metrics."""
 
@@ -89,6 +97,8 @@ class View:
     """Why something that replicas serve without is not as desired."""
     rival: str | None = None
     """Why requests for the served name go to another LLMDeployment; None if they come to this one."""
+    queued: Queued | None = None
+    """Why a newer pod template replaces no replicas yet."""
     fought_over: str = ""
     """What others change again and again as often as it is set back."""
 
@@ -239,6 +249,8 @@ def _progressing(view: View, failure: Failure | None) -> ConditionState:
         message = rollout.overdue(deployment, view.pods, deadline_seconds=seconds, failure=failure)
     elif failure is not None:
         is_true, reason, message = False, failure.reason, failure.message
+    elif view.queued is not None:
+        reason, message = view.queued.reason, view.queued.message
     elif deployment is not None:
         finished = not deployment.is_rolling and deployment.ready >= deployment.replicas_asked
         done = finished and deployment.replicas == deployment.replicas_asked
