@@ -151,9 +151,16 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
         drain_timeout_seconds: float = 5.0,
         tls: TlsFiles | None = None,
         api_key_file: Path | None = None,
+        max_connections: int = 100,
         **options: object,
     ) -> Harness:
-        defaults = {"max_body_bytes": 2**24, "hold_limit": 10, "hold_timeout_seconds": 5.0, "max_attempts": 3}
+        defaults = {
+            "max_body_bytes": 2**24,
+            "body_memory_bytes": 2**26,
+            "hold_limit": 10,
+            "hold_timeout_seconds": 5.0,
+            "max_attempts": 3,
+        }
         config = Config(
             host="127.0.0.1",
             port=0,
@@ -163,6 +170,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
             log_level="info",
             tls=tls,
             api_key_file=api_key_file,
+            max_connections=max_connections,
         )
         discovery = PushedDiscovery()
         gateway = Gateway(config, discovery)

@@ -147,16 +147,84 @@ async def test_busy_everywhere_is_passed_on_with_its_retry_after(gateway, replic
     assert len(one.bodies) == len(two.bodies) == 1
 
 
-async def test_request_that_kills_replicas_is_not_sent_to_a_third(gateway, replicas):
+def refusing(code: str):
+    async def answer(request):
+        return web.json_response({"error": {"message": "no", "code": code}}, status=503)
+
+    return answer
+
+
+KILLED = [hang_up, die_in_the_body, refusing("engine_stopped")]
+KILLED_IDS = ["replica hangs up", "replica dies in the body", "engine process died"]
+
+
+@pytest.mark.parametrize("behaviour", KILLED, ids=KILLED_IDS)
+async def test_request_that_kills_replicas_is_not_sent_to_a_third(gateway, replicas, behaviour):
     fleet = [await replicas(name) for name in "abcd"]
     for replica in fleet:
-        replica.behaviour = hang_up
+        replica.behaviour = behaviour
     await gateway.push(chat=[replica.endpoint() for replica in fleet])
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
+        body = await response.json()
+
+    assert (response.status, body["error"]["code"]) == (502, "replica_failed")
+    assert response.headers["x-should-retry"] == "false"
+    assert sum(len(replica.bodies) for replica in fleet) == 2
+
+
+@pytest.mark.parametrize("behaviour", KILLED, ids=KILLED_IDS)
+async def test_request_that_killed_the_only_replica_is_not_held(gateway, replicas, behaviour):
+    chat = await replicas("chat-0")
+    chat.behaviour = behaviour
+    await gateway.push(chat=[chat.endpoint()])
 
     status, body = await gateway.complete()
 
     assert (status, body["error"]["code"]) == (502, "replica_failed")
-    assert sum(len(replica.bodies) for replica in fleet) == 2
+    assert len(chat.bodies) == 1
+    assert await gateway.metric("quire_gateway_hold_failures_total") == 0
+
+
+async def test_request_that_killed_an_engine_is_tried_once_more_only(gateway, replicas):
+    """The second replica is restarting: the request is not held until it, or the first one, is ready again."""
+    killed, restarting = await replicas("killed"), await replicas("restarting")
+    killed.behaviour, restarting.behaviour = refusing("engine_stopped"), refusing("engine_restarting")
+    await gateway.push(chat=[killed.endpoint(), restarting.endpoint()])
+
+    status, body = await gateway.complete()
+
+    assert (status, body["error"]["code"]) == (502, "replica_failed")
+    assert len(killed.bodies) == 1
+
+
+async def test_request_that_never_ran_is_held_until_the_engine_is_back(gateway, replicas):
+    chat = await replicas("chat-0")
+    chat.behaviour = refusing("engine_restarting")
+    await gateway.push(chat=[chat.endpoint()])
+    call = asyncio.create_task(gateway.complete())
+    while gateway.gateway.metrics.held.get("chat", 0) != 1:
+        await asyncio.sleep(0.005)
+
+    chat.behaviour = chat.say_name
+
+    assert (await call)[0] == 200
+
+
+@pytest.mark.parametrize("text", [b"", b"null", b'{"error": "engine_stopped"}', b"[" * 10_000, b"\xff"])
+async def test_unavailable_answer_of_another_shape_is_tried_elsewhere(gateway, replicas, text):
+    bad, good = await replicas("bad"), await replicas("good")
+    good.load |= {"running": 50}
+
+    async def answer(request):
+        return web.Response(status=503, body=text)
+
+    bad.behaviour = answer
+    await gateway.push(chat=[bad.endpoint(), good.endpoint()])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+
+    assert (await gateway.complete())[1]["served_by"] == "good"
 
 
 async def test_connection_that_was_closed_while_idle_costs_no_request(gateway, replicas):

@@ -24,7 +24,9 @@ from quire_common.logs import set_up_logging
 from quire_common.tls import ReloadingTls
 from quire_gateway import __version__
 from quire_gateway.app import Site, build_app
+from quire_gateway.bodies import BodyMemory
 from quire_gateway.config import FLAGS, Config, FileSource, parse_config
+from quire_gateway.connections import Connections
 from quire_gateway.endpoints import Discovery, Snapshot
 from quire_gateway.endpoints.file import FileDiscovery
 from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
@@ -50,7 +52,8 @@ class Gateway:
         self._config, self._discovery = config, discovery
         self._stack = AsyncExitStack()
         self.fleet = Fleet(on_gone=lambda backend: self.metrics.forget(backend))
-        self.metrics = Metrics(self.fleet)
+        self.body_memory = BodyMemory(config.proxy.body_memory_bytes)
+        self.metrics = Metrics(self.fleet, self.body_memory)
         self.site = Site(fleet=self.fleet, metrics=self.metrics)
         self._logged: dict[str, int] | None = None
 
@@ -61,23 +64,33 @@ class Gateway:
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
         queue = HoldQueue(self.fleet, options, self.metrics)
-        self.proxy = Proxy(fleet=self.fleet, session=session, options=options, metrics=self.metrics, queue=queue)
+        self.proxy = Proxy(
+            fleet=self.fleet,
+            session=session,
+            options=options,
+            metrics=self.metrics,
+            queue=queue,
+            memory=self.body_memory,
+        )
         app = build_app(
             fleet=self.fleet,
             site=self.site,
             proxy=self.proxy,
             metrics=self.metrics,
-            max_body_bytes=options.max_body_bytes,
             hold_timeout_seconds=options.hold_timeout_seconds,
             keys=keys,
         )
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CANCEL_SECONDS)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CANCEL_SECONDS)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         context = None if tls is None else tls.listener_context
-        self._site = web.TCPSite(runner, self._config.host, self._config.port, backlog=1024, ssl_context=context)
+        server = runner.server
+        assert server is not None
+        self.connections = Connections(server, limit=self._config.max_connections)
         try:
-            await self._site.start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                self.connections, self._config.host, self._config.port, backlog=1024, ssl=context
+            )
         except OSError as error:
             await self._stack.aclose()
             address = f"{self._config.host}:{self._config.port}"
@@ -89,12 +102,12 @@ class Gateway:
         ]
         for task in self._tasks:
             task.add_done_callback(_exit_on_failure)
-        return int(runner.addresses[0][1])
+        return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Stop: turn unready, accept no connections, finish running requests, cancel the rest when the time is up."""
         self.site.draining = True
-        await self._site.stop()
+        self._listener.close()
         running = self.proxy.running
         deadline = monotonic() + self._config.drain_timeout_seconds
         if running:

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 from quire_common.contract.gateway import LIVE_PATH, REQUESTS_PATH
 from quire_common.key_file import KeyFile, bearer_token
 from quire_gateway import headers
+from quire_gateway.connections import is_surplus, track_requests
 from quire_gateway.errors import BadRequest, GatewayError, NoReplica, NotFound, Unauthorized, UnknownModel
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
@@ -79,18 +80,17 @@ def build_app(
     site: Site,
     proxy: Proxy,
     metrics: Metrics,
-    max_body_bytes: int,
     hold_timeout_seconds: float,
     keys: KeyFile | None = None,
 ) -> web.Application:
     """Return the application: all routes, and middlewares for errors, API keys and the first snapshot."""
     access = [] if keys is None else [_require_key(keys)]
-    middlewares = [_errors(metrics), *access, _wait_for_models(fleet, hold_timeout_seconds)]
-    app = web.Application(client_max_size=max_body_bytes, middlewares=middlewares)
+    middlewares = [_errors(metrics), track_requests(OPEN_PATHS), *access, _wait_for_models(fleet, hold_timeout_seconds)]
+    app = web.Application(middlewares=middlewares)
 
     async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "quire-gateway"
-        if site.draining:
+        if site.draining or is_surplus(request):
             response.headers["Connection"] = "close"
             response.force_close()
 
@@ -176,6 +176,8 @@ def _error_response(request: web.Request, error: GatewayError, *, status: int) -
     response.headers[headers.REQUEST_ID] = headers.request_id(request.headers)
     if error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(error.retry_after_seconds)
+    if error.should_retry is not None:
+        response.headers["x-should-retry"] = str(error.should_retry).lower()
     if isinstance(error, Unauthorized):
         response.headers["WWW-Authenticate"] = "Bearer"
     return response

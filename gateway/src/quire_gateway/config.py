@@ -16,6 +16,8 @@ class ProxyOptions:
     """The treatment of a request."""
 
     max_body_bytes: int
+    body_memory_bytes: int
+    """The bodies of all requests in flight together."""
     hold_limit: int
     """Requests per model that may wait for a replica."""
     hold_timeout_seconds: float
@@ -50,6 +52,7 @@ class Config:
     proxy: ProxyOptions
     drain_timeout_seconds: float
     log_level: str
+    max_connections: int = 2048
     tls: TlsFiles | None = None
     """None: plain HTTP."""
     api_key_file: Path | None = None
@@ -78,6 +81,8 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
             _flag("ssl-certfile", PathName(readable=True), "serve HTTPS with this certificate and its chain, in PEM; "
                   "reloaded when it changes", unset="plain HTTP"),
             _flag("ssl-keyfile", PathName(readable=True), "the private key, in PEM", unset="in the certificate's file"),
+            _flag("max-connections", Integer(1, 10**6), "the number of client connections; at the bound, the one that "
+                  "has been idle the longest is closed", "2048"),
             _flag("api-key-file", PathName(readable=True), "require one of the keys in this file, one per line, on all "
                   "paths but the probes, /metrics and /requests; reloaded when it changes. The client's key is passed "
                   "on to the replica", unset="open to all"),
@@ -91,6 +96,8 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
         ),
         "Requests": (
             _flag("max-body-bytes", Size(1024, 2**31), "answer larger request bodies with 413", "16MiB"),
+            _flag("body-memory", Size(1024, 2**40), "the memory for the bodies of all requests that arrive, wait or "
+                  "are sent; a body that does not fit is answered with 503 and Retry-After", "96MiB"),
             _flag("hold-limit", Integer(0, 10**6), "the number of requests per model that may wait for a replica",
                   "1000"),
             _flag("hold-timeout", Duration(maximum=_DAY_SECONDS), "how long a request waits for a replica before it is "
@@ -121,6 +128,8 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     """Return the configuration, or raise ``FlagsError`` with every problem."""
     values = FLAGS.read(argv, environ)
     source, tls = _source(values), _tls(values)
+    if values["body-memory"] < values["max-body-bytes"]:
+        values.problems.append("--body-memory must be at least --max-body-bytes, or the largest bodies never fit")
     values.check()
     return Config(
         host=values["host"],
@@ -128,12 +137,14 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         source=source,
         proxy=ProxyOptions(
             max_body_bytes=values["max-body-bytes"],
+            body_memory_bytes=values["body-memory"],
             hold_limit=values["hold-limit"],
             hold_timeout_seconds=values["hold-timeout"],
             max_attempts=values["max-attempts"],
         ),
         drain_timeout_seconds=values["drain-timeout"],
         log_level=values["log-level"],
+        max_connections=values["max-connections"],
         tls=tls,
         api_key_file=values["api-key-file"],
     )

@@ -8,7 +8,9 @@
     ├── UnknownModel           404
     ├── NotFound               404  an unknown path
     ├── NoReplica              503  no replica became ready in time, or too many requests wait; with Retry-After
-    ├── UpstreamFailed         502  a replica accepted the request and died before it answered
+    ├── BodyMemoryFull         503  the bodies of the requests in flight use all memory for bodies; with Retry-After
+    ├── TooManyConnections     503  a connection beyond the bound; with Retry-After
+    ├── UpstreamFailed         502  replicas died while they worked on the request; clients should not repeat it
     └── ShuttingDown           503  this gateway stops before an answer came
 
 Errors in the configuration are ``quire_common.errors.ConfigurationError``: exit code 2, with every problem. Any other
@@ -27,6 +29,8 @@ class GatewayError(Exception):
     type = "internal_error"
     code: str | None = None
     param: str | None = None
+    should_retry: bool | None = None
+    """The header ``x-should-retry``, which OpenAI's clients follow; None leaves the decision to the client."""
 
     def __init__(self, message: str, *, retry_after_seconds: int | None = None) -> None:
         super().__init__(message)
@@ -101,12 +105,29 @@ class NoReplica(GatewayError):
     code = "no_replica_ready"
 
 
+class BodyMemoryFull(GatewayError):
+    """A body for which there is no memory now."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "body_memory_full"
+
+
+class TooManyConnections(GatewayError):
+    """A request on a connection beyond the bound."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "too_many_connections"
+
+
 class UpstreamFailed(GatewayError):
-    """A replica that died after it accepted the request."""
+    """A request whose replicas died while they worked on it."""
 
     status = 502
     type = "upstream_error"
     code = "replica_failed"
+    should_retry = False
 
 
 class ShuttingDown(GatewayError):

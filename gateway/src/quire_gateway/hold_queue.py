@@ -1,7 +1,8 @@
 """Requests that wait because no replica of their model can serve them: at zero replicas, or while all restart.
 
-Under ``proxy``. The queue is bounded in number per model, in time, and in bytes. A request is woken when discovery
-brings a replica, and tries again every half second, because a replica that failed may answer again unannounced.
+Under ``proxy``. The queue is bounded in number per model and in time; ``bodies`` bounds its memory. A request is woken
+when discovery brings a replica, and tries again every half second, because a replica that failed may answer again
+unannounced.
 """
 
 import asyncio
@@ -15,8 +16,6 @@ from quire_gateway.fleet import Fleet, Pool
 from quire_gateway.metrics import Metrics
 
 RETRY_AFTER_SECONDS = 5
-MAX_HELD_BYTES = 96 * 2**20
-"""The request bodies of all models together. The chart limits a gateway to 256 MiB of memory."""
 _RETRY_SECONDS = 0.5
 
 
@@ -25,34 +24,31 @@ class HoldQueue:
 
     def __init__(self, fleet: Fleet, options: ProxyOptions, metrics: Metrics) -> None:
         self._fleet, self._options, self._metrics = fleet, options, metrics
-        self._held_bytes = 0
 
     @contextmanager
-    def ticket(self, pool: Pool, *, size_bytes: int) -> Iterator["HoldTicket"]:
+    def ticket(self, pool: Pool) -> Iterator["HoldTicket"]:
         """Give one request the right to wait; it counts as held only while it waits."""
         deadline = monotonic() + self._options.hold_timeout_seconds
-        ticket = HoldTicket(self, pool, deadline=deadline, size_bytes=size_bytes)
+        ticket = HoldTicket(self, pool, deadline=deadline)
         try:
             yield ticket
         finally:
             ticket.close()
 
-    def count_in(self, model: str, size_bytes: int) -> None:
+    def count_in(self, model: str) -> None:
         """Count one more held request, or raise ``NoReplica`` if the queue is full."""
         held = self._metrics.held.get(model, 0)
-        if held >= self._options.hold_limit or self._held_bytes + size_bytes > MAX_HELD_BYTES:
+        if held >= self._options.hold_limit:
             self._metrics.hold_failures.labels(model, "limit").inc()
             raise NoReplica(
                 f"no replica of {model} is ready, and the queue is full: {held} requests already wait for one",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._metrics.held[model] = held + 1
-        self._held_bytes += size_bytes
 
-    def count_out(self, model: str, size_bytes: int) -> None:
+    def count_out(self, model: str) -> None:
         """Count one held request less."""
         self._metrics.held[model] -= 1
-        self._held_bytes -= size_bytes
 
     def is_known(self, pool: Pool) -> bool:
         """Return whether the model is still served."""
@@ -70,14 +66,14 @@ class HoldQueue:
 class HoldTicket:
     """The right of one request to wait in the queue."""
 
-    def __init__(self, queue: HoldQueue, pool: Pool, *, deadline: float, size_bytes: int) -> None:
-        self._queue, self._pool, self._deadline, self._size_bytes = queue, pool, deadline, size_bytes
+    def __init__(self, queue: HoldQueue, pool: Pool, *, deadline: float) -> None:
+        self._queue, self._pool, self._deadline = queue, pool, deadline
         self._is_held = False
 
     async def wait(self, *, cause: str | None) -> None:
         """Wait until a retry makes sense. Raise when time is up, the queue is full, or the model is gone."""
         if not self._is_held:
-            self._queue.count_in(self._pool.model, self._size_bytes)
+            self._queue.count_in(self._pool.model)
             self._is_held = True
         left = self._deadline - monotonic()
         if left <= 0:
@@ -95,4 +91,4 @@ class HoldTicket:
         """End the wait: the request found a replica, or its client left."""
         if self._is_held:
             self._is_held = False
-            self._queue.count_out(self._pool.model, self._size_bytes)
+            self._queue.count_out(self._pool.model)

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from quire_gateway.bodies import BodyMemory
 from quire_gateway.fleet import Backend, Fleet
 
 # Otherwise each counter has a second series with its creation time, which is not used.
@@ -22,7 +23,7 @@ _DURATION = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 class Metrics:
     """The counters and histograms, and the gauges that are computed from the fleet at a scrape."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, memory: BodyMemory) -> None:
         self.registry = CollectorRegistry()
         self._fleet = fleet
         self.held: dict[str, int] = {}
@@ -42,7 +43,7 @@ class Metrics:
             "time_to_first_byte_seconds", "Time until the first byte of a replica's answer.", *_FIRST_BYTE
         )
         self.duration = self._histogram("request_duration_seconds", "Time until the end of the answer.", *_DURATION)
-        self.registry.register(_Gauges(fleet, self.held))
+        self.registry.register(_Gauges(fleet, self.held, memory))
 
     def render(self) -> bytes:
         """Return the page for Prometheus."""
@@ -72,8 +73,8 @@ class Metrics:
 class _Gauges(Collector):
     """A collector of gauges, computed from the fleet at each scrape."""
 
-    def __init__(self, fleet: Fleet, held: dict[str, int]) -> None:
-        self._fleet, self._held = fleet, held
+    def __init__(self, fleet: Fleet, held: dict[str, int], memory: BodyMemory) -> None:
+        self._fleet, self._held, self._memory = fleet, held, memory
 
     def collect(self) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
@@ -94,4 +95,7 @@ class _Gauges(Collector):
                 states["terminating" if terminating else "ready" if backend.is_ready else "not_ready"] += 1
             for state, count in states.items():
                 endpoints.add_metric((model, state), count)
-        yield from (in_flight, held, endpoints)
+        bodies = GaugeMetricFamily(
+            "quire_gateway_body_bytes", "Memory of the request bodies in flight.", value=self._memory.used_bytes
+        )
+        yield from (in_flight, held, endpoints, bodies)

@@ -30,11 +30,11 @@ def prompt_bytes(prompt: Prompt) -> int:
 
 def prompt_blocks(prompt: Prompt) -> tuple[int, ...]:
     """Return a hash for each whole block of the prompt's text, each over its block and all blocks before it."""
-    text = bytes(prompt.messages) or bytes(prompt.prompt)
+    text = memoryview(prompt.messages) if memoryview(prompt.messages).nbytes else memoryview(prompt.prompt)
     chain = hash(bytes(prompt.cache_salt))
     blocks = []
     for start in range(0, min(len(text) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
-        chain = hash((chain, text[start : start + BLOCK_BYTES]))
+        chain = hash((chain, bytes(text[start : start + BLOCK_BYTES])))
         blocks.append(chain)
     return tuple(blocks)
 

@@ -5,7 +5,6 @@ with an error event and no ``[DONE]``. When a client disconnects, the replica's 
 """
 
 import asyncio
-import io
 import logging
 from dataclasses import dataclass
 from time import monotonic
@@ -16,14 +15,14 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
+from quire_common.contract.engine import ENGINE_STOPPED
 from quire_common.routing.balance import Hold
 from quire_gateway import headers, sse
+from quire_gateway.bodies import Body, BodyMemory, BodyPayload
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
     BadRequest,
-    BodyTooLarge,
     GatewayError,
-    RequestTimeout,
     ShuttingDown,
     UnknownModel,
     UpstreamFailed,
@@ -39,11 +38,15 @@ MODEL = web.RequestKey("model", str)
 _GENERATING = "/v1/"
 _BUSY = 429
 _UNAVAILABLE = 503
+_LOST = frozenset({"stale", "disconnected", "engine_stopped"})
+"""The reasons of attempts that may have been under way when the replica, or its engine process, died."""
+_MAX_LOST_ATTEMPTS = 2
+"""The number of such attempts after which a request fails, because it may be what kills replicas."""
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
 """Shorter answers of a known length are read whole before the first byte is forwarded."""
-_LARGE_BODY_BYTES = 2**20
-_READ_SECONDS = 60.0
+_LARGE_BODY_BYTES = 2**16
+"""Larger bodies are sent in pieces."""
 _STALE_SECONDS = 0.05
 """An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 
@@ -78,6 +81,27 @@ class _Peek(Prompt):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _PeekedPrompt:
+    """The model and the prompt of a body. It refers to no part of the body, which can be freed."""
+
+    model: str
+    num_bytes: int
+    blocks: tuple[int, ...]
+
+
+class _Error(msgspec.Struct):
+    """The field of an error that the gateway reads."""
+
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    """The body of an error answer."""
+
+    error: _Error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
     """One request after its body was read."""
 
@@ -85,7 +109,7 @@ class _Call:
     pool: Pool
     ticket: HoldTicket
     """Its right to wait while no replica can serve it."""
-    body: bytes
+    body: Body
     prompt_tokens: float
     """The probable number of tokens of its prompt."""
     blocks: tuple[int, ...]
@@ -108,10 +132,17 @@ class Proxy:
     """The forwarding of requests. ``cancelling`` is set when the drain time is over: then running requests fail."""
 
     def __init__(
-        self, *, fleet: Fleet, session: aiohttp.ClientSession, options: ProxyOptions, metrics: Metrics, queue: HoldQueue
+        self,
+        *,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        options: ProxyOptions,
+        metrics: Metrics,
+        queue: HoldQueue,
+        memory: BodyMemory,
     ) -> None:
         self._fleet, self._session, self._options = fleet, session, options
-        self._metrics, self._queue = metrics, queue
+        self._metrics, self._queue, self._memory = metrics, queue, memory
         self.cancelling = False
         self.running: set[asyncio.Task[object]] = set()
 
@@ -133,22 +164,26 @@ class Proxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         started = monotonic()
-        body = await self._read(request)
-        peek, model = _peek(body)
-        pool = self._pool(model)
-        request[MODEL] = pool.model
-        if not request.path.startswith(_GENERATING):
-            # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
-            peek = Prompt()
+        body = Body(self._memory)
         try:
-            with self._queue.ticket(pool, size_bytes=len(body)) as ticket:
+            await body.read(request, max_bytes=self._options.max_body_bytes)
+            return await self._forward_body(request, body, started)
+        finally:
+            body.release()
+
+    async def _forward_body(self, request: web.Request, body: Body, started: float) -> web.StreamResponse:
+        prompt = _prompt_of(body.data, is_generating=request.path.startswith(_GENERATING))
+        pool = self._pool(prompt.model)
+        request[MODEL] = pool.model
+        try:
+            with self._queue.ticket(pool) as ticket:
                 call = _Call(
                     request=request,
                     pool=pool,
                     ticket=ticket,
                     body=body,
-                    prompt_tokens=pool.prompt_tokens(prompt_bytes(peek)),
-                    blocks=prompt_blocks(peek),
+                    prompt_tokens=pool.prompt_tokens(prompt.num_bytes),
+                    blocks=prompt.blocks,
                     id=headers.request_id(request.headers),
                     started=started,
                 )
@@ -160,19 +195,6 @@ class Proxy:
         finally:
             self._metrics.duration.labels(pool.model).observe(monotonic() - started)
 
-    async def _read(self, request: web.Request) -> bytes:
-        try:
-            async with asyncio.timeout(_READ_SECONDS):
-                return await request.read()
-        except TimeoutError:
-            raise RequestTimeout(f"the request body did not arrive within {_READ_SECONDS:.0f} s") from None
-        except web.HTTPRequestEntityTooLarge:
-            limit = self._options.max_body_bytes
-            raise BodyTooLarge(f"the request body is larger than this gateway's limit of {limit} bytes") from None
-        except web.RequestPayloadError as error:
-            reason = " ".join(str(error).split())
-            raise BadRequest(f"the request body is incomplete or cannot be decompressed: {reason}") from None
-
     def _pool(self, model: str) -> Pool:
         pool = self._fleet.pools.get(model)
         if pool is None:
@@ -181,28 +203,42 @@ class Proxy:
         return pool
 
     async def _serve(self, call: _Call) -> web.StreamResponse:
-        """Try one replica after the other until one answers; hold the request while none can."""
+        """Try one replica after the other until one answers; hold the request while none can.
+
+        A request that was under way on a replica that died may have killed it. It is tried on one other replica at
+        most, and it is not held until a replica is ready again.
+        """
         tried: set[str] = set()
         failure: _FailedAttempt | None = None
-        disconnected = stale = False
+        lost = 0
+        is_suspect = stale = False
         while True:
             choice = self._pick(call, tried)
             if isinstance(choice, Hold):
                 if failure is not None and failure.reason == "busy" and failure.answer is not None:
                     self._metrics.errors.labels(call.pool.model, str(_BUSY), failure.reason).inc()
                     return failure.answer
+                if is_suspect:
+                    raise UpstreamFailed(
+                        f"a replica of {call.pool.model} died while it worked on this request, and no other replica "
+                        "is ready; the request is not tried again, because it may be the cause"
+                    )
                 await call.ticket.wait(cause=None if failure is None else failure.cause)
                 tried.clear()
                 continue
             outcome = await self._attempt(call, choice)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
+            lost += outcome.reason in _LOST
+            if lost == _MAX_LOST_ATTEMPTS:
+                raise UpstreamFailed(
+                    f"two replicas of {call.pool.model} died while they worked on this request; the request is not "
+                    "tried again, because it may be the cause"
+                )
             if outcome.reason == "stale" and not stale:
                 stale = True
                 continue
-            if outcome.reason == "disconnected" and disconnected:
-                raise UpstreamFailed(f"two replicas of {call.pool.model} died while they worked on this request")
-            disconnected |= outcome.reason == "disconnected"
+            is_suspect |= outcome.reason in _LOST
             failure = outcome
             tried.add(choice.endpoint.id)
             self._metrics.retries.labels(call.pool.model, outcome.reason).inc()
@@ -221,7 +257,7 @@ class Proxy:
                 upstream = await self._session.post(
                     # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
                     URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
-                    data=io.BytesIO(call.body) if len(call.body) > _LARGE_BODY_BYTES else call.body,
+                    data=_payload(call.body),
                     headers=headers.to_replica(call.request.headers, request_id=call.id),
                     allow_redirects=False,
                     trace_request_ctx=connection,
@@ -273,6 +309,7 @@ class Proxy:
     def _accepted(self, call: _Call, backend: Backend, status: int) -> None:
         """Record that the replica accepted the request: from here on no other replica is tried."""
         call.ticket.close()
+        call.body.release()
         backend.record_answer()
         self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
 
@@ -283,9 +320,15 @@ class Proxy:
             body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
         except (aiohttp.ClientError, ValueError):
             body = b""
+        if upstream.status == _BUSY:
+            reason, cause = "busy", f"answered {upstream.status}"
+        elif _error_code(body) == ENGINE_STOPPED:
+            reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
+        else:
+            reason, cause = "unavailable", f"answered {upstream.status}"
         return _FailedAttempt(
-            reason="busy" if upstream.status == _BUSY else "unavailable",
-            cause=f"answered {upstream.status}",
+            reason=reason,
+            cause=cause,
             answer=web.Response(
                 status=upstream.status,
                 headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
@@ -362,8 +405,20 @@ async def _abort(request: web.Request, response: web.StreamResponse, error: Gate
         request.transport.abort()
 
 
-def _peek(body: bytes) -> tuple[Prompt, str]:
-    """Return a body's prompt and model. The replica validates everything else."""
+def _error_code(body: bytes) -> str | None:
+    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _payload(body: Body) -> BodyPayload | bytes:
+    return BodyPayload(body) if len(body.data) > _LARGE_BODY_BYTES else bytes(body.data)
+
+
+def _prompt_of(body: bytearray, *, is_generating: bool) -> _PeekedPrompt:
+    """Return a body's model and prompt. The replica validates everything else."""
     try:
         peek = msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
@@ -374,4 +429,6 @@ def _peek(body: bytes) -> tuple[Prompt, str]:
         raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
     if not peek.model:
         raise BadRequest('the body names no "model"', param="model", code="missing_required_parameter")
-    return peek, peek.model
+    # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
+    prompt = peek if is_generating else Prompt()
+    return _PeekedPrompt(model=peek.model, num_bytes=prompt_bytes(prompt), blocks=prompt_blocks(prompt))

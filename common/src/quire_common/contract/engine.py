@@ -15,6 +15,9 @@ LIVE_PATH = "/livez"
 METRICS_PATH = "/metrics"
 CONFIG_ERROR_EXIT_CODE = 2
 """The exit code of errors that no restart fixes: a wrong flag, a model that cannot be served."""
+ENGINE_STOPPED = "engine_stopped"
+"""The code of a 503 for a request that was under way when the engine process died. A request that never reached the
+process gets another code, for example ``engine_restarting``."""
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"

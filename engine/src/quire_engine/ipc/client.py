@@ -9,6 +9,7 @@ from secrets import randbits
 from time import monotonic
 from typing import Protocol
 
+from quire_common.contract.engine import ENGINE_STOPPED
 from quire_engine.config import EngineConfig
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
@@ -287,7 +288,7 @@ class EngineClient:
             stream.fail(
                 Unavailable(
                     f"the engine stopped while this request was under way: {reason}",
-                    code="engine_stopped",
+                    code=ENGINE_STOPPED,
                     retry_after_seconds=_RETRY_AFTER_SECONDS,
                 )
             )

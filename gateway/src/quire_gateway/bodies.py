@@ -1,0 +1,127 @@
+"""The bodies of requests: one copy of each, within one budget of memory, freed as soon as no retry can follow.
+
+Under ``proxy``. A body counts from its first byte, whether its request is uploading, held or being sent. The budget is
+one for all models, because all bodies share the memory of one process.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import payload, web
+from aiohttp.abc import AbstractStreamWriter
+
+from quire_gateway.errors import BadRequest, BodyMemoryFull, BodyTooLarge, RequestTimeout
+
+_READ_SECONDS = 60.0
+_RETRY_AFTER_SECONDS = 2
+_CHUNK_BYTES = 2**18
+
+
+class BodyMemory:
+    """The memory that the bodies of all requests in flight may use together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def reserve(self, size_bytes: int, *, upcoming_bytes: int = 0) -> None:
+        """Reserve memory. Raise ``BodyMemoryFull`` if it, or what is announced to follow, does not fit."""
+        if self.used_bytes + size_bytes + upcoming_bytes > self._limit_bytes:
+            raise BodyMemoryFull(
+                f"the bodies of the requests in flight use {self.used_bytes} of this gateway's {self._limit_bytes} "
+                "bytes, and this body does not fit in addition",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        self.used_bytes += size_bytes
+
+    def free(self, size_bytes: int) -> None:
+        """Return reserved memory."""
+        self.used_bytes -= size_bytes
+
+
+class Body:
+    """The body of one request. It is freed on ``release``, or when an attempt that still sends it has ended."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self._reserved_bytes = 0
+        self._data = bytearray()
+        self._sends = 0
+        self._is_released = False
+
+    @property
+    def data(self) -> bytearray:
+        """The bytes; empty after the release."""
+        return self._data
+
+    async def read(self, request: web.Request, *, max_bytes: int) -> None:
+        """Read the whole body. Raise ``GatewayError`` if it is too large, too slow or broken, or memory is short."""
+        try:
+            async with asyncio.timeout(_READ_SECONDS):
+                await self._read(request, max_bytes)
+        except TimeoutError:
+            raise RequestTimeout(f"the request body did not arrive within {_READ_SECONDS:.0f} s") from None
+        except web.RequestPayloadError as error:
+            reason = " ".join(str(error).split())
+            raise BadRequest(f"the request body is incomplete or cannot be decompressed: {reason}") from None
+
+    async def _read(self, request: web.Request, max_bytes: int) -> None:
+        announced = request.content_length or 0
+        if announced > max_bytes:
+            raise _too_large(max_bytes)
+        # A body that cannot fit is refused before its upload; it is charged as it arrives, so that a client that
+        # only announces a body takes nothing from others.
+        self._memory.reserve(0, upcoming_bytes=announced)
+        while chunk := await request.content.readany():
+            if len(self._data) + len(chunk) > max_bytes:
+                raise _too_large(max_bytes)
+            self._memory.reserve(len(chunk))
+            self._reserved_bytes += len(chunk)
+            self._data += chunk
+
+    @contextmanager
+    def sent(self) -> Iterator[bytearray]:
+        """Give the bytes to an attempt; they stay while the context lasts."""
+        self._sends += 1
+        try:
+            yield self._data
+        finally:
+            self._sends -= 1
+            self._free_if_unused()
+
+    def release(self) -> None:
+        """Free the memory: no attempt follows."""
+        self._is_released = True
+        self._free_if_unused()
+
+    def _free_if_unused(self) -> None:
+        if self._is_released and not self._sends:
+            self._data = bytearray()
+            self._memory.free(self._reserved_bytes)
+            self._reserved_bytes = 0
+
+
+class BodyPayload(payload.Payload):
+    """A body as aiohttp sends it: in pieces, so that the transport never holds a second copy of the whole."""
+
+    _value: Body
+
+    def __init__(self, body: Body) -> None:
+        super().__init__(body, content_type="application/json")
+        self._size = len(body.data)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send the body."""
+        with self._value.sent() as data:
+            view = memoryview(data)
+            for start in range(0, len(data), _CHUNK_BYTES):
+                await writer.write(bytes(view[start : start + _CHUNK_BYTES]))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Return the body as text."""
+        return self._value.data.decode(encoding, errors)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body is larger than this gateway's limit of {limit} bytes")

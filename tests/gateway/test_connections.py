@@ -1,0 +1,127 @@
+"""A request head has a deadline, and the number of connections is bounded."""
+
+import asyncio
+import contextlib
+
+from aiohttp import web
+
+from quire_gateway.connections import Connections
+
+GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def connect(gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", gateway.port)
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    """Read one answer with a Content-Length."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+    return int(head.split()[1])
+
+
+def hasten(gateway, seconds: float) -> None:
+    gateway.gateway.connections._head_seconds = seconds
+
+
+async def test_half_sent_head_is_cut_at_its_deadline(gateway):
+    hasten(gateway, 0.05)
+    for sent in (b"", b"GET /livez HT", GET[:-4] % b"/livez"):
+        reader, writer = await connect(gateway)
+        writer.write(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_half_sent_head_after_an_answer_is_cut(gateway):
+    hasten(gateway, 0.05)
+    reader, writer = await connect(gateway)
+    writer.write(GET % b"/livez")
+    assert await status(reader) == 200
+    writer.write(b"GET /")
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_head_deadline_does_not_cut_a_request(gateway, replicas):
+    hasten(gateway, 0.05)
+    chat = await replicas("chat-0")
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.2)
+        return await chat.say_name(request)
+
+    chat.behaviour = slow
+    await gateway.push(chat=[chat.endpoint()])
+    assert (await gateway.complete())[0] == 200
+    # An idle connection that answered requests before has no head deadline either.
+    reader, writer = await connect(gateway)
+    for _ in range(2):
+        writer.write(GET % b"/livez")
+        assert await status(reader) == 200
+        await asyncio.sleep(0.1)
+    writer.close()
+
+
+async def test_longest_idle_connection_makes_room(start_gateway):
+    gateway = await start_gateway(max_connections=3)
+    opened = [await connect(gateway) for _ in range(3)]
+    for reader, writer in reversed(opened):
+        writer.write(GET % b"/livez")
+        assert await status(reader) == 200
+
+    reader, writer = await connect(gateway)
+    writer.write(GET % b"/livez")
+
+    assert await status(reader) == 200
+    # The last one that was opened was answered first, so it has been idle the longest.
+    alive = []
+    for each, sender in opened:
+        try:
+            sender.write(GET % b"/livez")
+            alive.append(await status(each) == 200)
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            alive.append(False)
+        sender.close()
+    assert alive == [True, True, False]
+    writer.close()
+
+
+async def test_probes_are_answered_when_all_connections_are_busy(start_gateway, replicas):
+    gateway = await start_gateway(max_connections=2)
+    chat, go_on = await replicas("chat-0"), asyncio.Event()
+
+    async def stall(request: web.Request) -> web.StreamResponse:
+        await go_on.wait()
+        return await chat.say_name(request)
+
+    chat.behaviour = stall
+    await gateway.push(chat=[chat.endpoint()])
+    calls = [asyncio.create_task(gateway.complete()) for _ in range(2)]
+    while len(chat.bodies) < 2:
+        await asyncio.sleep(0.005)
+
+    assert (await gateway.complete())[1]["error"]["code"] == "too_many_connections"
+    async with gateway.client.get(f"{gateway.url}/livez") as response:
+        assert (response.status, response.headers["Connection"]) == (200, "close")
+    go_on.set()
+    assert [code for code, _ in await asyncio.gather(*calls)] == [200, 200]
+    assert (await gateway.complete())[0] == 200
+
+
+def test_surplus_connections_are_bounded():
+    class Fake:
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    connections = Connections(None, limit=1)
+    opened = [Fake() for _ in range(80)]
+    for fake in opened:
+        connections.opened(fake)
+        connections.busy(fake)
+    assert [fake.aborted for fake in opened] == [False] * 65 + [True] * 15

@@ -1,0 +1,135 @@
+"""A request that kills engine processes costs at most two of them, with real engines behind the gateway.
+
+The engines are whole processes over the fake runner. A request is marked by a token at which the engine process dies.
+"""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import poisonable_engine
+import pytest
+
+from quire_common.contract.gateway import Endpoint
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "quire-demo"
+STREAM_TOKENS = 400
+
+
+class Engine:
+    """One quire-engine on a loopback port, and what its log says."""
+
+    def __init__(self, name: str, process: Process) -> None:
+        self.name, self.process, self.log = name, process, ""
+        self.url = ""
+        self._changed = asyncio.Event()
+        self._ended = False
+
+    async def follow(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.log += line.decode()
+            self._changed.set()
+        self._ended = True
+        self._changed.set()
+
+    async def until(self, text: str) -> None:
+        while text not in self.log:
+            assert not self._ended, self.log
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def deaths(self) -> int:
+        return self.log.count("; starting it again")
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(id=self.name, url=self.url, ready=True, serving=True, terminating=False)
+
+
+async def start(name: str) -> Engine:
+    command = ["-m", "poisonable_engine", "--model", str(MODEL), "--served-model-name", "chat"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--engine-hang-timeout", "1s"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(poisonable_engine.__file__).parent)}
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=PIPE, env=environment)
+    return Engine(name, process)
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[list[Engine]]:
+    started = [await start(f"chat-{number}") for number in range(3)]
+    following = [asyncio.create_task(engine.follow()) for engine in started]
+    try:
+        for engine in started:
+            await engine.until(" ready: chat")
+            found = re.search(r"listening on (https?://\S+);", engine.log)
+            assert found is not None, engine.log
+            engine.url = found[1]
+        yield started
+    finally:
+        for engine in started:
+            engine.process.kill()
+        await asyncio.gather(*following, *(engine.process.wait() for engine in started))
+
+
+async def until_ready(gateway, engine: Engine) -> None:
+    while True:
+        async with gateway.client.get(f"{engine.url}/readyz") as response:
+            if response.status == 200:
+                return
+        await asyncio.sleep(0.05)
+
+
+async def stream(gateway, begun: asyncio.Event) -> tuple[str, int, str]:
+    """Read a whole stream through the gateway: its replica, its tokens as the usage counts them, its last event."""
+    body = {"model": "chat", "prompt": "x", "max_tokens": STREAM_TOKENS, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    tokens, last = 0, ""
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                last = line[6:].decode().strip()
+                begun.set()
+                if last != "[DONE]":
+                    tokens = (json.loads(last).get("usage") or {}).get("completion_tokens", 0)
+        return response.headers["X-Quire-Replica"], tokens, last
+
+
+@pytest.mark.slow
+async def test_poisonous_request_kills_at_most_two_engines(start_gateway, engines):
+    """The streams of the replica that did not get the request run to their end."""
+    gateway = await start_gateway(hold_timeout_seconds=60.0)
+    await gateway.push(chat=[engine.endpoint() for engine in engines])
+    for kind, token in (
+        ("crash", poisonable_engine.CRASH),
+        ("hang", poisonable_engine.HANG),
+        ("out of memory", poisonable_engine.OUT_OF_MEMORY),
+    ):
+        before = {engine.name: engine.deaths for engine in engines}
+        begun = [asyncio.Event() for _ in range(9)]
+        streams = [asyncio.create_task(stream(gateway, each)) for each in begun]
+        for each in begun:
+            await each.wait()
+
+        status, body = await gateway.complete(prompt=[5, token, 6], max_tokens=4)
+
+        assert (status, body["error"]["code"]) == (502, "replica_failed"), kind
+        ends = await asyncio.gather(*streams)
+        died = {engine.name for engine in engines if engine.deaths > before[engine.name]}
+        assert sum(engine.deaths for engine in engines) - sum(before.values()) == len(died) == 2, kind
+        undisturbed = [end for end in ends if end[0] not in died]
+        assert undisturbed and all(last == "[DONE]" and tokens == STREAM_TOKENS for _, tokens, last in undisturbed), (
+            kind
+        )
+        cut = [end for end in ends if end[0] in died]
+        assert all(json.loads(last)["error"]["code"] == "engine_stopped" for *_, last in cut), kind
+        print(f"{kind}: {len(died)} engines died; {len(undisturbed)} streams went on, {len(cut)} were cut")
+        await asyncio.gather(*(until_ready(gateway, engine) for engine in engines))
+        # The replicas are suspect for a while; a request that no replica takes is held until one does.
+        assert (await gateway.complete(prompt="x", max_tokens=1))[0] == 200
