@@ -68,7 +68,8 @@ def test_from_static_to_autoscaling_and_back_changes_nothing_by_itself(shared: N
     shared.apply("switched", replicas=6, autoscaling=AUTOSCALING)
     shared.wait_reason("switched", "Autoscaling", "Enforcing")
     shared.wait_settled("switched")
-    assert autoscaling_status(shared, "switched") == {"desiredReplicas": 6}, "persisted before anything is acted upon"
+    persisted = {"desiredReplicas": 6, "specReplicas": 6}
+    assert autoscaling_status(shared, "switched") == persisted, "before anything is acted upon"
 
     with pytest.raises(KubectlFailed, match="the autoscaler owns the number of replicas"):
         shared.server.kubectl("scale", "-n", shared.name, "llmd/switched", "--replicas=2")

@@ -189,20 +189,28 @@ class Reconciler:
         resolution = await self._resolve(self._latest(resource), state, spec)
         spec = with_revision(spec, resolution)
 
+        record = scaling_record(resource.status)
+
         def rendered(images: Images) -> Manifests | Invalid:
             return desired(
-                spec, goal.replicas, uid=resource.uid, images=images, created=resource.created, features=features
+                spec,
+                goal.replicas,
+                uid=resource.uid,
+                images=images,
+                created=resource.created,
+                features=features,
+                start_up_seconds=None if record is None else record.start_up_seconds,
             )
 
         try:
             manifests = rendered(await self._images_for(resource, spec, children, rendered))
         except (Refused, QuotaExceeded, Forbidden) as error:
-            blocking = BlockingCondition(
+            rejected = BlockingCondition(
                 reason="InvalidSpec" if isinstance(error, Refused) else type(error).__name__,
                 message=f"the API server rejected a dry run of the Deployment with an image volume: {error}",
                 is_passing=isinstance(error, QuotaExceeded),
             )
-            return ReconcileResult(blocking=blocking, target=goal.replicas, again_seconds=REFUSED_SECONDS)
+            return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
         if isinstance(manifests, Invalid):
             return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
         found = await self._fits(resource, spec, children)

@@ -31,6 +31,7 @@ from quire_operator.domain.resource.scaling import (
     LatencyTarget,
     MetricsSource,
     ScaleDown,
+    ScaleToZero,
     ScaleUp,
     ScalingTargets,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "Rollout",
     "RolloutStrategy",
     "ScaleDown",
+    "ScaleToZero",
     "ScaleUp",
     "ScalingTargets",
     "SchedulingPolicy",

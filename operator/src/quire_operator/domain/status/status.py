@@ -57,8 +57,8 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
         result["model"] = model
     if view.spec is None:
         # An invalid spec says nothing of autoscaling; what was learnt stays.
-        kept = ("autoscaling", "capacity", "model")
-        return result | {section: resource.status[section] for section in kept if section in resource.status}
+        sections = ("autoscaling", "capacity", "model")
+        return result | {name: resource.status[name] for name in sections if name in resource.status}
     record = scaling_record(resource.status)
     if view.spec.autoscaling is not None and record is not None:
         result |= scaling_sections(record, view.spec)
