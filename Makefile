@@ -36,7 +36,7 @@ FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_part
   tests/cli/bench tests/cli/inspection tests/tools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs chart-snapshots lock clean
 
 help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -167,6 +167,9 @@ images: $(VENV)/.dev ## Build the three images with buildah, push them to REGIST
 
 cluster-status: $(VENV)/.dev ## Show the state of the local cluster
 	@$(BIN)/python tests/cluster/cluster.py status
+
+vllm-flags: ## Generate docs/vllm-flags.md, the flags of vLLM and what quire-engine makes of them
+	@$(BIN)/python -m tools.vllm_flags > docs/vllm-flags.md.new && mv docs/vllm-flags.md.new docs/vllm-flags.md
 
 engine-flags: $(VENV)/.runtime ## Update the operator's copy of the engine's flags
 	@$(BIN)/quire-engine --flag-schema > $(ENGINE_FLAGS).new && mv $(ENGINE_FLAGS).new $(ENGINE_FLAGS)

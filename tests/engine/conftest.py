@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from server_children import engine_process
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "quire-demo"
 VOCABULARY = 4096
@@ -39,8 +40,7 @@ class EngineServer:
         return url.host, url.port
 
     def engine_pid(self) -> int:
-        (pid,) = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split()
-        return int(pid)
+        return engine_process(self.child.pid)
 
     def metric(self, name: str, **labels: str) -> float:
         text = self.http.get("/metrics").text

@@ -24,11 +24,12 @@ from quire_cli.local import plan as planning
 from quire_cli.local.documents import read_deployments
 from quire_cli.local.host import installed, installed_commands
 from quire_cli.local.machine import this_machine, with_tried_cpu
-from quire_cli.local.model_store import ModelStore, cache_home
+from quire_cli.local.model_store import ModelStore
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
 from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
+from quire_common.model_source import cache_home
 from quire_common.quantities import parse_bytes, parse_duration_seconds
 from quire_operator.errors import UserError
 

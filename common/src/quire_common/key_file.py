@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +104,7 @@ def _parse_line(words: list[str]) -> Key:
     match = None if _UNKNOWN_SETTING.fullmatch(last) else _KEY.fullmatch(last)
     if match is None:
         raise ValueError(_EXPECTED)
-    digest = bytes.fromhex(match["hex"]) if match["hex"] else hashlib.sha256(match["key"].encode()).digest()
+    digest = bytes.fromhex(match["hex"]) if match["hex"] else _digest(match["key"])
     return Key(name=_name(values.pop("name", None), match["name"]), digest=digest, limits=_limits(values))
 
 
@@ -129,6 +129,30 @@ def bearer_token(authorization: str) -> str | None:
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
+class FixedKeys:
+    """Keys that were given once and have neither names nor limits."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = tuple(Key(name=None, digest=_digest(key)) for key in keys)
+
+    def find(self, token: str) -> Key | None:
+        """Return the entry of this key, in a time that reveals nothing."""
+        return _find(self._keys, token)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _find(keys: Sequence[Key], token: str) -> Key | None:
+    digest = _digest(token)
+    found = None
+    for entry in keys:
+        if hmac.compare_digest(entry.digest, digest):
+            found = entry
+    return found
+
+
 class KeyFile:
     """The keys of one file. If a changed file cannot be used, the reason is logged and the previous keys stay."""
 
@@ -141,12 +165,7 @@ class KeyFile:
     def find(self, token: str) -> Key | None:
         """Return the entry of this key. Every entry is compared, so the time taken reveals nothing."""
         self._refresh()
-        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        found = None
-        for entry in self._keys:
-            if hmac.compare_digest(entry.digest, digest):
-                found = entry
-        return found
+        return _find(self._keys, token)
 
     def _refresh(self) -> None:
         if not self._watched.changed():

@@ -5,6 +5,7 @@ not.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -33,6 +34,14 @@ _IMAGE = re.compile(
     re.ASCII,
 )
 _LONGEST_FOLDER = 100
+
+
+def cache_home(environ: Mapping[str, str]) -> Path:
+    """Return the folder of downloaded models: QUIRE_CACHE, else as the XDG Base Directory Specification says."""
+    if chosen := environ.get("QUIRE_CACHE"):
+        return Path(chosen).expanduser() / "models"
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "quire" / "models"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

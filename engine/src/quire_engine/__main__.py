@@ -12,10 +12,12 @@ from dataclasses import replace
 from time import monotonic
 
 from quire_common.errors import ConfigurationError
+from quire_common.model_source import cache_home
 from quire_engine import __version__, flags
 from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.cpu.choice import CpuChoice, find_out, report
-from quire_engine.errors import EngineStartError, StartError
+from quire_engine.download import fetch_model, remote_source
+from quire_engine.errors import EngineStartError, FetchError, StartError
 from quire_engine.fetch.version_lock import hold
 from quire_engine.flag_table import FLAGS
 from quire_engine.ipc.process import Spawned, spawn
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     began = monotonic()
     try:
         config = flags.parse(argv, os.environ)
-        config = replace(config, model=replace(config.model, path=pinned(config.model.path)))
+        config = _with_local_model(config)
         # Errors in flags, folder or port are reported before the libraries of the server are loaded.
         folder = inspect_model_folder(
             config.model.path, weights=config.model.load_format != "dummy", overrides=config.model.overrides
@@ -71,11 +73,27 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigurationError as error:
         print(_problems(error), file=sys.stderr)
         return error.exit_code
+    except FetchError as error:
+        print("\n  ".join(filter(None, (f"quire-engine: {error}", *error.details, error.hint))), file=sys.stderr)
+        return error.exit_code
     except EngineStartError as error:
         return error.exit_code  # the supervisor has logged the message of the engine process
     except StartError as error:
         print(f"quire-engine: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _with_local_model(config: EngineConfig) -> EngineConfig:
+    """Return the configuration with a folder of this machine; a model of another place is downloaded first."""
+    source = remote_source(config.model.path, config.model.revision)
+    if source is None:
+        return replace(config, model=replace(config.model, path=pinned(config.model.path)))
+    with _ended_by_sigterm():
+        folder = fetch_model(source, config.model.download_dir or cache_home(os.environ))
+    names = config.server.served_model_names or (str(config.model.path),)
+    return replace(
+        config, model=replace(config.model, path=folder), server=replace(config.server, served_model_names=names)
+    )
 
 
 def _spawned(config: EngineConfig, cpu: CpuChoice | None) -> Spawned:

@@ -4,9 +4,10 @@ What is known only later (how many blocks fit) is in ``core.kv_layout.KVCacheLay
 package that needs it; only ``__main__`` and the process entry have the whole.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from quire_common.tls import TlsFiles
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
@@ -23,6 +24,10 @@ class ModelOptions:
     """The model, and the data types in which it is computed."""
 
     path: Path
+    """A folder, or the name of a model to download, such as org/name."""
+    revision: str | None = None
+    download_dir: Path | None = None
+    """The folder of downloaded models; None means the cache of the user."""
     dtype: DType = "auto"
     quantization: Quantization = "none"
     """The type to which the weights of linear layers are rounded as they are loaded."""
@@ -92,6 +97,8 @@ class TextOptions:
 
     tokenizer: Path | None = None
     """The folder of the tokenizer; None means the model's."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for requests that do not set them."""
     chat_template: Path | None = None
     """A file with a Jinja template that replaces the model's own, or the name of one of the model's templates."""
     generation_config: Literal["auto", "none"] = "auto"
@@ -116,6 +123,8 @@ class AccessOptions:
     A group of routes without its file is open to all clients, except the admin routes: these are open to this host.
     """
 
+    api_keys: tuple[str, ...] = ()
+    """Keys from the command line, without names and limits, instead of a file."""
     api_key_file: Path | None = None
     admin_key_file: Path | None = None
     metrics_key_file: Path | None = None
@@ -150,6 +159,8 @@ class ServerOptions:
     uds: Path | None = None
     """The path of a Unix socket, which replaces host and port."""
     allowed_origins: tuple[str, ...] = ()
+    root_path: str = ""
+    """The prefix of paths that a proxy in front of the server adds."""
     served_model_names: tuple[str, ...] = ()
     """The names of the model for clients; answers contain the first. Empty means the folder's name."""
     drain_timeout_seconds: float = 120.0

@@ -9,6 +9,7 @@ from typing import Any
 from quire_common.contract.engine import ENVIRONMENT_PREFIX
 from quire_common.flags.kinds import (
     Choice,
+    Count,
     Duration,
     Flag,
     Integer,
@@ -16,6 +17,7 @@ from quire_common.flags.kinds import (
     Kind,
     Number,
     PathName,
+    Pattern,
     Size,
     Switch,
     Text,
@@ -23,6 +25,7 @@ from quire_common.flags.kinds import (
 )
 from quire_common.flags.table import FlagTable
 from quire_common.names import is_http_url
+from quire_engine.vllm_flags import ALIASES, ALWAYS, REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +55,40 @@ def _many(name: str, kind: Kind, help: str, *, unset: str) -> Flag:
     return Flag(name=name, kind=kind, help=help, shown_default=unset, many=True)
 
 
+_DTYPES = {
+    "auto": "auto",
+    "float32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+}
+_IMPLEMENTATIONS = {"auto": "auto", "native": "native", "vllm": "native", "transformers": "transformers"}
+
 # fmt: off
 _GROUPS: dict[str, tuple[Flag, ...]] = {
     "Model": (
         Flag(name="model", kind=PathName(), required=True,
-             help="the model's folder: Hugging Face layout, safetensors weights"),
+             help="the model's folder, in Hugging Face layout with safetensors weights; or org/name on a hub, "
+             "s3://bucket/path or oci://registry/name:tag, which is downloaded first"),
+        _flag("revision", Text(), "the branch, tag or commit of a model on a hub", unset="main"),
+        _flag("download-dir", PathName(), "the folder for downloaded models", unset="the user's cache"),
         _many("served-model-name", Text(), "the names that clients may use; answers contain the first",
               unset="the folder's name"),
-        _flag("dtype", Choice("auto", "float32", "float16", "bfloat16"),
+        _flag("dtype", Choice(values=_DTYPES),
               "the type of weights and activations. auto on a GPU is the checkpoint's own 16-bit type, or bfloat16 "
               "where it has none; on a CPU it is the type that the CPU computes fastest", "auto"),
         _flag("quantization", Choice("none", "int8"), "the quantization of the linear layers, applied while loading, "
               "on a CPU only. int8 also quantizes activations, per row and dynamically. It reads half the bytes of "
               "16 bits and multiplies faster, with some loss of accuracy", "none"),
-        _flag("load-format", Choice("safetensors", "dummy"),
-              "dummy fills the weights with random values, to benchmark a shape", "safetensors"),
-        _flag("model-impl", Choice("auto", "native", "transformers"),
-              "the implementation of the layers; auto uses quire's own model family if there is one, else transformers",
-              "auto"),
+        _flag("load-format", Choice(values={"auto": "safetensors", "safetensors": "safetensors", "dummy": "dummy"}),
+              "dummy fills the weights with random values, to benchmark a shape; the others read safetensors", "auto"),
+        _flag("model-impl", Choice(values=_IMPLEMENTATIONS),
+              "the implementation of the layers; auto uses quire's own model family if there is one, else "
+              "transformers; native and vllm stand for quire's own", "auto"),
         _flag("trust-remote-code", Switch(), "run Python code from the model's folder, for models that neither quire "
               "nor transformers supports"),
-        _flag("max-model-len", Integer(1), "the maximum length of prompt and output together, in tokens",
+        _flag("max-model-len", Count(1, "auto"), "the maximum length of prompt and output together, in tokens",
               unset="the model's own limit, or the KV cache's if that is less"),
         _flag("hf-overrides", JsonObject(), "values that replace those of config.json, such as '{\"rope_scaling\": "
               "{\"rope_type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 32768}}'; objects are "
@@ -80,8 +96,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("tokenizer", PathName(), "the folder of the tokenizer and its chat template", unset="the model's folder"),
         _flag("chat-template", PathName(), "a file with a Jinja chat template that replaces the model's, or the name "
               "of one of several templates of the model"),
-        _flag("generation-config", Choice("auto", "none"),
-              "auto reads sampling defaults from generation_config.json", "auto"),
+        _flag("default-chat-template-kwargs", JsonObject(), "variables of the chat template for requests that do not "
+              "set them, such as '{\"enable_thinking\": false}'", unset="none"),
+        _flag("generation-config", Choice(values={"auto": "auto", "none": "none", "vllm": "none"}),
+              "auto reads sampling defaults from generation_config.json; none and vllm do not", "auto"),
         _flag("override-generation-config", JsonObject(), "values that replace those of generation_config.json, such "
               "as '{\"temperature\": 0.6, \"eos_token_id\": [1, 2]}'", unset="none"),
         _flag("seed", Integer(0, 2**63 - 1), "the seed of the random weights of --load-format dummy. It does not "
@@ -110,7 +128,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "16"),
         _flag("kv-cache-memory-bytes", Size(), "the size of the KV cache, such as 4GiB, 512MiB or a number of bytes",
               unset="a share of the memory that this process may use"),
-        _flag("kv-cache-dtype", Choice("auto", "fp8"), "the type of keys and values; auto is the type of the "
+        _flag("kv-cache-dtype", Choice(values={"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}),
+              "the type of keys and values; auto is the type of the "
               "activations. fp8 (e4m3, on GPUs of compute capability 8.9 or more) has half the size of 16 bits, so "
               "twice the tokens fit, with some loss of accuracy", "auto"),
         _flag("gpu-memory-utilization", Number(0.0, 1.0, above_minimum=True),
@@ -139,8 +158,9 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "level that works; a level that the CPU does not have is replaced by the next lower one", "auto"),
         _flag("tensor-parallel-size", Integer(1), "the number of devices that share each layer; only 1 is supported",
               "1"),
-        _flag("pipeline-parallel-size", Integer(1), "the number of devices that share the layers; this version "
-              "supports 1", "1"),
+        _flag("pipeline-parallel-size", Integer(1), "the number of devices that share the layers; only 1 is supported",
+              "1"),
+        _flag("data-parallel-size", Integer(1), "the number of engines behind one address; only 1 is supported", "1"),
         _flag("threads", Integer(1, 1024), "the number of compute threads of the engine process",
               unset="the CPUs that this process may use"),
     ),
@@ -148,6 +168,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("host", Text(), "the address to listen on", "0.0.0.0"),
         _flag("port", Integer(0, 65535), "the port to listen on; 0 chooses a free port and logs it", "8000"),
         _flag("uds", PathName(), "a Unix socket to listen on, instead of host and port"),
+        _flag("root-path", Pattern(r"(/[A-Za-z0-9._~-]+)+", "a path such as /llm", "PATH"), "the prefix of paths that "
+              "a proxy in front of the server leaves in place; requests work with and without it", unset="none"),
         _many("allowed-origins", Origin(), "the origins of web pages that may call this server, or * for any (CORS)",
               unset="none"),
         _flag("drain-timeout", Duration(), "how long running requests may continue after SIGTERM, such as 120 or 2m",
@@ -170,6 +192,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               unset="no limit"),
     ),
     "Access": (
+        _many("api-key", Pattern(r"[!-~]{1,512}", "a key without spaces", "KEY"), "keys that clients must send. A "
+              "command line is visible in the process list; prefer --api-key-file", unset="open to all"),
         _flag("api-key-file", PathName(), "a file with the API keys that clients must send, one per line: KEY or "
               "sha256:HEX, optionally preceded by name=TENANT and the limits requests_per_minute=N, "
               "tokens_per_minute=N and max_concurrent=N; reloaded when it changes", unset="open to all"),
@@ -187,7 +211,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     "Logs and traces": (
         _flag("log-level", Choice("debug", "info", "warning", "error"), "the least severe level to log", "info"),
         _flag("log-format", Choice("text", "json"), "one line per event, as text or as JSON", "text"),
-        _flag("log-requests", Switch(), "log one line per request, without prompt and answer"),
+        _flag("log-requests", Switch(negatable=True), "log one line per request, without prompt and answer"),
         _flag("otlp-traces-endpoint", Url("http://collector:4318/v1/traces"), "the address for OpenTelemetry spans by "
               "OTLP over HTTP, such as http://collector:4318/v1/traces", unset="no traces"),
     ),
@@ -199,11 +223,9 @@ FLAGS = FlagTable(
     env_prefix=ENVIRONMENT_PREFIX,
     positional="model",
     reject_unknown_variables=True,
-    hints={
-        "api-key": "a key on the command line is visible in the process list; put it in a file for --api-key-file",
-        "cuda-graph-sizes": "its name is --cudagraph-capture-sizes",
-        "enable-chunked-prefill": "long prompts always run in chunks; see --max-num-batched-tokens",
-    },
+    hints=REFUSED,
+    aliases=ALIASES,
+    always=ALWAYS,
     groups=_GROUPS,
     intro="""\
 quire-engine serves one language model at an OpenAI-compatible address.

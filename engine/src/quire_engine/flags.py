@@ -24,6 +24,14 @@ from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
 from quire_engine.model_folder import ConfigOverrides
 
+_MANY_DEVICES = "for a model that does not fit one device, use --quantization int8 on a CPU, --dtype or a smaller model"
+_PARALLEL = {
+    "tensor-parallel-size": _MANY_DEVICES,
+    "pipeline-parallel-size": _MANY_DEVICES,
+    "data-parallel-size": "start several engines, and let quire-gateway balance requests between them (spec.replicas)",
+}
+"""The flags that spread a model over devices, and what to use instead."""
+
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
     """Return the configuration, or raise ``FlagsError`` with every problem."""
@@ -35,9 +43,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
 
 def _contradictions(values: FlagValues) -> Iterator[str]:
     """Yield what is wrong with flags in combination."""
-    for name in ("tensor-parallel-size", "pipeline-parallel-size"):
+    for name, instead in _PARALLEL.items():
         if (values[name] or 1) > 1:
-            yield f"--{name} {values[name]}: this version runs on one device; 1 is the only value"
+            yield f"--{name} {values[name]}: an engine runs on one device, so 1 is the only value; {instead}"
+    if values.is_set("api-key") and values.is_set("api-key-file"):
+        yield "--api-key and --api-key-file contradict each other: put all keys into the file"
     for name in ("ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs"):
         if values.is_set(name) and not values.is_set("ssl-certfile"):
             yield f"--{name} requires --ssl-certfile: there is no TLS without the server's certificate"
@@ -80,6 +90,8 @@ def _configuration(values: FlagValues) -> EngineConfig:
     return EngineConfig(
         model=ModelOptions(
             path=values["model"],
+            revision=values["revision"],
+            download_dir=values["download-dir"],
             dtype=values["dtype"],
             quantization=values["quantization"],
             load_format=values["load-format"],
@@ -118,6 +130,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
         ),
         text=TextOptions(
             tokenizer=values["tokenizer"],
+            chat_template_kwargs=values["default-chat-template-kwargs"] or {},
             chat_template=values["chat-template"],
             generation_config=values["generation-config"],
         ),
@@ -136,6 +149,7 @@ def _server_options(values: FlagValues) -> ServerOptions:
         port=values["port"],
         uds=values["uds"],
         allowed_origins=values["allowed-origins"] or (),
+        root_path=values["root-path"] or "",
         served_model_names=values["served-model-name"] or (),
         drain_timeout_seconds=values["drain-timeout"],
         lenient=values["lenient"] or False,
@@ -147,6 +161,7 @@ def _server_options(values: FlagValues) -> ServerOptions:
             max_queue_seconds=values["max-queue-time"],
         ),
         access=AccessOptions(
+            api_keys=values["api-key"] or (),
             api_key_file=values["api-key-file"],
             admin_key_file=values["admin-key-file"],
             metrics_key_file=values["metrics-key-file"],

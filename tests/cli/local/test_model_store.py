@@ -10,7 +10,8 @@ import pytest
 from fetch_support.hub_stub import HubStub, safetensors, serving
 
 from quire_cli.errors import ModelProblem
-from quire_cli.local.model_store import ModelStore, cache_home, folder_facts
+from quire_cli.local.model_store import ModelStore, folder_facts
+from quire_common.model_source import cache_home
 from quire_operator.domain.resource import BucketSource, ClaimSource, FileSource, HubSource
 
 CONFIG = {

@@ -13,6 +13,7 @@ import openai
 import pytest
 import tokenizers
 import uvicorn
+from inline_renderer import InlineRenderer
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -33,6 +34,7 @@ from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.observability.tracing import Tracing
+from quire_engine.server.rendering.pool import Renderer
 from quire_engine.text.chat_template import ChatTemplate
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
@@ -209,6 +211,7 @@ async def running(
     log_requests: bool = False,
     tls: ReloadingTls | None = None,
     tracing: Tracing | None = None,
+    renderer: Renderer | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
     metrics = Metrics("demo", MAX_MODEL_LEN)
@@ -226,7 +229,7 @@ async def running(
         model_names=("demo", "alias"),
         created=1_700_000_000,
         tokenizer=TOKENIZER,
-        chat_template=None if template is None else ChatTemplate(template, {"eos_token": EOS}),
+        renderer=renderer or (None if template is None else InlineRenderer(ChatTemplate(template, {"eos_token": EOS}))),
         sampling_defaults=defaults or SamplingDefaults(),
         vocab_size=TOKENIZER.vocab_size,
         priorities=priorities,

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from server_children import engine_process
 
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 ASK: Any = [{"role": "user", "content": "What is a list?"}]
@@ -206,7 +207,7 @@ def test_the_api_process_stays_small(server: Server) -> None:
 
 def test_sigterm_ends_it_in_order(server: Server) -> None:
     """The last test here: afterwards there is no server."""
-    (engine,) = Path(f"/proc/{server.child.pid}/task/{server.child.pid}/children").read_text().split()
+    engine = engine_process(server.child.pid)
     server.child.send_signal(signal.SIGTERM)
     assert server.child.wait(20) == 0
     deadline = time.monotonic() + 10

@@ -31,12 +31,14 @@ EVERY_FLAG = """\
 --model m --served-model-name a b --dtype float32 --load-format dummy --max-model-len 100
     --model-impl native --trust-remote-code --device cuda --cudagraph-capture-sizes 1 8 --deterministic
     --cpu-level avx2
+    --revision v1 --download-dir d --root-path /llm --default-chat-template-kwargs {"a":1}
     --hf-overrides {"vocab_size":7} --override-generation-config {"top_k":5} --tokenizer tok
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
     --kv-cache-dtype fp8 --gpu-memory-utilization 0.5
-    --no-enable-prefix-caching --tensor-parallel-size 1 --pipeline-parallel-size 1 --threads 3 --host 127.0.0.1
+    --no-enable-prefix-caching --tensor-parallel-size 1 --data-parallel-size 1 --pipeline-parallel-size 1 --threads 3
+    --host 127.0.0.1
     --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
     --log-level debug --log-format json --log-requests --uds s --allowed-origins https://a.example http://b:8080/
@@ -47,7 +49,7 @@ EVERY_FLAG = """\
 def test_every_flag_reaches_the_configuration() -> None:
     argv = EVERY_FLAG.split()
     given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
-    assert given_flags == set(FLAGS.flags) - {"enforce-eager", "quantization"}, "all that can be combined"
+    assert given_flags == set(FLAGS.flags) - {"enforce-eager", "quantization", "api-key"}, "all that can be combined"
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
@@ -57,8 +59,10 @@ def test_every_flag_reaches_the_configuration() -> None:
         "device.enforce_eager",
         "model.path",
         "model.quantization",
+        "server.access.api_keys",
     ]
     assert parse(["m", "--enforce-eager"], {}).device.enforce_eager
+    assert parse(["m", "--api-key", "a", "b"], {}).server.access.api_keys == ("a", "b")
     assert parse(["m", "--quantization", "int8"], {}).model.quantization == "int8"
     assert config.device.cudagraph_capture_sizes == (1, 8)
     assert (config.cache.kv_cache_memory_bytes, config.cache.swap_space_bytes) == (512 * 2**20, 2**20)
@@ -96,7 +100,7 @@ def test_variables_of_a_kubernetes_service_are_ignored() -> None:
 
 def test_every_problem_is_listed_at_once() -> None:
     found = problems_of(
-        ["--prot=3", "--max-num-seqs", "zero", "--dtype", "half", "--tensor-parallel-size", "2", "--host"],
+        ["--prot=3", "--max-num-seqs", "zero", "--dtype", "double", "--tensor-parallel-size", "2", "--host"],
         {"QUIRE_ENGINE_SEEDS": "1"},
     )
     assert [re.match(r"\S+( \S+)?", problem)[0] for problem in found] == [  # type: ignore[index]
@@ -115,8 +119,8 @@ def test_every_problem_is_listed_at_once() -> None:
     [
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
         (["m", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
-        (["m", "--max_model_len", "1"], "did you mean --max-model-len?"),
-        (["m", "--api-key", "x"], "--api-key-file"),
+        (["m", "--max_model_lens", "1"], "did you mean --max-model-len?"),
+        (["m", "--api-key", "a b"], "expected a key without spaces"),
         (["m", "--port", "70000"], "--port: expected a whole number from 0 to 65535"),
         (["m", "--port", "80.5"], "--port: expected a whole number"),
         (["m", "--gpu-memory-utilization", "0"], "above 0 and up to 1"),
@@ -136,7 +140,7 @@ def test_every_problem_is_listed_at_once() -> None:
         ),
         (["m", "--block-size", "17"], "expected one of 16, 32, 64, 128"),
         (["m", "--max-num-seqs", "512", "--max-num-batched-tokens", "100"], "a step must have room"),
-        (["m", "--pipeline-parallel-size", "4"], "runs on one device"),
+        (["m", "--pipeline-parallel-size", "4"], "an engine runs on one device"),
         (["m", "n"], "unexpected argument 'n'"),
         (["m", "--model", "n"], "given twice"),
         (["m", "--lenient=yes"], "--lenient: takes no value"),
@@ -148,11 +152,11 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--device", "cpu", "--cudagraph-capture-sizes", "8"], "is for a GPU, and --device is cpu"),
         (["m", "--enforce-eager", "--cudagraph-capture-sizes", "8"], "contradict each other"),
         (["m", "--cudagraph-capture-sizes", "8", "257"], "no step has more sequences than --max-num-seqs 256"),
-        (["m", "--cuda-graph-sizes", "8"], "its name is --cudagraph-capture-sizes"),
+        (["m", "--cuda-graph-sizes", "8"], "use --cudagraph-capture-sizes"),
         (["m", "--deterministic", "--model-impl", "transformers"], "is for quire's own model families"),
         (["m", "--hf-overrides", "[1]"], "expected a JSON object"),
         (["m", "--hf-overrides", "{rope}"], "expected a JSON object, got '{rope}' ("),
-        (["m", "--model-impl", "fake"], "expected one of auto, native, transformers"),
+        (["m", "--model-impl", "fake"], "expected one of auto, native, vllm, transformers"),
         (["~nobody-here/m"], "that home folder is not known"),
         ([], "--model is missing"),
     ],

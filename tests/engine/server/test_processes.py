@@ -20,6 +20,7 @@ import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from server_children import engine_process
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
@@ -73,9 +74,7 @@ class Process:
         )
 
     async def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split()
-        (pid,) = children
-        return int(pid)
+        return engine_process(self.child.pid)
 
 
 @asynccontextmanager

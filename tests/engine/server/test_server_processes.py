@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from server_children import engine_process
 
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 BODY = {"model": "quire-demo", "prompt": "Hi", "max_tokens": 4000, "ignore_eos": True}
@@ -31,8 +32,7 @@ class Process:
         return httpx.AsyncClient(base_url=self.address, timeout=20, **options)  # type: ignore[arg-type]
 
     def engine_pid(self) -> int:
-        (pid,) = Path(f"/proc/{self.child.pid}/task/{self.child.pid}/children").read_text().split()
-        return int(pid)
+        return engine_process(self.child.pid)
 
     async def ends(self) -> int:
         self.child.send_signal(signal.SIGTERM)

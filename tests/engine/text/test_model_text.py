@@ -102,3 +102,11 @@ def test_another_folder_gives_tokenizer_and_template(
     text = load_model_text(empty, TextOptions(tokenizer=model_folder))
     assert text.chat_template is not None and text.chat_template.render([]) == "its own"
     assert text.tokenizer.decode(text.tokenizer.encode("hi", add_special_tokens=False)) == "hi"
+
+
+def test_variables_of_the_command_line_reach_the_template(model_folder: Path) -> None:
+    (model_folder / "chat_template.jinja").write_text("{{ enable_thinking }}")
+    text = load_model_text(model_folder, TextOptions(chat_template_kwargs={"enable_thinking": False}))
+    assert text.chat_template is not None
+    assert text.chat_template.render([]) == "False"
+    assert text.chat_template.render([], variables={"enable_thinking": True}) == "True"

@@ -301,7 +301,7 @@ def test_each_wrong_field_alone_is_named_with_what_would_be_right(spec: Mapping[
         (["--seed", "1", "--seed", "2"], 2, "--seed is given twice"),
         (["seed"], 0, "must be a flag of the engine"),
         (["--lenient", "yes"], 1, "must be a flag of the engine"),
-        (["--load-format", "gguf"], 0, "--load-format must be safetensors or dummy"),
+        (["--load-format", "gguf"], 0, "--load-format must be auto, safetensors or dummy"),
     ],
 )
 def test_extra_arguments_are_checked_against_the_engines_flags(args: list[str], index: int, reason: str) -> None:

@@ -11,6 +11,8 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
+from inline_renderer import InlineRenderer
+
 from benchmarks.report import DEMO_MODEL
 from quire_engine.config import AccessOptions, CacheOptions, ServerOptions
 from quire_engine.core.batch import FinishedSequence
@@ -157,7 +159,7 @@ def _app(engine: _Engine) -> Any:
         model_names=("demo",),
         created=1,
         tokenizer=tokenizer,
-        chat_template=ChatTemplate("{{ messages[0].content }}", {}),
+        renderer=InlineRenderer(ChatTemplate("{{ messages[0].content }}", {})),
         sampling_defaults=SamplingDefaults(),
         vocab_size=tokenizer.vocab_size,
         priorities=False,

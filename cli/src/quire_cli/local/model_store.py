@@ -38,14 +38,6 @@ _MAX_LINE_BYTES = 1 << 20
 _HUB_HINT = "check the spelling of org/name and the revision; for a private or gated model set HF_TOKEN"
 
 
-def cache_home(environ: Mapping[str, str]) -> Path:
-    """Where downloads are kept: QUIRE_CACHE, else as the XDG Base Directory Specification says."""
-    if chosen := environ.get("QUIRE_CACHE"):
-        return Path(chosen).expanduser() / "models"
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "quire" / "models"
-
-
 class ModelStore:
     """The models of one YAML file; relative sources start from ``base``."""
 

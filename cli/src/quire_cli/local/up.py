@@ -20,7 +20,7 @@ from quire_cli.local.documents import read_deployments
 from quire_cli.local.host import Commands, check_port, logging_to, race
 from quire_cli.local.keys import check_key_file, key_file
 from quire_cli.local.machine import Machine, this_machine, with_tried_cpu
-from quire_cli.local.model_store import ModelStore, cache_home, folder_facts
+from quire_cli.local.model_store import ModelStore, folder_facts
 from quire_cli.local.process import own_identity
 from quire_cli.local.replicas import LocalCluster, LocalDeployment
 from quire_cli.local.scaling import LocalScaling
@@ -31,6 +31,7 @@ from quire_cli.local.supervision import LOOPBACK, Launch, Pace, Phase, Status, h
 from quire_cli.local.views import View
 from quire_common.contract.engine import CONFIG_ERROR_EXIT_CODE
 from quire_common.contract.gateway import LIVE_PATH
+from quire_common.model_source import cache_home
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.metrics.scrape import Scraper

@@ -16,7 +16,7 @@ from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, Simulat
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import Document, read_documents
 from quire_cli.local.machine import this_machine
-from quire_cli.local.model_store import ModelStore, cache_home
+from quire_cli.local.model_store import ModelStore
 from quire_cli.plot_formats import plot_problem
 from quire_cli.simulation import report, speed
 from quire_cli.simulation.run import LATE_SECONDS, Run
@@ -26,6 +26,7 @@ from quire_cli.simulation.simulate import simulate as simulate_fleet
 from quire_cli.simulation.speed import Speed
 from quire_cli.simulation.summary import summarise
 from quire_cli.simulation.workload import requests_of
+from quire_common.model_source import cache_home
 from quire_common.quantities import parse_duration_seconds
 from quire_operator.domain.autoscaling.autoscaler import Policy
 from quire_operator.domain.capacity.fit import Fits

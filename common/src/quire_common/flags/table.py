@@ -5,6 +5,7 @@ A flag takes precedence over its environment variable, which takes precedence ov
 
 import argparse
 import difflib
+import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from quire_common.errors import FlagsError
-from quire_common.flags.kinds import Flag, Switch
+from quire_common.flags.kinds import Flag, JsonObject, Switch
 
 _INDENT = " " * 30
 
@@ -66,6 +67,10 @@ class FlagTable:
     """The flag that a word without a flag sets."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """Flags of similar programs that this one does not have, and what to use instead."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of flags, with their dashes, such as -tp; the value has the same meaning."""
+    always: frozenset[str] = frozenset()
+    """Switches of similar programs that ask for what this program always does: they are accepted and change nothing."""
     separator: str | None = None
     """The separator of several values in one text. None: spaces in a variable, and no separator in an argument."""
     reject_unknown_variables: bool = False
@@ -92,12 +97,50 @@ class FlagTable:
         return FlagValues(self.flags, values, problems)
 
     def _from_command_line(self, argv: Sequence[str], problems: list[str]) -> dict[str, Any]:
+        plain, dotted = self._without_dots([self._spelled(argument) for argument in argv], problems)
+        values = self._from_arguments(plain, problems)
+        for name, content in dotted.items():
+            values[name] = _merged(values.get(name) or {}, content)
+        return values
+
+    def _spelled(self, argument: str) -> str:
+        """Return the argument with the dashes that a flag of this name has, where it was written with underscores."""
+        name, equals, value = argument.partition("=")
+        base, dot, rest = name.partition(".")
+        if not base.startswith("--") or "_" not in base:
+            return argument
+        return f"{base.replace('_', '-')}{dot}{rest}{equals}{value}"
+
+    def _without_dots(self, argv: Sequence[str], problems: list[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+        """Split off fields of JSON objects, written as ``--flag.field.field VALUE``."""
+        plain: list[str] = []
+        objects: dict[str, dict[str, Any]] = {}
+        arguments = iter(argv)
+        for argument in arguments:
+            name, equals, value = argument.partition("=")
+            base, *path = name.removeprefix("--").split(".")
+            flag = self.flags.get(base) if argument.startswith("--") else None
+            if not path or flag is None or not isinstance(flag.kind, JsonObject):
+                plain.append(argument)
+                continue
+            text = value if equals else next(arguments, None)
+            if text is None:
+                problems.append(f"{argument}: a value is missing")
+                continue
+            content: Any = _json_or_text(text)
+            for step in reversed(path):
+                content = {step: content}
+            objects[base] = _merged(objects.get(base, {}), content)
+        return plain, objects
+
+    def _from_arguments(self, argv: Sequence[str], problems: list[str]) -> dict[str, Any]:
         try:
             known, unknown = self._parser().parse_known_args(list(argv))
         except FlagsError as error:
             problems.extend(error.problems)
             return dict.fromkeys(name for name, flag in self.flags.items() if flag.required)
         given: dict[str, Any] = vars(known)
+        given.pop("always", None)
         word = given.pop("positional", None)
         unknown_flags = [argument for argument in unknown if argument.startswith("-")]
         problems.extend(self._unknown_flag(argument) for argument in unknown_flags)
@@ -113,15 +156,19 @@ class FlagTable:
         parser = _Parser(prog=self.program, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         if self.positional is not None:
             parser.add_argument("positional", nargs="?")
+        for name in self.always:
+            parser.add_argument(f"--{name}", dest="always", action="store_const", const="true")
         for name, flag in self.flags.items():
+            names = [f"--{name}", *(alias for alias, meant in self.aliases.items() if meant == name)]
             if isinstance(flag.kind, Switch):
-                parser.add_argument(f"--{name}", dest=name, action="store_const", const="true")
+                parser.add_argument(*names, dest=name, action="store_const", const="true")
                 if flag.kind.negatable:
-                    parser.add_argument(f"--no-{name}", dest=name, action="store_const", const="false")
+                    negated = [f"--no-{each.removeprefix('--')}" for each in names]
+                    parser.add_argument(*negated, dest=name, action="store_const", const="false")
             elif flag.many:
-                parser.add_argument(f"--{name}", dest=name, nargs="*", action="extend")
+                parser.add_argument(*names, dest=name, nargs="*", action="extend")
             else:  # nargs="?" makes a missing value one problem among others, which does not end the parsing
-                parser.add_argument(f"--{name}", dest=name, nargs="?", const=None)
+                parser.add_argument(*names, dest=name, nargs="?", const=None)
         return parser
 
     def _from_environment(self, environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
@@ -151,7 +198,7 @@ class FlagTable:
             problems.append(f"{where}: a value is missing; it takes {flag.help}")
             return None
         values = []
-        for text in given if isinstance(given, list) else [given]:
+        for text in _items(given) if isinstance(given, list) else [given]:
             try:
                 values.append(flag.kind.parse(text))
             except ValueError as error:
@@ -161,9 +208,10 @@ class FlagTable:
         return tuple(values) if flag.many else values[0]
 
     def _unknown_flag(self, argument: str) -> str:
-        name = argument.lstrip("-").partition("=")[0]
-        if hint := self.hints.get(name):
-            return f"--{name} does not exist here: {hint}"
+        written = argument.partition("=")[0].partition(".")[0]
+        name = written.lstrip("-")
+        if hint := self.hints.get(name, self.hints.get(name.removeprefix("no-"))):
+            return f"{written} does not exist here: {hint}"
         near = difflib.get_close_matches(name.replace("_", "-"), self.flags, n=1, cutoff=0.5)
         return f"--{name} is unknown" + (f"; did you mean --{near[0]}?" if near else "")
 
@@ -186,6 +234,29 @@ class FlagTable:
             "required": [name for name, flag in self.flags.items() if flag.required],
             "additionalProperties": False,
         }
+
+
+def _merged(content: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(content)
+    for name, value in other.items():
+        present = merged.get(name)
+        merged[name] = _merged(present, value) if isinstance(present, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _items(given: Sequence[str]) -> Sequence[str]:
+    """Return the values of a flag that takes several: one argument may be a JSON list of them."""
+    if len(given) != 1 or not given[0].startswith("["):
+        return given
+    values = _json_or_text(given[0])
+    return [str(value) for value in values] if isinstance(values, list) and values else given
 
 
 def _is_service_link(variable: str, text: str) -> bool:

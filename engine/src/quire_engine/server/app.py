@@ -18,6 +18,7 @@ from quire_engine.server.generation.streaming import CLIENT_CLOSED_REQUEST
 from quire_engine.server.http import docs_page
 from quire_engine.server.http.edge import Edge
 from quire_engine.server.http.problems import error_response, shortened
+from quire_engine.server.http.root_path import RootPath
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.tracing import Tracing
 from quire_engine.server.openai import chat, completions, models, tokenize
@@ -47,6 +48,7 @@ def create_app(
         docs_url=None,  # see docs_page
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
+        servers=[{"url": context.options.root_path}] if context.options.root_path else None,
     )
     app.state.context = context
     app.state.exposition = exposition
@@ -57,7 +59,9 @@ def create_app(
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(ClientDisconnect, _client_disconnected)
     app.add_exception_handler(Exception, _internal_error)
-    edge = Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing)
+    edge: ASGIApp = Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing)
+    if context.options.root_path:
+        edge = RootPath(edge, context.options.root_path)
     origins = context.options.allowed_origins
     if not origins:
         return edge

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from quire_engine.config import ServerOptions
-from quire_engine.errors import NotFound, Unavailable
+from quire_engine.errors import InvalidRequest, NotFound, Unavailable
 from quire_engine.ipc.client import EngineService
 from quire_engine.ipc.messages import Ready
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.observability.metrics import Metrics
-from quire_engine.text.chat_template import ChatTemplate
+from quire_engine.server.rendering.conversation import Conversation
+from quire_engine.server.rendering.pool import Renderer
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
@@ -31,7 +32,8 @@ class Context:
     created: int
     """The time at which this server started, in Unix seconds: /v1/models reports it as the model's creation."""
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    renderer: Renderer | None
+    """The chat template; None for a model without one."""
     sampling_defaults: SamplingDefaults
     vocab_size: int
     priorities: bool
@@ -72,6 +74,16 @@ class Context:
                 retry_after_seconds=_STARTING_RETRY_SECONDS,
             )
         return ready
+
+    async def render(self, conversation: Conversation) -> str:
+        """Return the prompt of a conversation. Raises InvalidRequest, Unavailable."""
+        if self.renderer is None:
+            raise InvalidRequest(
+                "messages: this model has no chat template; use /v1/completions, or start the server with "
+                "--chat-template",
+                code="no_chat_template",
+            )
+        return await self.renderer.render(conversation)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Return the token ids of each text."""

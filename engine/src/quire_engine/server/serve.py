@@ -36,6 +36,7 @@ from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
+from quire_engine.server.rendering.pool import RenderLimits, RenderPool
 from quire_engine.text.model_text import ModelText, end_problem
 
 if TYPE_CHECKING:
@@ -151,12 +152,13 @@ class _Server:
             now=time.monotonic,
             max_queue_seconds=options.max_queue_seconds,
         )
+        self._renderer = None if text.chat_template is None else RenderPool(text.chat_template, _render_limits(config))
         context = Context(
             options=config.server,
             model_names=names,
             created=int(time.time()),
             tokenizer=text.tokenizer,
-            chat_template=text.chat_template,
+            renderer=self._renderer,
             sampling_defaults=text.sampling_defaults,
             vocab_size=folder.vocab_size or text.tokenizer.vocab_size,
             priorities=config.scheduler.policy == "priority",
@@ -204,6 +206,8 @@ class _Server:
                 task.cancel()
             await asyncio.wait({http}, timeout=2 * _SHUTDOWN_SECONDS)
             await self._engine.close()
+            if self._renderer is not None:
+                await self._renderer.close()
             if self._tracing is not None:
                 await _within(self._tracing.close, _SHUTDOWN_SECONDS)
 
@@ -222,6 +226,8 @@ class _Server:
         if problem := end_problem(self._text, ready.eos_token_ids):
             _log.warning("%s", problem)
         _log.info("ready: %s", _phases(self._metrics.model_name, ready, time.monotonic() - self._began))
+        if self._renderer is not None:
+            await self._renderer.start()
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self._stop.is_set():
@@ -248,6 +254,11 @@ class _Server:
         for task in (drained, interrupted):
             task.cancel()
         return status
+
+
+def _render_limits(config: EngineConfig) -> RenderLimits:
+    """Return bounds with one worker for short conversations, and few others on a machine with few CPUs."""
+    return RenderLimits(workers=1 + min(4, max(1, config.threads // 4)))
 
 
 async def _within(work: Callable[[], None], seconds: float) -> None:

@@ -45,9 +45,10 @@ class ContentForms:
 class ChatTemplate:
     """A compiled chat template. Raises ModelFolderError if the source is not a valid template."""
 
-    def __init__(self, source: str, named_tokens: Mapping[str, str], *, origin: str = "chat template") -> None:
-        self._source = source
-        self._named_tokens = dict(named_tokens)
+    def __init__(self, source: str, variables: Mapping[str, Any], *, origin: str = "chat template") -> None:
+        """``variables`` are those that every conversation sees, such as bos_token, unless ``render`` gives others."""
+        self.source = source
+        self.variables = dict(variables)
         self._forms: dict[str, ContentForms] = {}
         try:
             self._template = _environment().from_string(source)
@@ -56,7 +57,7 @@ class ChatTemplate:
 
     def mentions(self, word: str) -> bool:
         """Return whether the template's source contains this word, as it does for every role it handles."""
-        return word in self._source
+        return word in self.source
 
     def content_forms(self, role: str) -> ContentForms:
         """Return the forms of content that the template renders for a role.
@@ -92,7 +93,7 @@ class ChatTemplate:
         if continue_final_message:
             conversation[-1] = _marked(conversation[-1])
         names = {
-            **self._named_tokens,
+            **self.variables,
             "messages": conversation,
             "tools": None,
             "documents": None,
@@ -127,25 +128,25 @@ class _Source:
     """The place of the text, for messages."""
 
 
-def load_chat_template(folder: Path, override: Path | None, named_tokens: Mapping[str, str]) -> ChatTemplate | None:
+def load_chat_template(folder: Path, override: Path | None, variables: Mapping[str, Any]) -> ChatTemplate | None:
     """Load the chat template of a model folder, or None if it has none. Raises ModelFolderError.
 
     ``override`` is a file, or the name of one of the folder's templates.
     """
     if override is not None and override.is_file():
-        return _compiled(_read_source(override), named_tokens)
+        return _compiled(_read_source(override), variables)
     sources = _named_sources(folder)
     name = _DEFAULT if override is None else str(override)
     if name in sources:
-        return _compiled(sources[name], named_tokens)
+        return _compiled(sources[name], variables)
     if override is None:
         return None
     others = f", nor a template of the model ({', '.join(sorted(sources))})" if sources else ""
     raise ModelFolderError(f"the chat template {override} cannot be read: it is no file{others}")
 
 
-def _compiled(source: _Source, named_tokens: Mapping[str, str]) -> ChatTemplate:
-    return ChatTemplate(source.text, named_tokens, origin=source.origin)
+def _compiled(source: _Source, variables: Mapping[str, Any]) -> ChatTemplate:
+    return ChatTemplate(source.text, variables, origin=source.origin)
 
 
 def _read_source(file: Path) -> _Source:

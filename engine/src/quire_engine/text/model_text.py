@@ -70,7 +70,11 @@ def load_model_text(folder: Path, options: TextOptions, overrides: ConfigOverrid
     tokenizer = load_tokenizer(options.tokenizer or folder)
     return ModelText(
         tokenizer=tokenizer,
-        chat_template=load_chat_template(options.tokenizer or folder, options.chat_template, tokenizer.named_tokens),
+        chat_template=load_chat_template(
+            options.tokenizer or folder,
+            options.chat_template,
+            {**tokenizer.named_tokens, **options.chat_template_kwargs},
+        ),
         sampling_defaults=load_sampling_defaults(folder, overrides, ignore_file=options.generation_config == "none"),
     )
 

@@ -134,3 +134,12 @@ def test_a_file_spoilt_later_leaves_the_keys_as_they_were(tmp_path: Path, spoil:
         (tmp_path / "api").write_text("no")
     clock.now = 2.0
     assert access.check("/v1/models", bearer("first-key-1"), None).tenant is not None
+
+
+def test_keys_of_the_command_line_open_what_a_file_would() -> None:
+    access = Access(AccessOptions(api_keys=("one", "two")), Clock())
+    names = {access.check("/v1/models", bearer(key), "10.0.0.9").tenant for key in ("one", "two")}
+    assert len(names) == 2 and None not in names
+    for headers in (Headers({}), bearer("three")):
+        with pytest.raises(Unauthorized):
+            access.check("/v1/models", headers, "127.0.0.1")

@@ -253,3 +253,22 @@ async def test_no_http_is_answered_and_closed(serving: Serving) -> None:
     async with serving() as server:
         assert (await raw(server.address, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
         assert (await server.http.get("/livez")).status_code == 200
+
+
+async def test_a_prefix_of_paths_opens_no_other_route(serving: Serving, tmp_path: Path) -> None:
+    (tmp_path / "api").write_text("api-key-number-1\n")
+    (tmp_path / "admin").write_text("admin-key-number-1\n")
+    access = AccessOptions(api_key_file=tmp_path / "api", admin_key_file=tmp_path / "admin")
+    key = {"authorization": "Bearer api-key-number-1"}
+    async with serving("ok", access=access, root_path="/llm") as server:
+        for path in ("/llm/v1/models", "/v1/models"):
+            assert (await server.http.get(path, headers=key)).status_code == 200
+            assert (await server.http.get(path)).status_code == 401
+        assert (await server.http.get("/llm/livez")).status_code == 200
+        for path in ("/admin/drain", "/llm/admin/drain"):
+            assert (await server.http.post(path, headers=key)).status_code == 401
+        for path in ("/llm/llm/v1/models", "/llm/llm/admin/drain", "/llmx/v1/models"):
+            assert (await server.http.get(path, headers=key)).status_code == 404
+        assert "/llm/openapi.json" in (await server.http.get("/docs", headers=key)).text
+        page = (await server.http.get("/llm/openapi.json", headers=key)).json()
+        assert page["servers"] == [{"url": "/llm"}]

@@ -8,8 +8,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from quire_engine.server.http.body import validate_body
-from quire_engine.server.openai.prompts import chat_prompt_text
 from quire_engine.server.openai.schemas import ChatCompletionRequest
+from quire_engine.server.rendering.conversation import Conversation, prompt_text
 from quire_engine.text.chat_template import ChatTemplate
 
 EITHER = (
@@ -39,8 +39,8 @@ def parts(*texts: str) -> list[dict[str, str]]:
 
 def prompt(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
     body = validate_body(ChatCompletionRequest, {"model": "m", "messages": messages}, lenient=False)
-    settings = {"add_generation_prompt": False, "continue_final_message": False, "variables": None, **options}
-    return chat_prompt_text(ChatTemplate(source, {}), body.messages, **settings)
+    settings: dict[str, Any] = {"add_generation_prompt": False, **options}
+    return prompt_text(ChatTemplate(source, {}), Conversation(messages=body.messages, **settings))
 
 
 @pytest.mark.parametrize("source", [EITHER, MAPPED, PARTS_ONLY])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
-from quire_common.key_file import UNLIMITED, Key, KeyFile, bearer_token
+from quire_common.key_file import UNLIMITED, FixedKeys, Key, KeyFile, bearer_token
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, Unauthorized
 from quire_engine.server.auth.allowance import Allowance
@@ -54,7 +54,7 @@ class Access:
         self._now = now
         self._certificates = certificates
         self._local = local
-        self._api = load(options.api_key_file, limits=True)
+        self._api = FixedKeys(options.api_keys) if options.api_keys else load(options.api_key_file, limits=True)
         self._admin = load(options.admin_key_file)
         self._metrics = load(options.metrics_key_file)
         self._allowances: dict[str, Allowance] = {}
@@ -99,7 +99,7 @@ def _identity(keys: KeyFile | None, headers: Headers) -> Identity:
     return ANONYMOUS if keys is None else Identity(tenant=_matching_key(keys, headers).tenant)
 
 
-def _matching_key(keys: KeyFile, headers: Headers) -> Key:
+def _matching_key(keys: KeyFile | FixedKeys, headers: Headers) -> Key:
     token = bearer_token(headers.get("authorization", ""))
     if token is None:
         raise Unauthorized("send an API key in the header Authorization: Bearer KEY", code="missing_api_key")

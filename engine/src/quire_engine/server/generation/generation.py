@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Self
 
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import RequestError, Unavailable
@@ -246,10 +247,58 @@ async def _pump(run: _Run, queue: "asyncio.Queue[tuple[_Run, Update] | Exception
         await queue.put(error)
 
 
+class Preparation:
+    """The place of a request in the queue while its prompts are rendered and encoded, until ``submit`` or ``end``.
+
+    So a request that the queue or its key does not accept costs neither, and those that are prepared are bounded.
+    Raises Overloaded, InvalidRequest, Unavailable.
+    """
+
+    def __init__(self, services: ServerServices, identity: Identity, prompt_lengths: list[int]) -> None:
+        """``prompt_lengths`` has for each sequence the least number of tokens that its prompt can have."""
+        self._services = services
+        self._allowance = identity.allowance
+        self._lengths = prompt_lengths
+        services.lifecycle.check_open()
+        if self._allowance is not None:
+            with _counted_as(services, "key_limit"):
+                self._allowance.charge_sequences(len(prompt_lengths), 0)
+        try:
+            with _counted_as(services, "queue_full"):
+                services.queue.reserve(prompt_lengths, services.now())
+        except Exception:
+            if self._allowance is not None:
+                self._allowance.release(len(prompt_lengths))
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Leave the queue. Further calls have no effect."""
+        lengths, self._lengths = self._lengths, []
+        for length in lengths:
+            self._services.queue.release(length, self._services.now(), ran=False)
+        if self._allowance is not None and lengths:
+            self._allowance.release(len(lengths))
+
+
 def submit(
-    services: ServerServices, choices: Sequence[Choice], params: Sequence[SamplingParams], routing: Routing
+    services: ServerServices,
+    choices: Sequence[Choice],
+    params: Sequence[SamplingParams],
+    routing: Routing,
+    preparation: Preparation | None = None,
 ) -> Generation:
-    """Send the sequences to the engine, all or none. Raises Overloaded, InvalidRequest, Unavailable."""
+    """Send the sequences to the engine, all or none. Raises Overloaded, InvalidRequest, Unavailable.
+
+    They take the place of the request's ``preparation``.
+    """
+    if preparation is not None:
+        preparation.end()
     services.lifecycle.check_open()
     now = services.now()
     allowance = routing.identity.allowance

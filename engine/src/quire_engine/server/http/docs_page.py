@@ -8,6 +8,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.requests import Request
 from starlette.responses import Response
 
 router = APIRouter(include_in_schema=False)
@@ -21,11 +22,12 @@ _YEAR = "private, max-age=31536000, immutable"
 
 
 @router.get("/docs")
-async def page() -> Response:
+async def page(request: Request) -> Response:
     """Return the page, on which every route can be tried in the browser."""
-    script, style, icon = (f"/docs/{name}" for name in _FILES)
+    prefix: str = request.app.state.context.options.root_path
+    script, style, icon = (f"{prefix}/docs/{name}" for name in _FILES)
     return get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url=f"{prefix}/openapi.json",
         title="quire-engine",
         swagger_js_url=script,
         swagger_css_url=style,

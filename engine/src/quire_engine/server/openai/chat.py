@@ -11,14 +11,16 @@ from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
+from quire_engine.server.generation.generation import Preparation
 from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
+from quire_engine.server.openai.limits import longest_text
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from quire_engine.server.openai.prompts import chat_prompt_text
 from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
 from quire_engine.server.openai.schemas import ChatCompletionRequest
 from quire_engine.server.openai.usage import UsageReport
+from quire_engine.server.rendering.conversation import Conversation
 
 router = APIRouter()
 
@@ -29,13 +31,6 @@ async def chat_completions(request: Request) -> Response:
     context = context_of(request)
     arrived = context.now()
     body = await read_request(request, context, ChatCompletionRequest)
-    text = chat_prompt_text(
-        context.chat_template,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        variables=body.chat_template_kwargs,
-    )
     max_tokens = body.max_completion_tokens or body.max_tokens
     limits = AnswerLimits(
         param="messages",
@@ -45,8 +40,19 @@ async def chat_completions(request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    valid = await validate(context, body, [text], limits, add_special_tokens=body.add_special_tokens)
-    generation = start_generation(request, context, body, valid, answers=body.n or 1, arrived=arrived)
+    answers = body.n or 1
+    # A message costs at least one token.
+    with Preparation(context.services, request.state.identity, [len(body.messages)] * answers) as preparation:
+        conversation = Conversation(
+            messages=body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            variables=body.chat_template_kwargs,
+            max_characters=longest_text(context.ready().max_model_len),
+        )
+        text = await context.render(conversation)
+        valid = await validate(context, body, [text], limits, add_special_tokens=body.add_special_tokens)
+        generation = start_generation(request, context, body, valid, preparation, answers=answers, arrived=arrived)
     writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices)
     return await respond(request, generation, writer, stream=body.stream or False)
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
+from quire_engine.server.generation.generation import Preparation
 from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
@@ -33,7 +34,7 @@ async def completions(request: Request) -> Response:
     context = context_of(request)
     arrived = context.now()
     body = await read_request(request, context, CompletionRequest)
-    context.services.queue.check_count(body.answers_per_prompt * len(body.prompt))
+    answers = body.answers_per_prompt
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
     limits = AnswerLimits(
         param="prompt",
@@ -41,12 +42,15 @@ async def completions(request: Request) -> Response:
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         reserved_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         # The best of several answers are chosen by their logprobs.
-        logprobs=0 if body.logprobs is None and body.answers_per_prompt > (body.n or 1) else body.logprobs,
+        logprobs=0 if body.logprobs is None and answers > (body.n or 1) else body.logprobs,
         prompt_logprobs=max(of_prompt, default=None),
         reports=body.n or 1,
     )
-    valid = await validate(context, body, body.prompt, limits, add_special_tokens=body.add_special_tokens)
-    generation = start_generation(request, context, body, valid, answers=body.answers_per_prompt, arrived=arrived)
+    # A text costs at least one token; token ids are counted.
+    lengths = [1 if isinstance(prompt, str) else len(prompt) for prompt in body.prompt for _ in range(answers)]
+    with Preparation(context.services, request.state.identity, lengths) as preparation:
+        valid = await validate(context, body, body.prompt, limits, add_special_tokens=body.add_special_tokens)
+        generation = start_generation(request, context, body, valid, preparation, answers=answers, arrived=arrived)
     writer = CompletionWriter(context, body, f"cmpl-{request.state.request_id}", generation.choices)
     return await respond(request, generation, writer, stream=body.stream or False)
 

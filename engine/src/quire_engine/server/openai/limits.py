@@ -5,7 +5,7 @@ They are pure functions; ``schemas`` has checked types and ranges before.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import InvalidRequest
@@ -67,13 +67,28 @@ def check_against_model(request: GenerationRequest, logprobs: int | None, limits
         )
 
 
-def check_length(texts: Sequence[str], param: str, limits: ModelLimits) -> None:
+def longest_text(max_model_len: int) -> int:
+    """Return the number of characters above which no text fits into the model's context."""
+    return max_model_len * _CHARACTERS_PER_TOKEN
+
+
+def check_length(texts: Sequence[str], param: str, max_model_len: int) -> None:
     """Raise InvalidRequest for a text that is far too long, before time is spent on encoding it."""
     longest = max(map(len, texts), default=0)
-    if longest > limits.max_model_len * _CHARACTERS_PER_TOKEN:
+    if longest > longest_text(max_model_len):
         raise InvalidRequest(
-            f"{param}: a prompt of {longest} characters exceeds this model's context of {limits.max_model_len} tokens",
+            f"{param}: a prompt of {longest} characters exceeds this model's context of {max_model_len} tokens",
             param=param,
+            code="context_length_exceeded",
+        )
+
+
+def check_count(messages: Any, limits: ModelLimits) -> None:
+    """Raise InvalidRequest for more messages than the context can hold, of which each costs at least one token."""
+    if isinstance(messages, list) and len(messages) > limits.max_model_len:
+        raise InvalidRequest(
+            f"messages: {len(messages)} messages exceed this model's context of {limits.max_model_len} tokens",
+            param="messages",
             code="context_length_exceeded",
         )
 

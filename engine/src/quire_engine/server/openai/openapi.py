@@ -83,11 +83,21 @@ def describe(app: FastAPI, context: Context) -> None:
 
 def _document(app: FastAPI, context: Context) -> dict[str, Any]:
     access = context.options.access
-    files = {"apiKey": access.api_key_file, "adminKey": access.admin_key_file, "metricsKey": access.metrics_key_file}
-    needed_keys = {key for key, file in files.items() if file is not None}
+    keys = {
+        "apiKey": access.api_key_file or access.api_keys,
+        "adminKey": access.admin_key_file,
+        "metricsKey": access.metrics_key_file,
+    }
+    needed_keys = {name for name, key in keys.items() if key}
     # A copy, because the routes' schemas are shared by all servers, and this document gets this server's bounds.
     document = deepcopy(
-        get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            servers=app.servers or None,
+        )
     )
     schemes = {key: {"type": "http", "scheme": "bearer"} for key in sorted(needed_keys)}
     document["components"] = {"schemas": responses.schemas(), "securitySchemes": schemes}

@@ -13,11 +13,12 @@ from starlette.requests import Request
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.server.context import Context
 from quire_engine.server.generation.choice import Choice, new_choice
-from quire_engine.server.generation.generation import Generation, Routing, submit
+from quire_engine.server.generation.generation import Generation, Preparation, Routing, submit
 from quire_engine.server.http.body import read_object, validate_body
 from quire_engine.server.openai.limits import (
     ModelLimits,
     check_against_model,
+    check_count,
     check_length,
     check_report_size,
     check_sampling,
@@ -61,6 +62,8 @@ async def read_request(request: Request, context: Context, schema: type[Body]) -
     """Read the body and check it by itself."""
     context.lifecycle.check_open()
     content = await read_object(request, context.options.max_body_bytes)
+    if context.engine.ready is not None:
+        check_count(content.get("messages"), ModelLimits.of(context))
     body = validate_body(schema, content, lenient=context.options.lenient, reasons=remove_unsupported(content))
     context.check_model(body.model)
     return body
@@ -78,7 +81,7 @@ async def validate(
     limits = ModelLimits.of(context)
     check_against_model(body, answer.logprobs, limits)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    check_length(texts, answer.param, limits)
+    check_length(texts, answer.param, limits.max_model_len)
     encoded = await context.encode(texts, add_special_tokens=add_special_tokens)
     ids = [*encoded, *(prompt for prompt in prompts if not isinstance(prompt, str))]
     ids = [checked_prompt(prompt, body, answer.reserved_tokens, limits) for prompt in ids]
@@ -104,11 +107,15 @@ def start_generation(
     context: Context,
     body: GenerationRequest,
     valid: ValidatedRequest,
+    preparation: Preparation,
     *,
     answers: int,
     arrived: float,
 ) -> Generation:
-    """Submit ``answers`` sequences for each prompt; ``arrived`` is the monotonic time at which the request came in."""
+    """Submit ``answers`` sequences for each prompt, in the place of ``preparation``.
+
+    ``arrived`` is the monotonic time at which the request came in.
+    """
     choices: list[Choice] = []
     params: list[SamplingParams] = []
     for prompt, first in zip(valid.prompts, valid.params, strict=True):
@@ -118,4 +125,4 @@ def start_generation(
     routing = Routing(
         arrival_time=arrived, priority=body.priority, identity=request.state.identity, cache_salt=body.cache_salt
     )
-    return submit(context.services, choices, params, routing)
+    return submit(context.services, choices, params, routing, preparation)

@@ -14,12 +14,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetPydanticSchema,
     SkipValidation,
     TypeAdapter,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from quire_engine.server.http.body import json_type
 
@@ -361,6 +364,24 @@ class Message(Strict):
         return self
 
 
+def _checked_as(model: Any) -> GetPydanticSchema:
+    """Return an annotation for JSON that is checked as ``model`` and stays as the client sent it."""
+
+    def as_sent(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        check(value)
+        return value
+
+    return GetPydanticSchema(
+        lambda source, handler: core_schema.no_info_wrap_validator_function(as_sent, handler(model))
+    )
+
+
+# A worker process renders the messages, which gets them as JSON.
+Messages = Annotated[
+    list[dict[str, Any]], _checked_as(Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)])
+]
+
+
 def _check_variables(value: dict[str, Any]) -> dict[str, Any]:
     reserved = {"messages", "tools", "documents", "add_generation_prompt", "chat_template"} & value.keys()
     if reserved:
@@ -374,7 +395,7 @@ TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_variables)]
 class ChatCompletionRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

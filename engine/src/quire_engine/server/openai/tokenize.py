@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from quire_engine.errors import InvalidRequest
 from quire_engine.server.context import context_of
+from quire_engine.server.generation.generation import Preparation
 from quire_engine.server.http.body import body_schema, read_object, validate_body
-from quire_engine.server.openai.limits import ModelLimits, check_length
-from quire_engine.server.openai.prompts import chat_prompt_text
-from quire_engine.server.openai.schemas import MAX_MESSAGES, Message, Strict, TemplateVariables
+from quire_engine.server.openai.limits import check_length, longest_text
+from quire_engine.server.openai.schemas import Messages, Strict, TemplateVariables
+from quire_engine.server.rendering.conversation import Conversation
 
 router = APIRouter()
 
@@ -24,7 +25,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages unless set.")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -53,21 +54,24 @@ async def tokenize(request: Request) -> Response:
     body = validate_body(TokenizeRequest, content, lenient=context.options.lenient)
     if body.model is not None:
         context.check_model(body.model)
-    if body.messages is None:
-        text, special = body.prompt or "", body.add_special_tokens is not False
-    else:
-        text = chat_prompt_text(
-            context.chat_template,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
-        )
-        special = body.add_special_tokens is True
     ready = context.engine.ready
-    if ready is not None:
-        check_length([text], "prompt" if body.messages is None else "messages", ModelLimits.of(context))
-    (ids,) = await context.encode([text], add_special_tokens=special)
+    with Preparation(context.services, request.state.identity, [len(body.messages or "x")]):
+        if body.messages is None:
+            text, special = body.prompt or "", body.add_special_tokens is not False
+        else:
+            text = await context.render(
+                Conversation(
+                    messages=body.messages,
+                    add_generation_prompt=body.add_generation_prompt,
+                    continue_final_message=body.continue_final_message,
+                    variables=body.chat_template_kwargs,
+                    max_characters=None if ready is None else longest_text(ready.max_model_len),
+                )
+            )
+            special = body.add_special_tokens is True
+        if ready is not None:
+            check_length([text], "prompt" if body.messages is None else "messages", ready.max_model_len)
+        (ids,) = await context.encode([text], add_special_tokens=special)
     answer: dict[str, Any] = {
         "count": len(ids),
         "max_model_len": None if ready is None else ready.max_model_len,
@@ -91,5 +95,6 @@ async def detokenize(request: Request) -> dict[str, str]:
         raise InvalidRequest(
             f"tokens: {beyond} is not a token id of this model; the highest is {context.vocab_size - 1}", param="tokens"
         )
-    # In a thread, so that the event loop can serve others meanwhile.
-    return {"prompt": await asyncio.to_thread(context.tokenizer.decode, body.tokens)}
+    with Preparation(context.services, request.state.identity, [max(1, len(body.tokens))]):
+        # In a thread, so that the event loop can serve others meanwhile.
+        return {"prompt": await asyncio.to_thread(context.tokenizer.decode, body.tokens)}

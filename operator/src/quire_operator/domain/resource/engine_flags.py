@@ -32,11 +32,15 @@ OWNED_FLAGS: Mapping[str, str] = {
     "swap-space-bytes": "spec.engine.swapSpace",
     "device": "spec.resources",
     "api-key-file": "spec.auth",
+    "api-key": "spec.auth",
+    "revision": "spec.model.source",
+    "download-dir": "spec.model.cache",
 }
 """Flags that a field of the LLMDeployment sets."""
 RESERVED_FLAGS = frozenset(
     {
         *("host", "port", "flag-schema", "help", "version", "tensor-parallel-size", "pipeline-parallel-size"),
+        "data-parallel-size",
         *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs", "metrics-key-file"),
     }
 )

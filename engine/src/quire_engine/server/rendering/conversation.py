@@ -1,0 +1,64 @@
+"""From the messages of a request, as JSON, to the text of a prompt. It runs in a worker process, without pydantic."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from quire_engine.text.chat_template import ChatTemplate, ContentForms, TextParts
+
+_FIELDS = ("role", "name", "tool_call_id", "reasoning_content", "reasoning")
+"""The fields of a message that a template sees, besides its content and its tool calls."""
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a request, which its schema has checked, and how to render them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] | None = None
+    """Further variables of the template (chat_template_kwargs)."""
+    max_characters: int | None = None
+    """The longest text that the model's context could hold."""
+
+
+def prompt_text(template: ChatTemplate, conversation: Conversation) -> str:
+    """Return the prompt of a conversation. Raises InvalidRequest."""
+    return template.render(
+        [_for_template(message, template) for message in conversation.messages],
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=conversation.variables,
+    )
+
+
+def _for_template(message: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    plain = {name: value for name in _FIELDS if (value := message.get(name)) is not None}
+    if message["role"] == "developer" and not template.mentions("developer"):
+        plain["role"] = "system"  # OpenAI's newer name for the same
+    content = message.get("content")
+    if content is None:
+        content = message.get("refusal") or ""
+    plain["content"] = _content_for_template(content, template.content_forms(plain["role"]))
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [_call_for_template(call) for call in calls]
+    return plain
+
+
+def _call_for_template(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    with suppress(msgspec.DecodeError, RecursionError):
+        # OpenAI carries arguments as JSON in a string; templates expect the object.
+        arguments = msgspec.json.decode(arguments)
+    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _content_for_template(content: str | TextParts, forms: ContentForms) -> str | TextParts:
+    """Return the content as the client sent it if the template reads that form: it decides how parts are joined."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if forms.parts and not forms.text else content
+    texts = [part["text"] for part in content]
+    return [{"type": "text", "text": text} for text in texts] if forms.parts else "\n".join(texts)

@@ -1,0 +1,194 @@
+"""The flags of ``vllm serve`` that quire-engine does not have, and what to use instead; aliases of those that it has.
+
+``flag_table`` gives them to the parser, so that a command line written for vLLM works or says why it does not.
+``docs/vllm-flags.md`` lists all of them (``make vllm-flags``).
+"""
+
+ALIASES = {
+    "-q": "quantization",
+    "-tp": "tensor-parallel-size",
+    "-pp": "pipeline-parallel-size",
+    "-dp": "data-parallel-size",
+    "--device-memory-utilization": "gpu-memory-utilization",
+    "--enable-log-requests": "log-requests",
+    "--max-num-queued-reqs": "max-queued-requests",
+    "--max-num-queued-tokens": "max-queued-tokens",
+    "--shutdown-timeout": "drain-timeout",
+    "--uvicorn-log-level": "log-level",
+}
+"""vLLM's names and short forms of flags that mean the same here."""
+
+ALWAYS = frozenset(
+    {
+        "disable-log-requests",
+        "disable-uvicorn-access-log",
+        "enable-chunked-prefill",
+        "enable-prompt-tokens-details",
+        "enable-request-id-headers",
+        "enable-offline-docs",
+        "enable-ssl-refresh",
+        "language-model-only",
+        "no-enable-log-outputs",
+        "no-enable-lora",
+        "no-enable-expert-parallel",
+        "no-use-tqdm-on-load",
+    }
+)
+"""Switches that ask for what quire always does."""
+
+_ONE_DEVICE = "an engine runs on one device; start several engines behind quire-gateway for more throughput"
+_NO_TOOLS = "this version does not parse tool calls or reasoning; requests with tools get a 400"
+_NO_LORA = "this version serves no adapters; merge the adapter into the model's weights"
+_NO_DRAFTS = "this version does not use speculative decoding"
+_TEXT_ONLY = "this version serves text only"
+_NO_STATE = "this version serves no models with state-space or linear attention layers"
+_NO_TRANSFER = "the KV cache stays in the engine; for preempted sequences see --swap-space-bytes"
+_KERNELS = "the engine measures and chooses kernels itself"
+_GENERATES = "an engine generates text; embedding, scoring and reward models are not served"
+_LOADING = "weights are mapped into memory and read layer by layer"
+_NO_CODE = "the server loads no code of other packages"
+_HTTP_LIMITS = "the server has fixed bounds for headers; for bodies see --max-body-bytes"
+_PROXY = "let the proxy in front of the server do it"
+_METRICS = "/metrics has all metrics, and the histograms have vLLM's buckets"
+_PROCESSES = "the engine is one API process and one engine process, which it replaces when it fails"
+_SCHEDULING = "the scheduler bounds the cost of a step itself; see --max-generation-stall"
+_BLOCKS = "the size of the KV cache follows from --kv-cache-memory-bytes"
+_CONFIG = "set single values with --hf-overrides"
+_PROFILING = "use a profiler of the operating system, or the times of steps at /metrics"
+
+_REASONS = (
+    (
+        _ONE_DEVICE,
+        "api-server-count -asc headless distributed-executor-backend master-addr master-port nnodes -n node-rank -r"
+        " distributed-timeout-seconds cpu-distributed-timeout-seconds device-ids decode-context-parallel-size -dcp"
+        " dcp-comm-backend dcp-q-replicate dcp-kv-cache-interleave-size cp-kv-cache-interleave-size"
+        " prefill-context-parallel-size -pcp data-parallel-rank -dpn data-parallel-start-rank -dpr"
+        " data-parallel-size-local -dpl data-parallel-address -dpa data-parallel-rpc-port -dpp data-parallel-backend"
+        " -dpb data-parallel-hybrid-lb -dph data-parallel-external-lb -dpe data-parallel-multi-port-external-lb -dpm"
+        " data-parallel-supervisor-port dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s"
+        " dp-supervisor-probe-failure-threshold enable-hc-sp enable-expert-parallel -ep enable-batch-sharded-sampling"
+        " enable-ep-weight-filter all2all-backend enable-dbo ubatch-size enable-elastic-ep elastic-ep-max-dp-size"
+        " dbo-decode-token-threshold dbo-prefill-token-threshold dp-sync-interval"
+        " disable-nccl-for-dp-synchronization enable-eplb eplb-config expert-placement-strategy"
+        " max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce enable-nccl-comm-suspend"
+        " enable-scale-out",
+    ),
+    (
+        "the CPUs and memory nodes of a process are those of its cpuset; see --threads",
+        "numa-bind numa-bind-nodes numa-bind-cpus",
+    ),
+    (
+        _PROCESSES,
+        "worker-cls worker-extension-cls enable-fault-tolerance fault-tolerance-config enable-shm-tensor-arena"
+        " renderer-num-workers aggregate-engine-logging scheduler-cls",
+    ),
+    (
+        _NO_TOOLS,
+        "enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-call-parser tool-parser-plugin"
+        " tool-strict-level tool-server reasoning-parser reasoning-parser-plugin reasoning-config"
+        " cohere-is-reasoning-model cohere-format anthropic-disabled-thinking-effort structured-outputs-config",
+    ),
+    (
+        _NO_LORA,
+        "enable-lora lora-modules max-loras max-lora-rank lora-dtype enable-tower-connector-lora max-cpu-loras"
+        " fully-sharded-loras lora-target-modules default-mm-loras specialize-active-lora"
+        " enable-mixed-moe-lora-format enable-moe-shared-loras max-lora-cls-labels",
+    ),
+    (
+        _NO_DRAFTS,
+        "speculative-config -sc spec-method spec-model spec-tokens per-request-spec-decode-metrics diffusion-config"
+        " -dc",
+    ),
+    (
+        _TEXT_ONLY,
+        "limit-mm-per-prompt enable-mm-embeds media-io-kwargs mm-processor-kwargs mm-processor-cache-gb"
+        " mm-processor-cache-type mm-hasher-algorithm mm-shm-cache-max-object-size-mb mm-encoder-only"
+        " mm-encoder-tp-mode mm-encoder-attn-backend mm-encoder-attn-dtype mm-encoder-fp8-scale-path"
+        " mm-encoder-fp8-scale-save-path mm-encoder-fp8-scale-save-margin interleave-mm-strings skip-mm-profiling"
+        " video-pruning-rate video-pruning-method mm-tensor-ipc mm-processor-device mm-ipc-gpu-memory-gb"
+        " mm-device-do-normalize allowed-local-media-path allowed-media-domains disable-chunked-mm-input"
+        " trust-request-mm-kwargs enable-prompt-embeds ec-transfer-config ec-manager-config",
+    ),
+    (
+        _NO_STATE,
+        "mamba-backend mamba-ssu-algorithm enable-mamba-cache-stochastic-rounding mamba-cache-philox-rounds"
+        " mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size mamba-cache-mode"
+        " enable-mamba-shared-prefix-checkpoint replayssm-buffer-len use-replayssm gdn-prefill-backend"
+        " kda-prefill-backend kda-decode-backend engram-config",
+    ),
+    (
+        _NO_TRANSFER,
+        "kv-offloading-size kv-offloading-backend kv-transfer-config kv-events-config offload-backend cpu-offload-gb"
+        " cpu-offload-params offload-group-size offload-num-in-group offload-prefetch-step offload-params"
+        " kv-sharing-fast-prefill weight-transfer-config",
+    ),
+    (
+        _KERNELS,
+        "attention-backend attention-config -ac compilation-config -cc kernel-config ir-op-priority"
+        " enable-flashinfer-autotune moe-backend linear-backend sparse-indexer-topk-backend optimization-level"
+        " performance-mode disable-cascade-attn use-fp64-gumbel enable-flash-late-interaction jit-monitor-mode"
+        " jit-monitor-verbose async-scheduling enable-cumem-allocator swa-bounded-replay",
+    ),
+    (_GENERATES, "runner convert pooler-config io-processor-plugin"),
+    (
+        _LOADING,
+        "safetensors-load-strategy safetensors-prefetch-num-threads safetensors-prefetch-block-size"
+        " model-loader-extra-config ignore-patterns use-tqdm-on-load pt-load-map-location",
+    ),
+    (_NO_CODE, "middleware logits-processors additional-config"),
+    (_HTTP_LIMITS, "h11-max-incomplete-event-size h11-max-header-count"),
+    (_PROXY, "allow-credentials allowed-methods allowed-headers"),
+    (
+        _METRICS,
+        "disable-log-stats show-hidden-metrics-for-version custom-histogram-buckets kv-cache-metrics"
+        " kv-cache-metrics-sample cudagraph-metrics enable-mfu-metrics enable-per-request-metrics"
+        " enable-server-load-tracking enable-logging-iteration-details",
+    ),
+    (_PROFILING, "profiler-config enable-layerwise-nvtx-tracing collect-detailed-traces enable-trace-replay"),
+    (
+        _SCHEDULING,
+        "max-num-scheduled-tokens max-num-active-seqs long-prefill-token-threshold"
+        " long-prefill-token-threshold-adaptive scheduler-reserve-full-isl watermark watermark-config"
+        " prefill-schedule-interval stream-interval",
+    ),
+    (
+        _BLOCKS,
+        "num-gpu-blocks-override prefix-caching-hash-algo prefix-cache-retention-interval kv-cache-dtype-skip-layers"
+        " prefix-match-unit disable-hybrid-kv-cache-manager disable-sliding-window",
+    ),
+    (_CONFIG, "hf-config-path config-format model-class-overrides quantization-config allow-deprecated-quantization"),
+    ("set HF_TOKEN: a token on the command line is visible in the process list", "hf-token"),
+    ("--revision applies to all files of the model", "code-revision tokenizer-revision"),
+    ("the tokenizer's kind follows from its files; see --tokenizer", "tokenizer-mode skip-tokenizer-init"),
+    ("whether a template takes text or parts is found out by rendering it", "chat-template-content-format"),
+    ("requests cannot bring a template; see --chat-template", "trust-request-chat-template"),
+    ("answers always have the role assistant", "response-role"),
+    ("requests ask for token ids with return_token_ids", "return-tokens-as-token-ids tokens-only"),
+    ("requests ask for usage with stream_options.include_usage", "enable-force-include-usage"),
+    ("logprobs are the model's own, before penalties and temperature", "logprobs-mode return-sampling-mask"),
+    ("prompts and answers are never logged", "max-log-len enable-log-outputs enable-log-deltas"),
+    ("unexpected errors are logged with their stack", "log-error-stack"),
+    ("access is not logged; --log-requests logs one line per request", "disable-access-log-for-endpoints"),
+    ("see --log-level and --log-format", "logging-config log-config-file"),
+    ("set flags by variables: --max-num-seqs is QUIRE_ENGINE_MAX_NUM_SEQS", "config"),
+    ("unknown variables QUIRE_ENGINE_… always stop the start", "fail-on-environ-validation"),
+    ("clients speak HTTP", "grpc grpc-port"),
+    ("the version of the model is at /version", "fingerprint-mode fingerprint-value"),
+    ("the tokenizer is in the model's folder; requests use /tokenize", "enable-tokenizer-info-endpoint"),
+    ("/docs needs a key where one is set", "disable-fastapi-docs"),
+    (
+        "with --ssl-ca-certs clients must show a certificate; ciphers are those of the TLS library",
+        "ssl-cert-reqs ssl-ciphers",
+    ),
+    (
+        "scale to zero instead: spec.scaling",
+        "enable-sleep-mode sleep-mode-offload-cudagraph sleep-preserve-parameter-names",
+    ),
+    ("use --cudagraph-capture-sizes", "max-cudagraph-capture-size cuda-graph-sizes"),
+    ("answers do not report the experts", "enable-return-routed-experts aux-output-config"),
+    ("use --swap-space-bytes, with a unit", "swap-space"),
+    ("long prompts always run in chunks; see --max-num-batched-tokens", "no-enable-chunked-prefill"),
+    ("the server sends what it has as soon as it has it; set the proxy's timeout", "sse-keep-alive-interval"),
+)
+REFUSED = {name.lstrip("-"): reason for reason, names in _REASONS for name in names.split()}
+"""vLLM's other flags and short forms, without dashes, and what to use instead."""

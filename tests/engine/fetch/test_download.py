@@ -1,0 +1,51 @@
+"""quire-engine org/name: which words are folders, which are sources, and the download into a folder of one's own."""
+
+from pathlib import Path
+
+import pytest
+from fetch_support.hub_stub import HubStub
+
+from quire_engine.download import fetch_model, remote_source
+from quire_engine.errors import ModelFolderError
+
+
+@pytest.mark.parametrize(
+    ("path", "revision", "source"),
+    [
+        ("/models/demo", None, None),
+        ("demo", None, None),
+        ("./demo", None, None),
+        ("../demo", None, None),
+        ("a/b/c", None, None),
+        ("org/name", None, "hf://org/name@main"),
+        ("org/name", "v1", "hf://org/name@v1"),
+        ("hf://org/name@v2", None, "hf://org/name@v2"),
+        ("s3://bucket/model", None, "s3://bucket/model"),
+    ],
+)
+def test_tells_folders_from_sources(path: str, revision: str | None, source: str | None) -> None:
+    found = remote_source(Path(path), revision)
+    assert (None if found is None else str(found)) == source
+
+
+def test_a_folder_that_exists_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert remote_source(Path("org/name"), None) is None
+    with pytest.raises(ModelFolderError, match="--revision v1"):
+        remote_source(Path("org/name"), "v1")
+
+
+def test_a_malformed_source_is_refused() -> None:
+    with pytest.raises(ModelFolderError, match="s3://UPPER is not a source of models"):
+        remote_source(Path("s3://UPPER"), None)
+
+
+def test_a_model_of_a_hub_is_downloaded_once(hub: HubStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = remote_source(Path("org/tiny"), None)
+    assert source is not None
+    folder = fetch_model(source, tmp_path)
+    assert folder.is_relative_to(tmp_path) and (folder / "model.safetensors").is_file()
+    served = len(hub.served)
+    assert fetch_model(source, tmp_path) == folder and len(hub.served) == served
+    assert "hf://org/tiny@main" in capsys.readouterr().err

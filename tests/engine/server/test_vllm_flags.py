@@ -1,0 +1,85 @@
+"""A command line written for vLLM works, or says for each flag why it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from quire_common.errors import FlagsError
+from quire_engine.flag_table import FLAGS
+from quire_engine.flags import parse
+from tools.vllm_flags import document, meaning, options
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert document() == (ROOT / "docs/vllm-flags.md").read_text(), "make vllm-flags"
+
+
+def test_every_flag_of_vllm_is_known_or_refused_with_a_reason() -> None:
+    for name in (name for names in options() for name in names):
+        try:
+            parse(["m", name], {})
+        except FlagsError as error:
+            hint = FLAGS.hints.get(name.lstrip("-"))
+            expected = f"{meaning(name)}: a value is missing" if hint is None else f"{name} does not exist here: {hint}"
+            assert any(problem.startswith(expected) for problem in error.problems), error.problems
+
+
+def test_a_refused_flag_has_no_second_meaning() -> None:
+    refused = set(FLAGS.hints)
+    assert not refused & {*FLAGS.flags, *FLAGS.always, *(alias.lstrip("-") for alias in FLAGS.aliases)}
+    assert set(FLAGS.aliases.values()) <= set(FLAGS.flags)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--load-format auto", ""),
+        ("--dtype half", "--dtype float16"),
+        ("--dtype float", "--dtype float32"),
+        ("--max-model-len 32k", "--max-model-len 32000"),
+        ("--max-model-len 32K", "--max-model-len 32768"),
+        ("--max-model-len 1.5k", "--max-model-len 1500"),
+        ("--max-model-len auto", ""),
+        ("--max-model-len -1", ""),
+        ("--max_model_len=100", "--max-model-len 100"),
+        ("-tp 1 -pp 1 -dp=1", ""),
+        ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8"),
+        ("--generation-config vllm", "--generation-config none"),
+        ("--model-impl vllm", "--model-impl native"),
+        ("--shutdown-timeout 30", "--drain-timeout 30"),
+        ("--no-enable-log-requests", "--no-log-requests"),
+        ("--disable-log-requests --enable-chunked-prefill", ""),
+        ('--allowed-origins ["https://a.example","*"]', "--allowed-origins https://a.example *"),
+        (
+            "--hf-overrides.rope_scaling.factor 4 --hf-overrides.rope_scaling.rope_type=yarn",
+            '--hf-overrides {"rope_scaling":{"factor":4,"rope_type":"yarn"}}',
+        ),
+        ('--hf-overrides {"a":{"b":1}} --hf_overrides.a.c=2', '--hf-overrides {"a":{"b":1,"c":2}}'),
+    ],
+)
+def test_vllms_spelling_means_the_same(theirs: str, ours: str) -> None:
+    assert parse(["m", *theirs.split()], {}) == parse(["m", *ours.split()], {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        ("-tp 2", "--tensor-parallel-size 2: an engine runs on one device"),
+        ("--data-parallel-size 4", "spec.replicas"),
+        ("--enable-lora --lora-modules a=/b c=/d", "--enable-lora does not exist here"),
+        ("--no-enable-chunked-prefill", "long prompts always run in chunks"),
+        ("--no-async-scheduling", "--no-async-scheduling does not exist here"),
+        ("-sc.model m", "-sc does not exist here: this version does not use speculative decoding"),
+        ("--max-model-len 0", "--max-model-len: expected a whole number of at least 1"),
+        ("--max-model-len 1.5", "--max-model-len: expected"),
+        ("--hf-overrides.a", "--hf-overrides.a: a value is missing"),
+        ("--api-key k --api-key-file f", "contradict each other"),
+        ("--root-path llm", "--root-path: expected a path such as /llm"),
+    ],
+)
+def test_what_means_nothing_here_is_refused_by_name(argv: str, part: str) -> None:
+    with pytest.raises(FlagsError) as caught:
+        parse(["m", *argv.split()], {})
+    assert part in caught.value.problems[0]
