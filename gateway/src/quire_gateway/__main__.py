@@ -181,7 +181,7 @@ async def _discovery(config: Config, stack: AsyncExitStack) -> Discovery:
         return FileDiscovery(config.source.path)
     access = access_of(config.source.kubeconfig)
     session = await stack.enter_async_context(access.session())
-    return KubernetesDiscovery(access, session, namespaces=config.source.namespaces)
+    return KubernetesDiscovery(access, session, namespaces=config.source.namespaces, scope=config.source.scope)
 
 
 def _session() -> aiohttp.ClientSession:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quire_common.flags.kinds import Choice, Duration, Flag, Integer, Kind, PathName, Size, Switch, Text
 from quire_common.flags.table import FlagTable, FlagValues
+from quire_common.served_names import NameScope
 from quire_common.tls import TlsFiles
 
 _DAY_SECONDS = 86_400.0
@@ -40,6 +41,7 @@ class KubernetesSource:
     """Empty: all namespaces."""
     kubeconfig: Path | None
     """None: the pod's own service account."""
+    scope: NameScope = NameScope.CLUSTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,10 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
         ),
         "Discovery (one of --endpoints-file and --kubernetes)": (
             _flag("endpoints-file", PathName(), "read the replicas from this JSON file, again whenever it changes"),
-            _flag("kubernetes", Switch(), "watch the Services and EndpointSlices of LLMDeployments"),
+            _flag("kubernetes", Switch(), "watch LLMDeployments and their EndpointSlices"),
+            _flag("served-names", Choice("cluster", "namespaced"), "how clients name a model: by its served name "
+                  "(cluster), or as NAMESPACE/NAME (namespaced), so that no namespace can claim another one's name",
+                  "cluster"),
             Flag(name="namespace", kind=Text("NAME"), many=True, help="namespaces to watch", shown_default="all"),
             _flag("kubeconfig", PathName(), "connect to the cluster of this file",
                   unset="the pod's service account"),
@@ -156,13 +161,17 @@ def _source(values: FlagValues) -> FileSource | KubernetesSource:
         values.problems.append("the source of replicas is not clear: set either --endpoints-file FILE or --kubernetes")
     if not in_cluster:
         values.problems.extend(
-            f"--{name} requires --kubernetes" for name in ("namespace", "kubeconfig") if values.is_set(name)
+            f"--{name} requires --kubernetes"
+            for name in ("namespace", "kubeconfig", "served-names")
+            if values.is_set(name)
         )
         return FileSource(path=values["endpoints-file"] or Path())
     kubeconfig: Path | None = values["kubeconfig"]
     if kubeconfig is not None and not kubeconfig.is_file():
         values.problems.append(f"--kubeconfig: there is no file {kubeconfig}")
-    return KubernetesSource(namespaces=values["namespace"] or (), kubeconfig=kubeconfig)
+    return KubernetesSource(
+        namespaces=values["namespace"] or (), kubeconfig=kubeconfig, scope=NameScope(values["served-names"])
+    )
 
 
 def _tls(values: FlagValues) -> TlsFiles | None:

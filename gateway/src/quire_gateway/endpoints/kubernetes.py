@@ -1,30 +1,26 @@
-"""Discovery in a cluster: the Services and EndpointSlices of LLMDeployments, listed once and then watched.
+"""Discovery in a cluster: LLMDeployments and their EndpointSlices, listed once and then watched.
 
-A Service with the annotation ``quire.dev/served-name`` is a model, even while it has no endpoints; the slices that name
-it by ``kubernetes.io/service-name`` are its replicas. Both kinds are watched: the EndpointSlice controller copies a
-Service's labels to its slices but not its annotations, and a model's name may not be a valid label. While the API
-server is unreachable, the last known endpoints stay valid.
+An LLMDeployment is a model, even while it has no endpoints. Its name comes from ``status.servedName``, which only the
+operator writes. Its replicas are in the slices of the Service that is named after it, in its own namespace. No
+annotation, label or age of a Service counts, because tenants may edit Services. While the API server is unreachable,
+the last known endpoints stay valid.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Generic, TypeVar
 
 import aiohttp
 import msgspec
 
 from quire_common.contract.engine import HTTP_PORT_NAME
 from quire_common.contract.gateway import Endpoint
-from quire_common.contract.kubernetes import (
-    ANNOTATION_SENIORITY,
-    ANNOTATION_SERVED_NAME,
-    API_VERSION,
-    KIND,
-    LABEL_DEPLOYMENT,
-)
+from quire_common.contract.kubernetes import API_VERSION, LABEL_DEPLOYMENT, PLURAL
+from quire_common.served_names import Claim, NameScope, held_by, reported_claim
 from quire_gateway.endpoints import Publish, Snapshot
 from quire_gateway.endpoints.kubernetes_access import Access
 
@@ -43,17 +39,12 @@ _NOT_ALLOWED_SECONDS = 5.0
 """An API server that has just started answers every client with 403 for a moment; after this time it is real."""
 _SETTLE_SECONDS = 0.02
 
+_Kept = TypeVar("_Kept")
+
 _log = logging.getLogger(__name__)
 
 
 # --- the fields of objects that are needed ---
-
-
-class _Owner(msgspec.Struct, frozen=True, rename="camel"):
-    api_version: str = ""
-    kind: str = ""
-    uid: str = ""
-    controller: bool | None = None
 
 
 class _Meta(msgspec.Struct, frozen=True, rename="camel"):
@@ -61,9 +52,8 @@ class _Meta(msgspec.Struct, frozen=True, rename="camel"):
     namespace: str = ""
     resource_version: str = ""
     creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    owner_references: list[_Owner] | None = None
     continue_: str | None = msgspec.field(name="continue", default=None)
 
 
@@ -88,8 +78,8 @@ class _Port(msgspec.Struct, frozen=True):
     port: int | None = None
 
 
-class KubeObject(msgspec.Struct, frozen=True, rename="camel"):
-    """A Service or an EndpointSlice."""
+class KubeSlice(msgspec.Struct, frozen=True, rename="camel"):
+    """An EndpointSlice."""
 
     metadata: _Meta
     address_type: str | None = None
@@ -97,9 +87,53 @@ class KubeObject(msgspec.Struct, frozen=True, rename="camel"):
     ports: list[_Port] | None = None
 
 
+class _Model(msgspec.Struct, frozen=True, rename="camel"):
+    served_name: str | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    model: _Model = _Model()
+
+
+class _ServedName(msgspec.Struct, frozen=True):
+    name: str
+    since: str
+
+
+class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
+    served_name: _ServedName | None = None
+    observed_generation: int | None = None
+
+
+class KubeDeployment(msgspec.Struct, frozen=True):
+    """An LLMDeployment."""
+
+    metadata: _Meta
+    spec: _Spec = _Spec()
+    status: _DeploymentStatus = _DeploymentStatus()
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim to its served name; None before the operator has reported it."""
+        recorded = self.status.served_name
+        return reported_claim(
+            namespace=self.metadata.namespace,
+            deployment=self.metadata.name,
+            created=self.metadata.creation_timestamp,
+            is_leaving=self.metadata.deletion_timestamp is not None,
+            recorded=None if recorded is None else (recorded.name, recorded.since),
+            is_reported=self.status.observed_generation is not None,
+            spec_name=self.spec.model.served_name,
+        )
+
+
+class _Object(msgspec.Struct, frozen=True):
+    metadata: _Meta
+
+
 class _List(msgspec.Struct, frozen=True):
     metadata: _Meta
-    items: list[KubeObject]
+    items: list[msgspec.Raw]
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -123,12 +157,13 @@ class ObjectKey:
         return f"{self.namespace}/{self.name}"
 
 
-def snapshot_of(services: Mapping[ObjectKey, KubeObject], slices: Iterable[KubeObject]) -> Snapshot:
-    """Return the models and their replicas. If two Services claim one served name, the older LLMDeployment gets it."""
-    models = {keys[0]: model for model, keys in claims_of(services).items()}
+def snapshot_of(claims: Iterable[Claim], slices: Iterable[KubeSlice], scope: NameScope) -> Snapshot:
+    """Return the models and their replicas. Of several claims to a name, only the first one counts."""
+    models = {_key_of(held[0]): model for model, held in held_by(claims, scope).items()}
     found: dict[str, dict[str, Endpoint]] = {model: {} for model in models.values()}
     for part in slices:
         service_name = (part.metadata.labels or {}).get(_SERVICE_NAME, "")
+        # The Service is named after its LLMDeployment.
         model = models.get(ObjectKey(part.metadata.namespace, service_name))
         port = next((p.port for p in part.ports or () if p.name == HTTP_PORT_NAME), None)
         if model is None or port is None:
@@ -142,31 +177,11 @@ def snapshot_of(services: Mapping[ObjectKey, KubeObject], slices: Iterable[KubeO
     return {model: tuple(endpoints[id_] for id_ in sorted(endpoints)) for model, endpoints in found.items()}
 
 
-def claims_of(services: Mapping[ObjectKey, KubeObject]) -> dict[str, list[ObjectKey]]:
-    """Return the Services that claim each served name, the rightful one first."""
-    claims: dict[str, list[ObjectKey]] = {}
-    for key, service in sorted(services.items(), key=lambda item: _age(*item)):
-        model = (service.metadata.annotations or {}).get(ANNOTATION_SERVED_NAME)
-        if model:
-            claims.setdefault(model, []).append(key)
-    return claims
+def _key_of(claim: Claim) -> ObjectKey:
+    return ObjectKey(claim.namespace, claim.deployment)
 
 
-def _age(key: ObjectKey, service: KubeObject) -> tuple[str, str]:
-    """Return a sort key: the lesser one is older. The operator compares by the same key.
-
-    Every client with write access to Services could claim any age. So the annotation counts only on a Service that an
-    LLMDeployment controls, and with its uid. If the operator did not create such a Service, it corrects or deletes it;
-    if there is no such LLMDeployment, Kubernetes deletes it.
-    """
-    claimed = (service.metadata.annotations or {}).get(ANNOTATION_SENIORITY, "")
-    owners = (owner for owner in service.metadata.owner_references or () if owner.controller)
-    uid = next((owner.uid for owner in owners if (owner.api_version, owner.kind) == (API_VERSION, KIND)), "")
-    is_valid = bool(uid) and claimed.endswith(f"/{uid}")
-    return claimed if is_valid else service.metadata.creation_timestamp, str(key)
-
-
-def _endpoint(address: _Address, part: KubeObject, port: int) -> Endpoint:
+def _endpoint(address: _Address, part: KubeSlice, port: int) -> Endpoint:
     host = address.addresses[0]
     pod = address.target_ref.name if address.target_ref is not None else None
     conditions = address.conditions
@@ -195,18 +210,33 @@ class _NotAllowed(_Refused):
     """A missing permission: it was never granted, or it vanished with its namespace."""
 
 
+class _NoSuchKind(_NotAllowed):
+    """A kind that the API server does not have: no CRD is installed, so there are no objects."""
+
+
 @dataclass(slots=True)
-class _Store:
+class _Store(Generic[_Kept]):
     """The objects and the state of one watch."""
 
     path: str
-    objects: dict[ObjectKey, KubeObject] = field(default_factory=dict)
+    read: Callable[[msgspec.Raw], _Kept | None]
+    """Returns what is kept of an object; None if nothing is."""
+    selector: str = ""
+    objects: dict[ObjectKey, _Kept] = field(default_factory=dict)
     version: str | None = None
     """The version at which the watch continues; None: list first."""
     is_synced: bool = False
     not_allowed_since: float | None = None
     is_given_up: bool = False
     """True if it was forbidden for so long that the other watches no longer wait for it."""
+
+    def keep(self, item: msgspec.Raw) -> bool:
+        """Keep what is needed of an object, and return whether that changed."""
+        key, kept = _key_in(item), self.read(item)
+        before = self.objects.pop(key, None)
+        if kept is not None:
+            self.objects[key] = kept
+        return kept != before
 
     def note_not_allowed(self, now: float) -> bool:
         """Record that the watch is forbidden; return whether it is given up now."""
@@ -215,44 +245,76 @@ class _Store:
         return self.is_given_up and not before
 
 
+def _key_in(item: msgspec.Raw) -> ObjectKey:
+    metadata = msgspec.json.decode(item, type=_Object).metadata
+    return ObjectKey(metadata.namespace, metadata.name)
+
+
+def _read_slice(item: msgspec.Raw) -> KubeSlice:
+    return msgspec.json.decode(item, type=KubeSlice)
+
+
+def _read_claim(item: msgspec.Raw) -> Claim | None:
+    """Return the claim of an LLMDeployment. Nothing else of it is kept, so that few changes count as news.
+
+    An object that no operator can have reported, whatever the installed schema lets through, claims nothing.
+    """
+    try:
+        return msgspec.json.decode(item, type=KubeDeployment).claim
+    except msgspec.ValidationError:
+        return None
+
+
 class KubernetesDiscovery:
     """Discovery by two watches per namespace, or two for all namespaces."""
 
-    def __init__(self, access: Access, session: aiohttp.ClientSession, *, namespaces: tuple[str, ...] = ()) -> None:
-        self._access, self._session = access, session
+    def __init__(
+        self,
+        access: Access,
+        session: aiohttp.ClientSession,
+        *,
+        namespaces: tuple[str, ...] = (),
+        scope: NameScope = NameScope.CLUSTER,
+    ) -> None:
+        self._access, self._session, self._scope = access, session, scope
         places = [f"namespaces/{namespace}/" for namespace in namespaces] or [""]
-        self._services = [_Store(f"/api/v1/{place}services") for place in places]
-        self._slices = [_Store(f"/apis/discovery.k8s.io/v1/{place}endpointslices") for place in places]
+        self._claims = [_Store(f"/apis/{API_VERSION}/{place}{PLURAL}", _read_claim) for place in places]
+        self._slices = [
+            _Store(f"/apis/discovery.k8s.io/v1/{place}endpointslices", _read_slice, LABEL_DEPLOYMENT)
+            for place in places
+        ]
         self._changed = asyncio.Event()
         self._logged: set[tuple[ObjectKey, str, ObjectKey]] = set()
 
     async def run(self, publish: Publish) -> None:
         """See ``Discovery``."""
         async with asyncio.TaskGroup() as group:
-            for store in (*self._services, *self._slices):
-                group.create_task(self._follow(store))
+            for claims in self._claims:
+                group.create_task(self._follow(claims))
+            for slices in self._slices:
+                group.create_task(self._follow(slices))
             while True:
                 await self._changed.wait()
                 # A rollout's events come in bursts.
                 await asyncio.sleep(_SETTLE_SECONDS)
                 self._changed.clear()
-                if _is_known(self._services) and _is_known(self._slices):
+                if _is_known(self._claims) and _is_known(self._slices):
                     publish(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
-        services = {key: item for store in self._services for key, item in store.objects.items()}
-        self._log_conflicts(services)
-        return snapshot_of(services, [item for store in self._slices for item in store.objects.values()])
+        claims = [claim for store in self._claims for claim in store.objects.values()]
+        self._log_conflicts(claims)
+        return snapshot_of(claims, [item for store in self._slices for item in store.objects.values()], self._scope)
 
-    def _log_conflicts(self, services: Mapping[ObjectKey, KubeObject]) -> None:
+    def _log_conflicts(self, claims: Iterable[Claim]) -> None:
         """Log each conflict once, not at every change."""
-        claims = claims_of(services).items()
-        conflicts = {(key, model, keys[0]) for model, keys in claims for key in keys[1:]}
+        held = held_by(claims, self._scope).items()
+        conflicts = {(_key_of(claim), model, _key_of(first)) for model, (first, *rest) in held for claim in rest}
         for key, model, owner in sorted(conflicts - self._logged, key=str):
             _log.warning("served name conflict: %s claims %r, which %s serves; it gets no requests", key, model, owner)
         self._logged = conflicts
 
-    async def _follow(self, store: _Store) -> None:
+    async def _follow(self, store: _Store[_Kept]) -> None:
         """List and watch until cancelled; errors are logged and retried."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
@@ -265,6 +327,8 @@ class KubernetesDiscovery:
                 store.version = None
             except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, _Refused) as error:
                 if isinstance(error, _NotAllowed) and store.note_not_allowed(monotonic()):
+                    if isinstance(error, _NoSuchKind):
+                        store.objects, store.is_synced = {}, True
                     self._changed.set()
                 reason = error or type(error).__name__
                 _log.warning("watch failed, keeping the last known endpoints: %s: %s", store.path, reason)
@@ -278,14 +342,14 @@ class KubernetesDiscovery:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(_LONGEST_PAUSE_SECONDS, pause * 2)
 
-    async def _list(self, store: _Store) -> None:
-        objects: dict[ObjectKey, KubeObject] = {}
-        params = {"labelSelector": LABEL_DEPLOYMENT, "limit": str(_PAGE)}
+    async def _list(self, store: _Store[_Kept]) -> None:
+        objects: dict[ObjectKey, _Kept] = {}
+        params = {"labelSelector": store.selector, "limit": str(_PAGE)}
         while True:
             async with self._get(store.path, params, _LIST_TIMEOUT) as response:
                 await _check(response)
                 page = msgspec.json.decode(await response.read(), type=_List)
-            objects |= {ObjectKey(item.metadata.namespace, item.metadata.name): item for item in page.items}
+            objects |= {_key_in(item): kept for item in page.items if (kept := store.read(item)) is not None}
             if not page.metadata.continue_:
                 break
             params["continue"] = page.metadata.continue_
@@ -293,10 +357,10 @@ class KubernetesDiscovery:
         store.not_allowed_since, store.is_given_up = None, False
         self._changed.set()
 
-    async def _watch(self, store: _Store) -> None:
+    async def _watch(self, store: _Store[_Kept]) -> None:
         """Watch until the server ends it, soon and on request, because a short watch cannot hide a dead connection."""
         params = {
-            "labelSelector": LABEL_DEPLOYMENT,
+            "labelSelector": store.selector,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": store.version or "",
@@ -312,22 +376,21 @@ class KubernetesDiscovery:
                 for line in lines:
                     self._apply(store, msgspec.json.decode(line, type=_Event))
 
-    def _apply(self, store: _Store, event: _Event) -> None:
+    def _apply(self, store: _Store[_Kept], event: _Event) -> None:
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=_Status)
             if status.code == 410:
                 raise _Expired
             raise _Refused(f"{status.code} {status.message}")
-        item = msgspec.json.decode(event.object, type=KubeObject)
-        store.version = item.metadata.resource_version
+        store.version = msgspec.json.decode(event.object, type=_Object).metadata.resource_version
         if event.type == "BOOKMARK":
             return
-        key = ObjectKey(item.metadata.namespace, item.metadata.name)
         if event.type == "DELETED":
-            store.objects.pop(key, None)
+            changed = store.objects.pop(_key_in(event.object), None) is not None
         else:
-            store.objects[key] = item
-        self._changed.set()
+            changed = store.keep(event.object)
+        if changed:
+            self._changed.set()
 
     def _get(
         self, path: str, params: Mapping[str, str], timeout: aiohttp.ClientTimeout
@@ -337,7 +400,7 @@ class KubernetesDiscovery:
         )
 
 
-def _is_known(stores: Iterable[_Store]) -> bool:
+def _is_known(stores: Iterable[_Store[_Kept]]) -> bool:
     """Return whether every permitted watch is synced: one missing namespace must not hide the models of the others."""
     watched = list(stores)
     return any(store.is_synced for store in watched) and all(store.is_synced or store.is_given_up for store in watched)
@@ -347,5 +410,5 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     if response.status == 410:
         raise _Expired
     if response.status != 200:
-        kind = _NotAllowed if response.status == 403 else _Refused
+        kind = {403: _NotAllowed, 404: _NoSuchKind}.get(response.status, _Refused)
         raise kind(f"the API server answered {response.status}: {(await response.text())[:200]}")

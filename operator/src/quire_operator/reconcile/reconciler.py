@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+from quire_common.served_names import NameScope
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
@@ -24,6 +25,7 @@ from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import Manifests, all_problems, child_refs, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
 from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
@@ -97,6 +99,7 @@ class Reconciler:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
         self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
+        self._clock = clock
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
         self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
         self._revisions = revisions or ModelRevisions(None, now=clock.now)
@@ -135,12 +138,17 @@ class Reconciler:
             self._enqueue(key)
 
     def served_name_conflict(self, key: Key) -> str | None:
-        """Why requests for its served name go to another LLMDeployment; None if they come to this one."""
-        return self._claims.conflict(key) if self._features().unique_served_names else None
+        """Return why requests for its served name go to another LLMDeployment; None if they come to this one."""
+        return self._claims.conflict(self._store.claim(key), self._features().served_names)
+
+    def requested_name(self, key: Key) -> str | None:
+        """Return the model name with which gateways send requests here; None if they send none."""
+        claim, scope = self._store.claim(key), self._features().served_names or NameScope.CLUSTER
+        return None if claim is None or self.served_name_conflict(key) is not None else claim.requested_as(scope)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
-        self._claims.look(key)
+        self._claims.check(key)
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
             gone = self._states.pop(key, None)  # the garbage collector does the rest
@@ -150,6 +158,7 @@ class Reconciler:
         state = self._state_of(resource)
         try:
             again = await self._pass(resource, state)
+            self._claims.check(key)
         except Conflict as error:
             state.give_up_persisting(str(error))
             state.conflicts += 1
@@ -175,7 +184,6 @@ class Reconciler:
             result = ReconcileResult(blocking=BlockingCondition.invalid(all_problems(spec, self._images)))
             return await self._report(resource, state, None, result)
         result = await self._converge(resource, state, spec)
-        self._claims.look(resource.key)
         wait = await self._report(self._latest(resource), state, spec, result)
         return soonest(result.again_seconds, wait)
 
@@ -321,7 +329,9 @@ class Reconciler:
     async def _report(
         self, resource: Resource, state: ReconcileState, spec: Spec | None, result: ReconcileResult
     ) -> float | None:
-        return await self._reporter.report(resource, state, spec, result, rival=self.served_name_conflict(resource.key))
+        state.claim = wanted_claim(resource, known=state.claim, now=self._clock.now())
+        rival = self._claims.conflict(state.claim, self._features().served_names)
+        return await self._reporter.report(resource, state, spec, result, rival=rival)
 
     def _latest(self, resource: Resource) -> Resource:
         """As our own status write left it, if there was one in this pass: same generation, newer version."""

@@ -13,12 +13,12 @@ from math import ceil
 from typing import Any
 
 from quire_common.contract import engine
+from quire_common.served_names import NameScope
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
-from quire_operator.domain.manifests.served_names import seniority
 from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
@@ -88,7 +88,13 @@ def desired(
 
     ``start_up_seconds`` is the learned time in which a replica becomes ready.
     """
-    template = pod_template(spec, images, labels=labels(spec.name), selector=selector(spec.name))
+    template = pod_template(
+        spec,
+        images,
+        labels=labels(spec.name),
+        selector=selector(spec.name),
+        served_names=served_names(spec, features.served_names),
+    )
     if not isinstance(template, dict):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=template)
     parent = Parent(
@@ -108,8 +114,16 @@ def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
     spec = invalid.readable
     if spec is None:
         return invalid.problems
-    template = pod_template(spec, images, labels=labels(spec.name), selector=selector(spec.name))
+    template = pod_template(
+        spec, images, labels=labels(spec.name), selector=selector(spec.name), served_names=(spec.model.served_name,)
+    )
     return invalid.problems if isinstance(template, dict) else (*invalid.problems, *template)
+
+
+def served_names(spec: Spec, scope: NameScope | None) -> tuple[str, ...]:
+    """Return the model names that replicas accept: their own, and the one that clients of the gateway use."""
+    name = spec.model.served_name
+    return (name, f"{spec.namespace}/{name}") if scope is NameScope.NAMESPACED else (name,)
 
 
 def child_refs(spec: Spec, features: ClusterFeatures = NO_FEATURES) -> tuple[Ref, ...]:
@@ -227,9 +241,10 @@ def _service_account(parent: Parent) -> Content:
 
 
 def _service(parent: Parent) -> Content:
+    # Gateways of 0.1 route by these until an upgrade has replaced them; later ones read status.servedName.
     served = {names.ANNOTATION_SERVED_NAME: parent.spec.model.served_name}
     if parent.created:
-        served[names.ANNOTATION_SENIORITY] = seniority(parent.created, parent.uid)
+        served[names.ANNOTATION_SENIORITY] = f"{parent.created}/{parent.uid}"
     served |= _holding(parent.spec, parent.start_up_seconds)
     return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [_port()]}}, annotations=served)
 
