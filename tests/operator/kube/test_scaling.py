@@ -150,7 +150,7 @@ def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespac
     start = shared.server.audit.position()
     shared.run_pods("busy", address=POD_IP)
 
-    until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1})
+    until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1, "specReplicas": 1})
     wait_replicas(shared, "busy", 3)
     section = autoscaling_status(shared, "busy")
     assert section is not None and section["desiredReplicas"] == 3

@@ -241,7 +241,7 @@ async def test_what_autoscaling_starts_from_is_persisted_before_anything_is_made
     world.apply(replicas=3, autoscaling=AUTOSCALING)
     written = await world.settle(passes=1)
     assert written[:2] == ["status", CHILDREN[0]]
-    assert world.cluster.statuses[0] == {"autoscaling": {"desiredReplicas": 3}}
+    assert world.cluster.statuses[0] == {"autoscaling": {"desiredReplicas": 3, "specReplicas": 3}}
     assert asked(world) == 3
 
 

@@ -158,8 +158,8 @@ usage: quire-operator [flags]
             _flag("engine-pull-policy", Choice(values={policy.value: policy for policy in PullPolicy}), "the pull "
                   "policy of the engine's image where spec.engine.imagePullPolicy is not set",
                   unset="Kubernetes' default for its tag"),
-            _flag("model-size-limit", Quantity(), "the size limit of the volume of a pod that downloads its model "
-                  "without spec.model.cache; a pod that exceeds it is evicted", "200Gi"),
+            _flag("model-size-limit", Quantity(), "the size limit of a model that a pod downloads without "
+                  "spec.model.cache", "200Gi"),
             _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
             _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
                   "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "
@@ -195,8 +195,8 @@ usage: quire-operator [flags]
         ),
         "Work": (
             _flag("workers", Integer(1, 1024), "the number of LLMDeployments that are reconciled at once", "32"),
-            _flag("max-concurrent-rollouts", Integer(0, 100_000), "the number of LLMDeployments that may replace "
-                  "replicas at once because of a new operator; a changed spec does not wait. 0 is any number", "5"),
+            _flag("max-concurrent-rollouts", Integer(0, 100_000), "the number of LLMDeployments whose replicas a new "
+                  "operator replaces at once; 0 is any", "5"),
             _flag("resync", Duration(10.0), "how often every LLMDeployment is reconciled without a change", "10m"),
             _flag("autoscaling-period", Duration(1.0), "the time between two evaluations of the autoscaler", "15s"),
         ),
