@@ -15,13 +15,15 @@ from typing import Final
 import pytest
 
 from quire_cluster import fake_nodes as fake
-from quire_cluster.binaries import HELM, KUBE_SCORE, Binaries, ensure
+from quire_cluster.binaries import HELM, KSTATUS, KUBE_SCORE, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.crds import wait_established
 from quire_cluster.errors import ClusterError
 from quire_cluster.progress import Progress
 
-FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "crd_server", "fake_nodes", "kube_score", "namespace"})
+FIXTURES: Final = frozenset(
+    {"cluster_binaries", "api_server", "crd_server", "fake_nodes", "kstatus_program", "kube_score", "namespace"}
+)
 CRD: Final = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 
@@ -42,8 +44,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = {name for item in session.items if item.get_closest_marker("cluster") for name in _fixtures(item)}
     if not wanted or session.config.option.collectonly:
         return
-    more = {"fake_nodes": fake.PROGRAMS, "kube_score": KUBE_SCORE.programs}
-    programs = (*PROGRAMS, *HELM.programs, *(name for use in sorted(wanted & more.keys()) for name in more[use]))
+    programs: set[str] = set(KSTATUS.programs if "kstatus_program" in wanted else ())
+    if wanted != {"kstatus_program"}:
+        more = {"fake_nodes": fake.PROGRAMS, "kube_score": KUBE_SCORE.programs}
+        programs |= {*PROGRAMS, *HELM.programs, *(name for use in wanted & more.keys() for name in more[use])}
     with uncaptured(session.config):
         try:
             session.config.stash[OUTCOME] = ensure(programs, Progress(sys.stdout))
@@ -63,6 +67,16 @@ def uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
 @pytest.fixture(scope="session")
 def cluster_binaries(request: pytest.FixtureRequest) -> Binaries:
     """Return the location of kubectl, helm and the control plane's programs."""
+    return _built(request)
+
+
+@pytest.fixture(scope="session")
+def kstatus_program(request: pytest.FixtureRequest) -> Path:
+    """Return the program that computes the status of objects with the library kstatus."""
+    return _built(request)["kstatus"]
+
+
+def _built(request: pytest.FixtureRequest) -> Binaries:
     outcome = request.config.stash[OUTCOME]
     if isinstance(outcome, ClusterError):
         pytest.fail(str(outcome), pytrace=False)
