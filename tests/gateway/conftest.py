@@ -87,6 +87,8 @@ class Replica:
 class PushedDiscovery:
     """A discovery that publishes what a test says, when it says it."""
 
+    num_gateways = 1
+
     def __init__(self) -> None:
         self._publish: Publish | None = None
 
@@ -152,6 +154,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
         tls: TlsFiles | None = None,
         api_key_file: Path | None = None,
         max_connections: int = 100,
+        num_gateways: int | None = 1,
         **options: object,
     ) -> Harness:
         defaults = {
@@ -171,6 +174,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
             tls=tls,
             api_key_file=api_key_file,
             max_connections=max_connections,
+            num_gateways=num_gateways,
         )
         discovery = PushedDiscovery()
         gateway = Gateway(config, discovery)

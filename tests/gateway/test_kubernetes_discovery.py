@@ -300,6 +300,41 @@ async def test_nothing_is_published_while_all_watches_are_forbidden(namespaces):
     assert published.empty()
 
 
+async def test_gateways_are_counted_by_their_own_service():
+    """Nothing is published before: until then a tenant could use too much."""
+    counted = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        is_own = request.query["labelSelector"] == "kubernetes.io/service-name=gateway"
+        assert is_own == (request.match_info["namespace"] == "quire")
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        if is_own:
+            await counted.wait()
+        slices = [part("gateway-x", "gateway", pod("10.1.0.1", "gw-0", ready=True), pod("10.1.0.2", "gw-1"))]
+        return web.json_response({"metadata": {"resourceVersion": "100"}, "items": slices if is_own else []})
+
+    app = web.Application()
+    app.router.add_get("/{api:.*}/namespaces/{namespace}/{kind}", serve)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    access = Access(url=f"http://127.0.0.1:{runner.addresses[0][1]}", tls=None, token="secret")
+    queue: asyncio.Queue = asyncio.Queue()
+    async with access.session() as session:
+        discovery = KubernetesDiscovery(access, session, namespaces=("a",), gateway_service=("quire", "gateway"))
+        assert discovery.num_gateways == 1
+        task = asyncio.create_task(discovery.run(queue.put_nowait))
+        await asyncio.sleep(0.1)  # as long as it takes to come to nothing
+        assert queue.empty()
+        counted.set()
+        await queue.get()
+        assert discovery.num_gateways == 2
+        task.cancel()
+        await asyncio.wait([task])
+    await runner.cleanup()
+
+
 def snapshot(services: list[dict], parts: list[dict]):
     objects = [msgspec.convert(item, KubeObject) for item in services]
     keyed = {ObjectKey(item.metadata.namespace, item.metadata.name): item for item in objects}

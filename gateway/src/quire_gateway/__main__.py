@@ -25,7 +25,7 @@ from quire_common.tls import ReloadingTls
 from quire_gateway import __version__
 from quire_gateway.app import Site, build_app
 from quire_gateway.bodies import BodyMemory
-from quire_gateway.config import FLAGS, Config, FileSource, parse_config
+from quire_gateway.config import FLAGS, Config, FileSource, KubernetesSource, parse_config
 from quire_gateway.connections import Connections
 from quire_gateway.endpoints import Discovery, Snapshot
 from quire_gateway.endpoints.file import FileDiscovery
@@ -33,6 +33,7 @@ from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_access import access_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.hold_queue import HoldQueue
+from quire_gateway.limits import Limits
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import Proxy, tracing
 from quire_gateway.scrape import Scraper
@@ -54,13 +55,13 @@ class Gateway:
         self.fleet = Fleet(on_gone=lambda backend: self.metrics.forget(backend))
         self.body_memory = BodyMemory(config.proxy.body_memory_bytes)
         self.metrics = Metrics(self.fleet, self.body_memory)
-        self.site = Site(fleet=self.fleet, metrics=self.metrics)
+        self.site = Site(fleet=self.fleet, metrics=self.metrics, hides_names=config.proxy.hides_names)
         self._logged: dict[str, int] | None = None
 
     async def start(self) -> int:
         """Listen, and return the port. Raise ``ConfigurationError`` if the address or a file cannot be used."""
         tls = None if self._config.tls is None else ReloadingTls(self._config.tls, monotonic)
-        keys = None if self._config.api_key_file is None else KeyFile(self._config.api_key_file, monotonic)
+        keys = self._keys()
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
         queue = HoldQueue(self.fleet, options, self.metrics)
@@ -71,6 +72,7 @@ class Gateway:
             metrics=self.metrics,
             queue=queue,
             memory=self.body_memory,
+            limits=Limits(monotonic, self._num_gateways),
         )
         app = build_app(
             fleet=self.fleet,
@@ -127,6 +129,22 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
 
+    def _keys(self) -> KeyFile | None:
+        """Return the API keys. Limits that this gateway could not honour are refused."""
+        if self._config.api_key_file is None:
+            return None
+        source = self._config.source
+        is_counted = isinstance(source, KubernetesSource) and source.gateway_service is not None
+        reason = (
+            None
+            if is_counted or self._config.num_gateways is not None
+            else "keys have limits, which all gateways share: set --gateway-service or --gateways"
+        )
+        return KeyFile(self._config.api_key_file, monotonic, no_limits=reason)
+
+    def _num_gateways(self) -> int:
+        return self._config.num_gateways or max(1, self._discovery.num_gateways)
+
     def _publish(self, snapshot: Snapshot) -> None:
         self.fleet.publish(snapshot, now=int(time.time()))
         self._scraper.scrape_now()
@@ -181,7 +199,8 @@ async def _discovery(config: Config, stack: AsyncExitStack) -> Discovery:
         return FileDiscovery(config.source.path)
     access = access_of(config.source.kubeconfig)
     session = await stack.enter_async_context(access.session())
-    return KubernetesDiscovery(access, session, namespaces=config.source.namespaces)
+    source = config.source
+    return KubernetesDiscovery(access, session, namespaces=source.namespaces, gateway_service=source.gateway_service)
 
 
 def _session() -> aiohttp.ClientSession:

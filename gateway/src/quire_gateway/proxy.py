@@ -6,6 +6,7 @@ with an error event and no ``[DONE]``. When a client disconnects, the replica's 
 
 import asyncio
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from types import SimpleNamespace
@@ -13,15 +14,16 @@ from types import SimpleNamespace
 import aiohttp
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
-from quire_common.contract.engine import ENGINE_STOPPED
+from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, USAGE_HEADER
+from quire_common.key_file import Key
 from quire_common.routing.balance import Hold
 from quire_gateway import headers, sse
 from quire_gateway.bodies import Body, BodyMemory, BodyPayload
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
-    BadRequest,
     GatewayError,
     ShuttingDown,
     UnknownModel,
@@ -29,12 +31,15 @@ from quire_gateway.errors import (
 )
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue, HoldTicket
+from quire_gateway.limits import Allowance, Charge, Limits
 from quire_gateway.metrics import Metrics
-from quire_gateway.prompt import Prompt, prompt_blocks, prompt_bytes
+from quire_gateway.prompt import PeekedRequest, peek_request
 from quire_gateway.scrape import read_capped
 
 MODEL = web.RequestKey("model", str)
 """The key under which a request stores its model, once it is known."""
+KEY = web.RequestKey("key", Key)
+"""The key under which a request stores the API key that it came with, if keys are required."""
 _GENERATING = "/v1/"
 _BUSY = 429
 _UNAVAILABLE = 503
@@ -74,21 +79,6 @@ def tracing() -> aiohttp.TraceConfig:
     return trace
 
 
-class _Peek(Prompt):
-    """The fields of a body that the gateway reads."""
-
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PeekedPrompt:
-    """The model and the prompt of a body. It refers to no part of the body, which can be freed."""
-
-    model: str
-    num_bytes: int
-    blocks: tuple[int, ...]
-
-
 class _Error(msgspec.Struct):
     """The field of an error that the gateway reads."""
 
@@ -110,6 +100,9 @@ class _Call:
     ticket: HoldTicket
     """Its right to wait while no replica can serve it."""
     body: Body
+    allowance: Allowance | None
+    charge: Charge | None
+    """The limits of its tenant, and what it has used of them; None without limits."""
     prompt_tokens: float
     """The probable number of tokens of its prompt."""
     blocks: tuple[int, ...]
@@ -140,9 +133,10 @@ class Proxy:
         metrics: Metrics,
         queue: HoldQueue,
         memory: BodyMemory,
+        limits: Limits,
     ) -> None:
         self._fleet, self._session, self._options = fleet, session, options
-        self._metrics, self._queue, self._memory = metrics, queue, memory
+        self._metrics, self._queue, self._memory, self._limits = metrics, queue, memory, limits
         self.cancelling = False
         self.running: set[asyncio.Task[object]] = set()
 
@@ -164,26 +158,39 @@ class Proxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         started = monotonic()
+        key = request.get(KEY)
+        allowance = None if key is None else self._limits.of(key)
+        if allowance is not None:
+            allowance.charge_request()
         body = Body(self._memory)
         try:
             await body.read(request, max_bytes=self._options.max_body_bytes)
-            return await self._forward_body(request, body, started)
+            return await self._forward_body(request, body, key, allowance, started)
         finally:
             body.release()
 
-    async def _forward_body(self, request: web.Request, body: Body, started: float) -> web.StreamResponse:
-        prompt = _prompt_of(body.data, is_generating=request.path.startswith(_GENERATING))
-        pool = self._pool(prompt.model)
+    async def _forward_body(
+        self, request: web.Request, body: Body, key: Key | None, allowance: Allowance | None, started: float
+    ) -> web.StreamResponse:
+        is_generating = request.path.startswith(_GENERATING)
+        tenant = None if key is None or self._options.shares_prefixes else key.name
+        peeked = peek_request(
+            body.data, is_generating=is_generating, tenant=tenant, counts_sequences=allowance is not None
+        )
+        pool = self._pool(peeked.model)
         request[MODEL] = pool.model
+        prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
         try:
-            with self._queue.ticket(pool) as ticket:
+            with self._queue.ticket(pool) as ticket, _charged(allowance, peeked, prompt_tokens) as charge:
                 call = _Call(
                     request=request,
                     pool=pool,
                     ticket=ticket,
                     body=body,
-                    prompt_tokens=pool.prompt_tokens(prompt.num_bytes),
-                    blocks=prompt.blocks,
+                    allowance=allowance,
+                    charge=charge,
+                    prompt_tokens=prompt_tokens,
+                    blocks=peeked.blocks,
                     id=headers.request_id(request.headers),
                     started=started,
                 )
@@ -198,8 +205,9 @@ class Proxy:
     def _pool(self, model: str) -> Pool:
         pool = self._fleet.pools.get(model)
         if pool is None:
-            served = ", ".join(sorted(self._fleet.pools)) or "none"
-            raise UnknownModel(f"the model {model[:200]!r} does not exist; served models: {served[:2000]}")
+            names = ", ".join(sorted(self._fleet.pools)) or "none"
+            served = "" if self._options.hides_names else f"; served models: {names[:2000]}"
+            raise UnknownModel(f"the model {model[:200]!r} does not exist{served}")
         return pool
 
     async def _serve(self, call: _Call) -> web.StreamResponse:
@@ -258,7 +266,7 @@ class Proxy:
                     # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
                     URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
                     data=_payload(call.body),
-                    headers=headers.to_replica(call.request.headers, request_id=call.id),
+                    headers=self._headers_to_replica(call),
                     allow_redirects=False,
                     trace_request_ctx=connection,
                 )
@@ -299,10 +307,12 @@ class Proxy:
             return _disconnected(backend, error)
         self._accepted(call, backend, upstream.status)
         self._first_byte(call)
+        if call.charge is not None:
+            call.charge.read(whole)
         return web.Response(
             status=upstream.status,
             reason=upstream.reason,
-            headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
+            headers=self._headers_to_client(call, backend, upstream),
             body=whole,
         )
 
@@ -313,35 +323,51 @@ class Proxy:
         backend.record_answer()
         self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
 
-    async def _refused(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> _FailedAttempt:
+    def _headers_to_replica(self, call: _Call) -> CIMultiDict[str]:
+        passed = headers.to_replica(call.request.headers, request_id=call.id)
+        if call.charge is not None:
+            passed[USAGE_HEADER] = "1"
+        return passed
+
+    def _headers_to_client(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
+        replica = None if self._options.hides_names else backend.endpoint.id
+        passed = headers.to_client(upstream.headers, request_id=call.id, replica=replica)
+        if call.allowance is not None:
+            passed.update(call.allowance.headers())
+        return passed
+
+    async def _refused(
+        self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse
+    ) -> web.StreamResponse | _FailedAttempt:
+        """Return the failed attempt; a refusal for the limits of the client's key is the answer."""
         if upstream.status == _UNAVAILABLE:
             backend.record_failure(monotonic(), unreachable=False)
         try:
             body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
         except (aiohttp.ClientError, ValueError):
             body = b""
+        answer = web.Response(
+            status=upstream.status, headers=self._headers_to_client(call, backend, upstream), body=body
+        )
+        code = _error_code(body)
+        if upstream.status == _BUSY and code == KEY_LIMIT:
+            # Each further replica would charge the key once more.
+            self._accepted(call, backend, upstream.status)
+            return answer
         if upstream.status == _BUSY:
             reason, cause = "busy", f"answered {upstream.status}"
-        elif _error_code(body) == ENGINE_STOPPED:
+        elif code == ENGINE_STOPPED:
             reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
         else:
             reason, cause = "unavailable", f"answered {upstream.status}"
-        return _FailedAttempt(
-            reason=reason,
-            cause=cause,
-            answer=web.Response(
-                status=upstream.status,
-                headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
-                body=body,
-            ),
-        )
+        return _FailedAttempt(reason=reason, cause=cause, answer=answer)
 
     async def _stream(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         """Relay every chunk as it comes."""
         response = web.StreamResponse(
             status=upstream.status,
             reason=upstream.reason,
-            headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
+            headers=self._headers_to_client(call, backend, upstream),
         )
         response.content_length = upstream.content_length
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
@@ -352,9 +378,9 @@ class Proxy:
                 if is_first:
                     self._first_byte(call)
                     is_first = False
-                if out := events.feed(chunk) if events else chunk:
+                if (out := events.feed(chunk) if events else chunk) and (out := _read_usage(call, out)):
                     await response.write(out)
-            if events and (rest := events.flush()):
+            if events and (rest := _read_usage(call, events.flush())):
                 await response.write(rest)
         except _ReplicaDied as error:
             self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
@@ -413,22 +439,17 @@ def _error_code(body: bytes) -> str | None:
         return None
 
 
+def _charged(
+    allowance: Allowance | None, peeked: PeekedRequest, prompt_tokens: float
+) -> AbstractContextManager[Charge | None]:
+    if allowance is None or not peeked.sequences:
+        return nullcontext()
+    return allowance.admit(sequences=peeked.sequences, prompt_tokens=prompt_tokens)
+
+
+def _read_usage(call: _Call, data: bytes) -> bytes:
+    return data if call.charge is None else call.charge.read(data)
+
+
 def _payload(body: Body) -> BodyPayload | bytes:
     return BodyPayload(body) if len(body.data) > _LARGE_BODY_BYTES else bytes(body.data)
-
-
-def _prompt_of(body: bytearray, *, is_generating: bool) -> _PeekedPrompt:
-    """Return a body's model and prompt. The replica validates everything else."""
-    try:
-        peek = msgspec.json.decode(body, type=_Peek)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f'the body must be a JSON object with a string "model": {error}', param="model") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
-    if not peek.model:
-        raise BadRequest('the body names no "model"', param="model", code="missing_required_parameter")
-    # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
-    prompt = peek if is_generating else Prompt()
-    return _PeekedPrompt(model=peek.model, num_bytes=prompt_bytes(prompt), blocks=prompt_blocks(prompt))

@@ -18,6 +18,10 @@ Publish = Callable[[Snapshot], None]
 class Discovery(Protocol):
     """A source of snapshots."""
 
+    @property
+    def num_gateways(self) -> int:
+        """The number of gateways that serve now; 1 where they are not counted."""
+
     async def run(self, publish: Publish) -> None:
         """Publish each new snapshot until cancelled. Errors are logged, and the last snapshot stays valid."""
         ...

@@ -65,6 +65,8 @@ def _is_address(text: str) -> bool:
 class FileDiscovery:
     """Discovery from one file."""
 
+    num_gateways = 1
+
     def __init__(self, path: Path) -> None:
         self._path = path
 

@@ -142,6 +142,18 @@ def snapshot_of(services: Mapping[ObjectKey, KubeObject], slices: Iterable[KubeO
     return {model: tuple(endpoints[id_] for id_ in sorted(endpoints)) for model, endpoints in found.items()}
 
 
+def count_gateways(slices: Iterable[KubeObject]) -> int:
+    """Return the number of pods in a gateway Service's slices that are ready; a pod with two addresses is one."""
+    return len(
+        {
+            address.target_ref.name if address.target_ref is not None else address.addresses[0]
+            for part in slices
+            for address in part.endpoints or ()
+            if address.conditions.ready is not False and address.conditions.terminating is not True
+        }
+    )
+
+
 def claims_of(services: Mapping[ObjectKey, KubeObject]) -> dict[str, list[ObjectKey]]:
     """Return the Services that claim each served name, the rightful one first."""
     claims: dict[str, list[ObjectKey]] = {}
@@ -200,6 +212,7 @@ class _Store:
     """The objects and the state of one watch."""
 
     path: str
+    selector: str = LABEL_DEPLOYMENT
     objects: dict[ObjectKey, KubeObject] = field(default_factory=dict)
     version: str | None = None
     """The version at which the watch continues; None: list first."""
@@ -218,26 +231,42 @@ class _Store:
 class KubernetesDiscovery:
     """Discovery by two watches per namespace, or two for all namespaces."""
 
-    def __init__(self, access: Access, session: aiohttp.ClientSession, *, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        access: Access,
+        session: aiohttp.ClientSession,
+        *,
+        namespaces: tuple[str, ...] = (),
+        gateway_service: tuple[str, str] | None = None,
+    ) -> None:
         self._access, self._session = access, session
         places = [f"namespaces/{namespace}/" for namespace in namespaces] or [""]
         self._services = [_Store(f"/api/v1/{place}services") for place in places]
         self._slices = [_Store(f"/apis/discovery.k8s.io/v1/{place}endpointslices") for place in places]
+        self._gateways = _gateway_stores(gateway_service)
         self._changed = asyncio.Event()
         self._logged: set[tuple[ObjectKey, str, ObjectKey]] = set()
 
     async def run(self, publish: Publish) -> None:
         """See ``Discovery``."""
         async with asyncio.TaskGroup() as group:
-            for store in (*self._services, *self._slices):
+            for store in (*self._services, *self._slices, *self._gateways):
                 group.create_task(self._follow(store))
             while True:
                 await self._changed.wait()
                 # A rollout's events come in bursts.
                 await asyncio.sleep(_SETTLE_SECONDS)
                 self._changed.clear()
-                if _is_known(self._services) and _is_known(self._slices):
+                # A gateway that does not know how many there are would allow each tenant too much.
+                gateways_known = not self._gateways or _is_known(self._gateways)
+                if _is_known(self._services) and _is_known(self._slices) and gateways_known:
                     publish(self._snapshot())
+
+    @property
+    def num_gateways(self) -> int:
+        """See ``Discovery``."""
+        slices = [item for store in self._gateways for item in store.objects.values()]
+        return max(1, count_gateways(slices))
 
     def _snapshot(self) -> Snapshot:
         services = {key: item for store in self._services for key, item in store.objects.items()}
@@ -280,7 +309,7 @@ class KubernetesDiscovery:
 
     async def _list(self, store: _Store) -> None:
         objects: dict[ObjectKey, KubeObject] = {}
-        params = {"labelSelector": LABEL_DEPLOYMENT, "limit": str(_PAGE)}
+        params = {"labelSelector": store.selector, "limit": str(_PAGE)}
         while True:
             async with self._get(store.path, params, _LIST_TIMEOUT) as response:
                 await _check(response)
@@ -296,7 +325,7 @@ class KubernetesDiscovery:
     async def _watch(self, store: _Store) -> None:
         """Watch until the server ends it, soon and on request, because a short watch cannot hide a dead connection."""
         params = {
-            "labelSelector": LABEL_DEPLOYMENT,
+            "labelSelector": store.selector,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": store.version or "",
@@ -335,6 +364,14 @@ class KubernetesDiscovery:
         return self._session.get(
             f"{self._access.url}{path}", params=params, headers=self._access.headers(), timeout=timeout
         )
+
+
+def _gateway_stores(service: tuple[str, str] | None) -> list[_Store]:
+    if service is None:
+        return []
+    namespace, name = service
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    return [_Store(path, selector=f"{_SERVICE_NAME}={name}")]
 
 
 def _is_known(stores: Iterable[_Store]) -> bool:

@@ -7,12 +7,13 @@ the body: no client can mistake it for a complete answer.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire_common.contract.engine import USAGE_COMMENT, USAGE_HEADER
 from quire_engine.errors import InternalError, InvalidRequest, RequestError
 from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.generation.generation import ClientGone, Generation
@@ -36,6 +37,9 @@ class Writer(Protocol):
 
     def chunk(self, delta: Delta) -> bytes:
         """Return the events of one delta."""
+
+    def usage(self) -> dict[str, Any]:
+        """Return the token counts so far."""
 
     def last(self, choices: list[Choice]) -> bytes:
         """Return the events after the last delta of a successful generation."""
@@ -71,7 +75,7 @@ async def respond(request: Request, generation: Generation, writer: Writer, *, s
         first = await generation.first()
         if stream:
             handed_over = True
-            return _EventStream(generation, writer, first, watch)
+            return _EventStream(generation, writer, first, watch, tells_usage=USAGE_HEADER in request.headers)
         return Response(await _whole(generation, writer, first), media_type="application/json")
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -104,13 +108,22 @@ def _num_logprobs(deltas: list[Delta]) -> int:
 
 
 class _EventStream(Response):
-    def __init__(self, generation: Generation, writer: Writer, first: list[Delta], watch: DisconnectWatch) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        writer: Writer,
+        first: list[Delta],
+        watch: DisconnectWatch,
+        *,
+        tells_usage: bool = False,
+    ) -> None:
         super().__init__(headers=sse.HEADERS)
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
         self._first = first
         self._watch = watch
+        self._tells_usage = tells_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -131,7 +144,8 @@ class _EventStream(Response):
             await sender.send(b"".join([chunk(delta) for delta in self._first]))
             async for deltas in self._generation.deltas():
                 await sender.send(b"".join([chunk(delta) for delta in deltas]))
-            await sender.send(self._writer.last(self._generation.choices), more=False)
+            usage = sse.comment(USAGE_COMMENT, self._writer.usage()) if self._tells_usage else b""
+            await sender.send(usage + self._writer.last(self._generation.choices), more=False)
         except RequestError as error:
             await sender.send(sse.error_event(error))
         except (ClientGone, TimeoutError):
