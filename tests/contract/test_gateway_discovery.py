@@ -9,8 +9,9 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.contract.gateway import REQUESTS_PATH, Endpoint
+from quire_common.contract.gateway import REQUESTS_PATH, Endpoint, ModelEndpoints
 from quire_gateway.app import OPEN_PATHS, Site
+from quire_gateway.bodies import BodyMemory
 from quire_gateway.config import FileSource, parse_config
 from quire_gateway.endpoints.kubernetes import KubeObject, ObjectKey, snapshot_of
 from quire_gateway.fleet import Fleet
@@ -39,14 +40,15 @@ def test_services_that_the_operator_renders_are_one_model():
     objects = {body["metadata"]["name"]: msgspec.convert(body, KubeObject) for body in services}
     found = snapshot_of({ObjectKey(spec.namespace, name): item for name, item in objects.items()}, [])
 
-    assert found == {spec.model.served_name: ()}
+    assert {name: model.endpoints for name, model in found.items()} == {spec.model.served_name: ()}
 
 
 async def test_requests_of_a_gateway_are_read_as_they_were_meant():
     fleet = Fleet()
     endpoint = Endpoint(id="a-0", url="http://127.0.0.1:1", ready=True, serving=True, terminating=False)
-    fleet.publish({"asleep": (), "busy": (endpoint,), "idle": ()}, now=0)
-    metrics = Metrics(fleet)
+    models = {"asleep": (), "busy": (endpoint,), "idle": ()}
+    fleet.publish({name: ModelEndpoints(name=name, endpoints=found) for name, found in models.items()}, now=0)
+    metrics = Metrics(fleet, BodyMemory(0))
     metrics.held["asleep"] = 3
     site = Site(fleet=fleet, metrics=metrics)
     with fleet.pools["busy"].backends["a-0"].request(100.0):
@@ -115,7 +117,9 @@ def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str
         slices.append(msgspec.convert(endpoints, KubeObject))
     rivals = ServedNameClaims(store, lambda key: None)
     claims = {str(key): store.claim(key) for key in store.all_keys() if rivals.conflict(key) is None}
-    routed = {endpoint.id: model for model, found in snapshot_of(services, slices).items() for endpoint in found}
+    routed = {
+        endpoint.id: model for model, found in snapshot_of(services, slices).items() for endpoint in found.endpoints
+    }
     assert {key: claim and claim.served_name for key, claim in claims.items()} == routed
 
 

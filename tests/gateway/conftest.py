@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
 from quire_common.tls import TlsFiles
 from quire_gateway.__main__ import Gateway
 from quire_gateway.config import Config, FileSource, ProxyOptions
@@ -90,6 +90,7 @@ class PushedDiscovery:
     num_gateways = 1
 
     def __init__(self) -> None:
+        self.hold = HoldPolicy()
         self._publish: Publish | None = None
 
     async def run(self, publish: Publish) -> None:
@@ -99,7 +100,12 @@ class PushedDiscovery:
     async def push(self, **models: list[Endpoint]) -> None:
         while self._publish is None:
             await asyncio.sleep(0)
-        self._publish({name: tuple(endpoints) for name, endpoints in models.items()})
+        self._publish(
+            {
+                name: ModelEndpoints(name=name, endpoints=tuple(endpoints), hold=self.hold)
+                for name, endpoints in models.items()
+            }
+        )
 
 
 class Harness:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from quire_common.contract.gateway import HoldPolicy, ModelEndpoints
 from quire_gateway.endpoints import kubernetes
 from quire_gateway.endpoints.kubernetes import KubeObject, KubernetesDiscovery, ObjectKey, snapshot_of
 from quire_gateway.endpoints.kubernetes_access import Access
@@ -135,7 +136,9 @@ async def until(published: asyncio.Queue, expected: dict[str, set[str]]) -> None
     async with asyncio.timeout(60):
         while True:
             snapshot = await published.get()
-            found = {m: {e.id for e in endpoints if e.ready and not e.terminating} for m, endpoints in snapshot.items()}
+            found = {
+                m: {e.id for e in model.endpoints if e.ready and not e.terminating} for m, model in snapshot.items()
+            }
             if found == expected:
                 return
 
@@ -338,7 +341,8 @@ async def test_gateways_are_counted_by_their_own_service():
 def snapshot(services: list[dict], parts: list[dict]):
     objects = [msgspec.convert(item, KubeObject) for item in services]
     keyed = {ObjectKey(item.metadata.namespace, item.metadata.name): item for item in objects}
-    return snapshot_of(keyed, [msgspec.convert(item, KubeObject) for item in parts])
+    found = snapshot_of(keyed, [msgspec.convert(item, KubeObject) for item in parts])
+    return {name: model.endpoints for name, model in found.items()}
 
 
 def test_only_services_with_a_served_name_are_models():
@@ -408,3 +412,23 @@ def test_pod_in_two_slices_is_one_replica():
     parts = [part("x", "chat", pod("10.1.0.1", "a", ready=True)), part("y", "chat", pod("10.1.0.1", "a", ready=False))]
     (endpoint,) = snapshot([service("chat", "chat")], parts)["chat"]
     assert endpoint.ready
+
+
+@pytest.mark.parametrize(
+    ("annotations", "policy"),
+    [
+        ({}, HoldPolicy()),
+        (
+            {"hold-timeout-seconds": "600", "max-held": "50", "start-up-seconds": "92.5"},
+            HoldPolicy(timeout_seconds=600.0, max_held=50, start_up_seconds=92.5),
+        ),
+        ({"hold-timeout-seconds": "0", "max-held": "0"}, HoldPolicy(timeout_seconds=0.0, max_held=0)),
+        ({"hold-timeout-seconds": "nan", "max-held": "1e9", "start-up-seconds": "soon"}, HoldPolicy()),
+        ({"hold-timeout-seconds": "-1", "max-held": "-1", "start-up-seconds": "inf"}, HoldPolicy()),
+    ],
+)
+def test_policy_for_held_requests_is_read_from_the_service(annotations, policy):
+    item = service("chat", "chat")
+    item["metadata"]["annotations"] |= {f"quire.dev/{name}": value for name, value in annotations.items()}
+    found = snapshot_of({ObjectKey("ns", "chat"): msgspec.convert(item, KubeObject)}, [])
+    assert found == {"chat": ModelEndpoints(name="chat", endpoints=(), hold=policy)}

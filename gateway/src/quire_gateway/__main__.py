@@ -52,9 +52,12 @@ class Gateway:
     def __init__(self, config: Config, discovery: Discovery) -> None:
         self._config, self._discovery = config, discovery
         self._stack = AsyncExitStack()
-        self.fleet = Fleet(on_gone=lambda backend: self.metrics.forget(backend))
+        self.fleet = Fleet(
+            on_gone=lambda backend: self.metrics.forget(backend), on_wake=lambda pool: self._queue.release(pool)
+        )
         self.body_memory = BodyMemory(config.proxy.body_memory_bytes)
         self.metrics = Metrics(self.fleet, self.body_memory)
+        self._queue = HoldQueue(self.fleet, config.proxy, self.metrics)
         self.site = Site(fleet=self.fleet, metrics=self.metrics, hides_names=config.proxy.hides_names)
         self._logged: dict[str, int] | None = None
 
@@ -64,13 +67,12 @@ class Gateway:
         keys = self._keys()
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
-        queue = HoldQueue(self.fleet, options, self.metrics)
         self.proxy = Proxy(
             fleet=self.fleet,
             session=session,
             options=options,
             metrics=self.metrics,
-            queue=queue,
+            queue=self._queue,
             memory=self.body_memory,
             limits=Limits(monotonic, self._num_gateways),
         )

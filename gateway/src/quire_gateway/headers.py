@@ -6,6 +6,7 @@ from uuid import uuid4
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire_common.contract.engine import USAGE_HEADER
+from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
 
 REQUEST_ID = "X-Request-Id"
 REPLICA = "X-Quire-Replica"
@@ -25,7 +26,14 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # The gateway read and decompressed the whole body, so it sets the length and encoding; it answered Expect itself.
-_REQUEST_ONLY = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect", USAGE_HEADER.lower()}
+_REQUEST_ONLY = _HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "content-encoding",
+    "expect",
+    USAGE_HEADER.lower(),
+    WAIT_COMMENTS_HEADER.lower(),
+}
 # The writer of the body sets the length; the date is that of the answer to the client.
 _RESPONSE_ONLY = _HOP_BY_HOP | {"content-length", "date", "server"}
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")

@@ -55,6 +55,7 @@ class _Peek(Prompt):
     """The fields of a body that the gateway reads."""
 
     model: str | None = None
+    stream: msgspec.Raw = msgspec.Raw()
     n: msgspec.Raw = msgspec.Raw()
     best_of: msgspec.Raw = msgspec.Raw()
 
@@ -64,6 +65,7 @@ class PeekedRequest:
     """The model and the prompt of a body. It refers to no part of the body, which can be freed."""
 
     model: str
+    is_stream: bool
     num_bytes: int
     blocks: tuple[int, ...]
     sequences: int
@@ -90,6 +92,7 @@ def peek_request(
     prompts = num_prompts(memoryview(prompt.prompt)) if counts_sequences else 1
     return PeekedRequest(
         model=peek.model,
+        is_stream=bytes(peek.stream) == b"true",
         num_bytes=prompt_bytes(prompt),
         blocks=prompt_blocks(prompt, tenant=tenant),
         sequences=prompts * answers if is_generating else 0,

@@ -35,6 +35,7 @@ from quire_gateway.limits import Allowance, Charge, Limits
 from quire_gateway.metrics import Metrics
 from quire_gateway.prompt import PeekedRequest, peek_request
 from quire_gateway.scrape import read_capped
+from quire_gateway.wait_comments import WaitComments, wait_seconds
 
 MODEL = web.RequestKey("model", str)
 """The key under which a request stores its model, once it is known."""
@@ -107,6 +108,8 @@ class _Call:
     """The probable number of tokens of its prompt."""
     blocks: tuple[int, ...]
     """The block hashes of its prompt."""
+    comments: WaitComments | None
+    """The comments until a replica answers; None if the client did not ask for them."""
     id: str
     started: float
 
@@ -180,6 +183,9 @@ class Proxy:
         pool = self._pool(peeked.model)
         request[MODEL] = pool.model
         prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
+        request_id = headers.request_id(request.headers)
+        seconds = wait_seconds(request, is_stream=peeked.is_stream)
+        comments = None if seconds is None else WaitComments(request, seconds, request_id=request_id)
         try:
             with self._queue.ticket(pool) as ticket, _charged(allowance, peeked, prompt_tokens) as charge:
                 call = _Call(
@@ -191,16 +197,37 @@ class Proxy:
                     charge=charge,
                     prompt_tokens=prompt_tokens,
                     blocks=peeked.blocks,
-                    id=headers.request_id(request.headers),
+                    comments=comments,
+                    id=request_id,
                     started=started,
                 )
-                return await self._serve(call)
+                return await self._serve_commented(call)
         except asyncio.CancelledError:
             if not self.cancelling:
                 self._metrics.disconnects.labels(pool.model).inc()
             raise
         finally:
+            if comments is not None:
+                comments.cancel()
             self._metrics.duration.labels(pool.model).observe(monotonic() - started)
+
+    async def _serve_commented(self, call: _Call) -> web.StreamResponse:
+        """Serve the request. If its stream has started with comments, an error becomes the last event of the stream."""
+        try:
+            answer = await self._serve(call)
+        except GatewayError as error:
+            response = None if call.comments is None else await call.comments.stop()
+            if response is None:
+                raise
+            self._metrics.errors.labels(call.pool.model, str(error.status), error.code or error.type).inc()
+            await _abort(call.request, response, error.body())
+            return response
+        response = None if call.comments is None else await call.comments.stop()
+        if response is None or response is answer:
+            return answer
+        assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
+        await _abort(call.request, response, answer.body)
+        return response
 
     def _pool(self, model: str) -> Pool:
         pool = self._fleet.pools.get(model)
@@ -220,6 +247,9 @@ class Proxy:
         failure: _FailedAttempt | None = None
         lost = 0
         is_suspect = stale = False
+        if self._queue.has_waiting(call.pool):
+            # Requests that came first are released first.
+            await call.ticket.wait(cause=None)
         while True:
             choice = self._pick(call, tried)
             if isinstance(choice, Hold):
@@ -235,6 +265,7 @@ class Proxy:
                 tried.clear()
                 continue
             outcome = await self._attempt(call, choice)
+            self._queue.release(call.pool)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
             lost += outcome.reason in _LOST
@@ -320,6 +351,7 @@ class Proxy:
         """Record that the replica accepted the request: from here on no other replica is tried."""
         call.ticket.close()
         call.body.release()
+        self._queue.release(call.pool)
         backend.record_answer()
         self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
 
@@ -364,14 +396,18 @@ class Proxy:
 
     async def _stream(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         """Relay every chunk as it comes."""
-        response = web.StreamResponse(
-            status=upstream.status,
-            reason=upstream.reason,
-            headers=self._headers_to_client(call, backend, upstream),
-        )
-        response.content_length = upstream.content_length
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
-        await response.prepare(call.request)
+        response = None if call.comments is None else await call.comments.stop()
+        if response is None:
+            response = web.StreamResponse(
+                status=upstream.status,
+                reason=upstream.reason,
+                headers=self._headers_to_client(call, backend, upstream),
+            )
+            response.content_length = upstream.content_length
+            await response.prepare(call.request)
+        elif events is None:
+            raise UpstreamFailed("the replica's answer is not a stream")
         is_first = True
         try:
             while chunk := await _next(upstream):
@@ -382,21 +418,22 @@ class Proxy:
                     await response.write(out)
             if events and (rest := _read_usage(call, events.flush())):
                 await response.write(rest)
-        except _ReplicaDied as error:
+        except _ReplicaDied as death:
             self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
-            _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, error)
+            _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, death)
             if events and events.has_error:
                 # The replica sent an error event itself: no second one follows.
                 response.force_close()
                 await response.write_eof()
             else:
-                await _abort(call.request, response, UpstreamFailed("the replica died before the end of this answer"))
+                error = UpstreamFailed("the replica died before the end of this answer")
+                await _abort(call.request, response, error.body())
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self.cancelling or task is None:
                 raise
             task.uncancel()
-            await _abort(call.request, response, ShuttingDown("this gateway is shutting down"))
+            await _abort(call.request, response, ShuttingDown("this gateway is shutting down").body())
         return response
 
     def _first_byte(self, call: _Call) -> None:
@@ -420,11 +457,11 @@ def _disconnected(backend: Backend, error: Exception) -> _FailedAttempt:
     return _FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
 
 
-async def _abort(request: web.Request, response: web.StreamResponse, error: GatewayError) -> None:
+async def _abort(request: web.Request, response: web.StreamResponse, error: bytes) -> None:
     """End an answer that has started so that it cannot be mistaken for a complete one."""
     response.force_close()
     if response.content_type == sse.CONTENT_TYPE:
-        await response.write(sse.error_event(error.body()))
+        await response.write(sse.error_event(error))
         await response.write_eof()
     elif request.transport is not None:
         # There is no place for a message: the missing end of the chunked body is the error.

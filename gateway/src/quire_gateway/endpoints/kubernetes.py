@@ -17,10 +17,13 @@ import aiohttp
 import msgspec
 
 from quire_common.contract.engine import HTTP_PORT_NAME
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
 from quire_common.contract.kubernetes import (
+    ANNOTATION_HOLD_TIMEOUT,
+    ANNOTATION_MAX_HELD,
     ANNOTATION_SENIORITY,
     ANNOTATION_SERVED_NAME,
+    ANNOTATION_START_UP,
     API_VERSION,
     KIND,
     LABEL_DEPLOYMENT,
@@ -42,6 +45,8 @@ _STABLE_SECONDS = 1.0
 _NOT_ALLOWED_SECONDS = 5.0
 """An API server that has just started answers every client with 403 for a moment; after this time it is real."""
 _SETTLE_SECONDS = 0.02
+_LONGEST_HOLD_SECONDS = 86_400.0
+_MOST_HELD = 1_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +131,7 @@ class ObjectKey:
 def snapshot_of(services: Mapping[ObjectKey, KubeObject], slices: Iterable[KubeObject]) -> Snapshot:
     """Return the models and their replicas. If two Services claim one served name, the older LLMDeployment gets it."""
     models = {keys[0]: model for model, keys in claims_of(services).items()}
+    policies = {model: _hold_policy(services[key].metadata.annotations or {}) for key, model in models.items()}
     found: dict[str, dict[str, Endpoint]] = {model: {} for model in models.values()}
     for part in slices:
         service_name = (part.metadata.labels or {}).get(_SERVICE_NAME, "")
@@ -139,7 +145,31 @@ def snapshot_of(services: Mapping[ObjectKey, KubeObject], slices: Iterable[KubeO
             # A pod can be in two slices for a moment: the one that lists it as ready counts.
             if known is None or endpoint.ready:
                 found[model][endpoint.id] = endpoint
-    return {model: tuple(endpoints[id_] for id_ in sorted(endpoints)) for model, endpoints in found.items()}
+    return {
+        model: ModelEndpoints(
+            name=model, endpoints=tuple(endpoints[id_] for id_ in sorted(endpoints)), hold=policies[model]
+        )
+        for model, endpoints in found.items()
+    }
+
+
+def _hold_policy(annotations: Mapping[str, str]) -> HoldPolicy:
+    """Return the policy that the operator wrote. A value that is no such number leaves the setting to the gateway."""
+    max_held = _number(annotations.get(ANNOTATION_MAX_HELD), _MOST_HELD)
+    return HoldPolicy(
+        timeout_seconds=_number(annotations.get(ANNOTATION_HOLD_TIMEOUT), _LONGEST_HOLD_SECONDS),
+        max_held=None if max_held is None else int(max_held),
+        start_up_seconds=_number(annotations.get(ANNOTATION_START_UP), _LONGEST_HOLD_SECONDS),
+    )
+
+
+def _number(text: str | None, most: float) -> float | None:
+    """Return a number from 0 to ``most``, or None."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0.0 <= value <= most else None
 
 
 def count_gateways(slices: Iterable[KubeObject]) -> int:
