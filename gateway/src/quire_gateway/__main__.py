@@ -24,6 +24,7 @@ from quire_common.logs import set_up_logging
 from quire_common.tls import ReloadingTls
 from quire_gateway import __version__
 from quire_gateway.app import Site, build_app
+from quire_gateway.attempt import tracing
 from quire_gateway.bodies import BodyMemory
 from quire_gateway.config import FLAGS, Config, FileSource, KubernetesSource, parse_config
 from quire_gateway.connections import Connections
@@ -35,7 +36,7 @@ from quire_gateway.fleet import Fleet
 from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import Limits
 from quire_gateway.metrics import Metrics
-from quire_gateway.proxy import Proxy, tracing
+from quire_gateway.proxy import Proxy
 from quire_gateway.scrape import Scraper
 
 # Below the five seconds after which uvicorn closes an idle connection, so that a request seldom meets a closed one.
@@ -121,11 +122,8 @@ class Gateway:
             await asyncio.wait(set(running), timeout=left)
         if running:
             _log.warning("drain timeout: cancelling %d requests", len(running))
-            self.proxy.cancelling = True
-            cancelled = set(running)
-            for request in cancelled:
-                request.cancel()
-            await asyncio.wait(cancelled, timeout=_CANCEL_SECONDS)
+            self.proxy.cancel()
+            await asyncio.wait(set(running), timeout=_CANCEL_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,27 +1,21 @@
-"""The way of one request: read → model → pick → send → relay; another replica is tried only before the first byte.
+"""The way of one request: read → model → pick → attempt; another replica is tried only before the first byte.
 
-Under ``app``, which routes to ``Proxy.handle``. A request is held while no replica can serve it. A broken stream ends
-with an error event and no ``[DONE]``. When a client disconnects, the replica's connection is closed at once.
+Under ``app``, which routes to ``Proxy.handle``. A request is held while no replica can serve it.
 """
 
 import asyncio
 import logging
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from time import monotonic
-from types import SimpleNamespace
 
 import aiohttp
-import msgspec
 from aiohttp import web
-from multidict import CIMultiDict
-from yarl import URL
 
-from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, USAGE_HEADER
 from quire_common.key_file import Key
 from quire_common.routing.balance import Hold
-from quire_gateway import headers, sse
-from quire_gateway.bodies import Body, BodyMemory, BodyPayload
+from quire_gateway import headers
+from quire_gateway.attempt import BUSY, Attempts, Call, FailedAttempt, end_with_error
+from quire_gateway.bodies import Body, BodyMemory
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
     GatewayError,
@@ -30,11 +24,10 @@ from quire_gateway.errors import (
     UpstreamFailed,
 )
 from quire_gateway.fleet import Backend, Fleet, Pool
-from quire_gateway.hold_queue import HoldQueue, HoldTicket
+from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import Allowance, Charge, Limits
 from quire_gateway.metrics import Metrics
 from quire_gateway.prompt import PeekedRequest, peek_request
-from quire_gateway.scrape import read_capped
 from quire_gateway.wait_comments import WaitComments, wait_seconds
 
 MODEL = web.RequestKey("model", str)
@@ -42,90 +35,16 @@ MODEL = web.RequestKey("model", str)
 KEY = web.RequestKey("key", Key)
 """The key under which a request stores the API key that it came with, if keys are required."""
 _GENERATING = "/v1/"
-_BUSY = 429
-_UNAVAILABLE = 503
 _LOST = frozenset({"stale", "disconnected", "engine_stopped"})
 """The reasons of attempts that may have been under way when the replica, or its engine process, died."""
 _MAX_LOST_ATTEMPTS = 2
 """The number of such attempts after which a request fails, because it may be what kills replicas."""
-_MAX_ERROR_BYTES = 64 * 1024
-_MAX_WHOLE_BYTES = 2**20
-"""Shorter answers of a known length are read whole before the first byte is forwarded."""
-_LARGE_BODY_BYTES = 2**16
-"""Larger bodies are sent in pieces."""
-_STALE_SECONDS = 0.05
-"""An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 
 _log = logging.getLogger(__name__)
 
 
-class Connection:
-    """A record of whether a request used a connection that had served another request before."""
-
-    __slots__ = ("reused",)
-
-    def __init__(self) -> None:
-        self.reused = False
-
-
-def tracing() -> aiohttp.TraceConfig:
-    """Return the tracing of a session, which alone knows which connections are reused."""
-
-    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        if isinstance(context.trace_request_ctx, Connection):
-            context.trace_request_ctx.reused = True
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(reused)
-    return trace
-
-
-class _Error(msgspec.Struct):
-    """The field of an error that the gateway reads."""
-
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    """The body of an error answer."""
-
-    error: _Error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One request after its body was read."""
-
-    request: web.Request
-    pool: Pool
-    ticket: HoldTicket
-    """Its right to wait while no replica can serve it."""
-    body: Body
-    allowance: Allowance | None
-    charge: Charge | None
-    """The limits of its tenant, and what it has used of them; None without limits."""
-    prompt_tokens: float
-    """The probable number of tokens of its prompt."""
-    blocks: tuple[int, ...]
-    """The block hashes of its prompt."""
-    comments: WaitComments | None
-    """The comments until a replica answers; None if the client did not ask for them."""
-    id: str
-    started: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FailedAttempt:
-    """An attempt that failed before the first byte."""
-
-    reason: str
-    cause: str
-    answer: web.Response | None = None
-    """The replica's answer, if it gave one."""
-
-
 class Proxy:
-    """The forwarding of requests. ``cancelling`` is set when the drain time is over: then running requests fail."""
+    """The forwarding of requests."""
 
     def __init__(
         self,
@@ -138,10 +57,16 @@ class Proxy:
         memory: BodyMemory,
         limits: Limits,
     ) -> None:
-        self._fleet, self._session, self._options = fleet, session, options
-        self._metrics, self._queue, self._memory, self._limits = metrics, queue, memory, limits
-        self.cancelling = False
+        self._fleet, self._options, self._metrics = fleet, options, metrics
+        self._queue, self._memory, self._limits = queue, memory, limits
+        self._attempts = Attempts(session=session, metrics=metrics, queue=queue, hides_names=options.hides_names)
         self.running: set[asyncio.Task[object]] = set()
+
+    def cancel(self) -> None:
+        """Cancel the running requests, because the drain time is over."""
+        self._attempts.cancelling = True
+        for request in self.running:
+            request.cancel()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request from a replica of the model it names, or raise ``GatewayError``."""
@@ -152,7 +77,7 @@ class Proxy:
         try:
             return await self._forward(request)
         except asyncio.CancelledError:
-            if not self.cancelling:
+            if not self._attempts.cancelling:
                 raise
             task.uncancel()
             raise ShuttingDown("this gateway is shutting down", retry_after_seconds=1) from None
@@ -188,7 +113,7 @@ class Proxy:
         comments = None if seconds is None else WaitComments(request, seconds, request_id=request_id)
         try:
             with self._queue.ticket(pool) as ticket, _charged(allowance, peeked, prompt_tokens) as charge:
-                call = _Call(
+                call = Call(
                     request=request,
                     pool=pool,
                     ticket=ticket,
@@ -203,7 +128,7 @@ class Proxy:
                 )
                 return await self._serve_commented(call)
         except asyncio.CancelledError:
-            if not self.cancelling:
+            if not self._attempts.cancelling:
                 self._metrics.disconnects.labels(pool.model).inc()
             raise
         finally:
@@ -211,7 +136,7 @@ class Proxy:
                 comments.cancel()
             self._metrics.duration.labels(pool.model).observe(monotonic() - started)
 
-    async def _serve_commented(self, call: _Call) -> web.StreamResponse:
+    async def _serve_commented(self, call: Call) -> web.StreamResponse:
         """Serve the request. If its stream has started with comments, an error becomes the last event of the stream."""
         try:
             answer = await self._serve(call)
@@ -220,13 +145,13 @@ class Proxy:
             if response is None:
                 raise
             self._metrics.errors.labels(call.pool.model, str(error.status), error.code or error.type).inc()
-            await _abort(call.request, response, error.body())
+            await end_with_error(call.request, response, error.body())
             return response
         response = None if call.comments is None else await call.comments.stop()
         if response is None or response is answer:
             return answer
         assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
-        await _abort(call.request, response, answer.body)
+        await end_with_error(call.request, response, answer.body)
         return response
 
     def _pool(self, model: str) -> Pool:
@@ -237,14 +162,14 @@ class Proxy:
             raise UnknownModel(f"the model {model[:200]!r} does not exist{served}")
         return pool
 
-    async def _serve(self, call: _Call) -> web.StreamResponse:
+    async def _serve(self, call: Call) -> web.StreamResponse:
         """Try one replica after the other until one answers; hold the request while none can.
 
         A request that was under way on a replica that died may have killed it. It is tried on one other replica at
         most, and it is not held until a replica is ready again.
         """
         tried: set[str] = set()
-        failure: _FailedAttempt | None = None
+        failure: FailedAttempt | None = None
         lost = 0
         is_suspect = stale = False
         if self._queue.has_waiting(call.pool):
@@ -254,7 +179,7 @@ class Proxy:
             choice = self._pick(call, tried)
             if isinstance(choice, Hold):
                 if failure is not None and failure.reason == "busy" and failure.answer is not None:
-                    self._metrics.errors.labels(call.pool.model, str(_BUSY), failure.reason).inc()
+                    self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
                     return failure.answer
                 if is_suspect:
                     raise UpstreamFailed(
@@ -264,7 +189,7 @@ class Proxy:
                 await call.ticket.wait(cause=None if failure is None else failure.cause)
                 tried.clear()
                 continue
-            outcome = await self._attempt(call, choice)
+            outcome = await self._attempts.send(call, choice)
             self._queue.release(call.pool)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
@@ -283,197 +208,10 @@ class Proxy:
             self._metrics.retries.labels(call.pool.model, outcome.reason).inc()
             _log.info("retrying request %s: replica %s %s", call.id, choice.endpoint.id, outcome.cause)
 
-    def _pick(self, call: _Call, tried: set[str]) -> Backend | Hold:
+    def _pick(self, call: Call, tried: set[str]) -> Backend | Hold:
         if len(tried) >= self._options.max_attempts:
             return Hold()
         return call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
-
-    async def _attempt(self, call: _Call, backend: Backend) -> web.StreamResponse | _FailedAttempt:
-        """Send the request to one replica."""
-        with backend.request(call.prompt_tokens):
-            sent, connection = monotonic(), Connection()
-            try:
-                upstream = await self._session.post(
-                    # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
-                    URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
-                    data=_payload(call.body),
-                    headers=self._headers_to_replica(call),
-                    allow_redirects=False,
-                    trace_request_ctx=connection,
-                )
-            except aiohttp.ClientConnectorError as error:
-                backend.record_failure(monotonic(), unreachable=True)
-                return _FailedAttempt(reason="unreachable", cause=f"could not be reached: {error.strerror}")
-            except aiohttp.ConnectionTimeoutError:
-                # The replica never got the request: its machine is gone, or the network to it.
-                backend.record_failure(monotonic(), unreachable=True)
-                return _FailedAttempt(reason="unreachable", cause="could not be reached: connecting timed out")
-            except (aiohttp.ClientError, TimeoutError) as error:
-                if connection.reused and monotonic() - sent < _STALE_SECONDS:
-                    return _FailedAttempt(reason="stale", cause="closed an idle connection as it was reused")
-                return _disconnected(backend, error)
-            try:
-                return await self._answer(call, backend, upstream)
-            finally:
-                # A connection that was read to the end goes back to the pool. Any other is closed at once, which tells
-                # the engine that the client is gone.
-                if upstream.content.at_eof():
-                    upstream.release()
-                else:
-                    upstream.close()
-
-    async def _answer(
-        self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse
-    ) -> web.StreamResponse | _FailedAttempt:
-        """Relay the replica's answer, unless its status means that another replica should be tried."""
-        if upstream.status in (_BUSY, _UNAVAILABLE):
-            return await self._refused(call, backend, upstream)
-        length = upstream.content_length
-        if length is None or length > _MAX_WHOLE_BYTES:
-            self._accepted(call, backend, upstream.status)
-            return await self._stream(call, backend, upstream)
-        try:
-            whole = await upstream.read()
-        except aiohttp.ClientError as error:
-            return _disconnected(backend, error)
-        self._accepted(call, backend, upstream.status)
-        self._first_byte(call)
-        if call.charge is not None:
-            call.charge.read(whole)
-        return web.Response(
-            status=upstream.status,
-            reason=upstream.reason,
-            headers=self._headers_to_client(call, backend, upstream),
-            body=whole,
-        )
-
-    def _accepted(self, call: _Call, backend: Backend, status: int) -> None:
-        """Record that the replica accepted the request: from here on no other replica is tried."""
-        call.ticket.close()
-        call.body.release()
-        self._queue.release(call.pool)
-        backend.record_answer()
-        self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
-
-    def _headers_to_replica(self, call: _Call) -> CIMultiDict[str]:
-        passed = headers.to_replica(call.request.headers, request_id=call.id)
-        if call.charge is not None:
-            passed[USAGE_HEADER] = "1"
-        return passed
-
-    def _headers_to_client(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
-        replica = None if self._options.hides_names else backend.endpoint.id
-        passed = headers.to_client(upstream.headers, request_id=call.id, replica=replica)
-        if call.allowance is not None:
-            passed.update(call.allowance.headers())
-        return passed
-
-    async def _refused(
-        self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse
-    ) -> web.StreamResponse | _FailedAttempt:
-        """Return the failed attempt; a refusal for the limits of the client's key is the answer."""
-        if upstream.status == _UNAVAILABLE:
-            backend.record_failure(monotonic(), unreachable=False)
-        try:
-            body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
-        except (aiohttp.ClientError, ValueError):
-            body = b""
-        answer = web.Response(
-            status=upstream.status, headers=self._headers_to_client(call, backend, upstream), body=body
-        )
-        code = _error_code(body)
-        if upstream.status == _BUSY and code == KEY_LIMIT:
-            # Each further replica would charge the key once more.
-            self._accepted(call, backend, upstream.status)
-            return answer
-        if upstream.status == _BUSY:
-            reason, cause = "busy", f"answered {upstream.status}"
-        elif code == ENGINE_STOPPED:
-            reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
-        else:
-            reason, cause = "unavailable", f"answered {upstream.status}"
-        return _FailedAttempt(reason=reason, cause=cause, answer=answer)
-
-    async def _stream(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Relay every chunk as it comes."""
-        events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
-        response = None if call.comments is None else await call.comments.stop()
-        if response is None:
-            response = web.StreamResponse(
-                status=upstream.status,
-                reason=upstream.reason,
-                headers=self._headers_to_client(call, backend, upstream),
-            )
-            response.content_length = upstream.content_length
-            await response.prepare(call.request)
-        elif events is None:
-            raise UpstreamFailed("the replica's answer is not a stream")
-        is_first = True
-        try:
-            while chunk := await _next(upstream):
-                if is_first:
-                    self._first_byte(call)
-                    is_first = False
-                if (out := events.feed(chunk) if events else chunk) and (out := _read_usage(call, out)):
-                    await response.write(out)
-            if events and (rest := _read_usage(call, events.flush())):
-                await response.write(rest)
-        except _ReplicaDied as death:
-            self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
-            _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, death)
-            if events and events.has_error:
-                # The replica sent an error event itself: no second one follows.
-                response.force_close()
-                await response.write_eof()
-            else:
-                error = UpstreamFailed("the replica died before the end of this answer")
-                await _abort(call.request, response, error.body())
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self.cancelling or task is None:
-                raise
-            task.uncancel()
-            await _abort(call.request, response, ShuttingDown("this gateway is shutting down").body())
-        return response
-
-    def _first_byte(self, call: _Call) -> None:
-        self._metrics.first_byte.labels(call.pool.model).observe(monotonic() - call.started)
-
-
-class _ReplicaDied(Exception):
-    """A replica whose connection broke during its answer. Writing to the client raises the same errors in aiohttp."""
-
-
-async def _next(upstream: aiohttp.ClientResponse) -> bytes:
-    """Return what has arrived; empty at the end."""
-    try:
-        return await upstream.content.readany()
-    except aiohttp.ClientError as error:
-        raise _ReplicaDied(str(error)) from error
-
-
-def _disconnected(backend: Backend, error: Exception) -> _FailedAttempt:
-    backend.record_failure(monotonic(), unreachable=True)
-    return _FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
-
-
-async def _abort(request: web.Request, response: web.StreamResponse, error: bytes) -> None:
-    """End an answer that has started so that it cannot be mistaken for a complete one."""
-    response.force_close()
-    if response.content_type == sse.CONTENT_TYPE:
-        await response.write(sse.error_event(error))
-        await response.write_eof()
-    elif request.transport is not None:
-        # There is no place for a message: the missing end of the chunked body is the error.
-        request.transport.abort()
-
-
-def _error_code(body: bytes) -> str | None:
-    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
-    try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _charged(
@@ -482,11 +220,3 @@ def _charged(
     if allowance is None or not peeked.sequences:
         return nullcontext()
     return allowance.admit(sequences=peeked.sequences, prompt_tokens=prompt_tokens)
-
-
-def _read_usage(call: _Call, data: bytes) -> bytes:
-    return data if call.charge is None else call.charge.read(data)
-
-
-def _payload(body: Body) -> BodyPayload | bytes:
-    return BodyPayload(body) if len(body.data) > _LARGE_BODY_BYTES else bytes(body.data)
