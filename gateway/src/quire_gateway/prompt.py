@@ -40,7 +40,7 @@ def prompt_bytes(prompt: Prompt) -> int:
 def prompt_blocks(prompt: Prompt, *, tenant: str | None = None) -> tuple[int, ...]:
     """Return a hash for each whole block of the prompt's text, each over its block and all blocks before it.
 
-    The tenant is the name of an API key whose prefixes the engine does not share with other names.
+    The tenant is that of an API key, if engines do not share prefixes between tenants.
     """
     text = memoryview(prompt.messages) if memoryview(prompt.messages).nbytes else memoryview(prompt.prompt)
     chain = hash((bytes(prompt.cache_salt), tenant))

@@ -101,7 +101,7 @@ class Proxy:
         self, request: web.Request, body: Body, key: Key | None, allowance: Allowance | None, started: float
     ) -> web.StreamResponse:
         is_generating = request.path.startswith(_GENERATING)
-        tenant = None if key is None or self._options.shares_prefixes else key.name
+        tenant = None if key is None or self._options.shares_prefixes else key.tenant
         peeked = peek_request(
             body.data, is_generating=is_generating, tenant=tenant, counts_sequences=allowance is not None
         )
