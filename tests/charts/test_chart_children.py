@@ -6,6 +6,8 @@ import pytest
 from chart_support.documents import container
 
 from quire_cluster.helm import Helm
+from quire_common.served_names import NameScope
+from quire_gateway.config import KubernetesSource, parse_config
 from quire_operator.app.settings import ChildSettings, parse_settings
 
 RELEASE = {"app.kubernetes.io/name": "quire", "app.kubernetes.io/instance": "quire"}
@@ -21,28 +23,43 @@ def peers(helm: Helm, values: dict[str, Any] | None = None) -> Any:
 
 
 def test_operator_gateway_own_namespace_and_prometheus_may_reach_replicas(helm: Helm) -> None:
-    operator, gateway, own_namespace, prometheus = peers(helm)
+    operator, gateway, prometheus, own_namespace = peers(helm)
     for peer, component in ((operator, "operator"), (gateway, "gateway")):
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "llm"}}
         assert peer["podSelector"] == {"matchLabels": RELEASE | {"app.kubernetes.io/component": component}}
     assert own_namespace == {"podSelector": {}}
-    assert prometheus["namespaceSelector"] == {}
+    assert prometheus["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
     assert prometheus["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
 
 
-def test_who_else_may_is_the_readers_to_say_and_never_takes_the_gateway_away(helm: Helm) -> None:
+def test_further_peers_never_take_the_gateway_away(helm: Helm) -> None:
     block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
     monitoring = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
-    found = peers(helm, {"networkPolicies": {"replicas": {"from": [block]}, "metricsFrom": [monitoring]}})
+    replicas = {"from": [block], "prometheusNamespace": ""}
+    found = peers(helm, {"networkPolicies": {"replicas": replicas, "metricsFrom": [monitoring]}})
     assert found[2:] == (monitoring, block) and len(found) == 4
-    alone = peers(helm, {"networkPolicies": {"replicas": {"from": []}}, "gateway": {"create": False}})
+    nobody = {"from": [], "prometheusNamespace": ""}
+    alone = peers(helm, {"networkPolicies": {"replicas": nobody}, "gateway": {"create": False}})
     assert len(alone) == 1, "the operator, which scrapes them"
     assert peers(helm, {"networkPolicies": {"replicas": {"enabled": False}}}) is None
 
 
-@pytest.mark.parametrize("gateway", [True, False])
-def test_served_names_are_one_gateways_to_tell_apart(helm: Helm, gateway: bool) -> None:
-    assert told(helm, {"gateway": {"create": gateway}}).features.unique_served_names is gateway
+@pytest.mark.parametrize(
+    ("gateway", "scope"),
+    [
+        ({}, NameScope.CLUSTER),
+        ({"servedNames": "Namespaced"}, NameScope.NAMESPACED),
+        ({"create": False, "servedNames": "Namespaced"}, None),
+    ],
+)
+def test_operator_and_gateway_agree_on_served_names(
+    helm: Helm, gateway: dict[str, Any], scope: NameScope | None
+) -> None:
+    documents = helm.template({"gateway": gateway})
+    assert parse_settings(container(documents, "quire-operator")["args"], {}).children.features.served_names is scope
+    if scope is not None:
+        source = parse_config(container(documents, "quire-gateway")["args"], {}).source
+        assert isinstance(source, KubernetesSource) and source.scope is scope
 
 
 def test_monitors_are_labelled_as_the_charts_own(helm: Helm) -> None:

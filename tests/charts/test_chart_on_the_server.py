@@ -146,10 +146,11 @@ def test_a_crd_of_another_release_is_not_taken_over_silently(release: Release) -
         ("operator", "get", "pods/log", False),
         ("operator", "create", "rolebindings.rbac.authorization.k8s.io", False),
         ("gateway", "watch", "endpointslices.discovery.k8s.io", True),
-        ("gateway", "list", "services", True),
+        ("gateway", "list", "llmdeployments.quire.dev", True),
+        ("gateway", "list", "services", False),
         ("gateway", "get", "secrets", False),
         ("gateway", "list", "pods", False),
-        ("gateway", "list", "llmdeployments.quire.dev", False),
+        ("gateway", "patch", "llmdeployments.quire.dev", False),
     ],
 )
 def test_accounts_may_do_their_work_and_no_more(

@@ -105,7 +105,14 @@ def test_each_value_has_a_row_that_describes_it() -> None:
     cells = [line.split(" | ") for line in (CHART / "README.md").read_text().splitlines() if line.startswith("| `")]
     rows = {row[0].strip("| `"): (row[1].strip("`"), row[2].rstrip("| ")) for row in cells}
     assert [path for path, (_, text) in rows.items() if not text] == []
-    on_one_line = ("tokenSecret", "caConfigMap", "issuer", "resources.requests", "resources.limits")
+    on_one_line = (
+        "tokenSecret",
+        "caConfigMap",
+        "clientCAConfigMap",
+        "issuer",
+        "resources.requests",
+        "resources.limits",
+    )
     expected = {
         p if not (part := [x for x in on_one_line if f"{x}." in p]) else p[: p.index(part[0]) + len(part[0])]
         for p in leaves(DEFAULTS)

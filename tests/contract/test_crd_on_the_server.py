@@ -241,6 +241,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.resources.limits",
         "nvidia.com/gpu must be a whole number",
     ),
+    "two GPUs": (
+        {"resources": {"limits": {"nvidia.com/gpu": 2}}},
+        "spec.resources.limits",
+        "nvidia.com/gpu must be 1",
+    ),
     "much memory": ({"resources": {"limits": {"memory": "much"}}}, "spec.resources.limits[memory]", QUANTITY),
     "negative replicas": ({"replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     "replicas in words": ({"replicas": "two"}, "spec.replicas", "must be of type integer"),

@@ -1,24 +1,28 @@
 """The gateway finds what the operator makes, and the autoscaler reads what the gateway says."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.contract.gateway import REQUESTS_PATH, Endpoint, ModelEndpoints
+from quire_common.served_names import Claim, NameScope
+from quire_engine import flags
 from quire_gateway.app import OPEN_PATHS, Site
 from quire_gateway.bodies import BodyMemory
 from quire_gateway.config import FileSource, parse_config
-from quire_gateway.endpoints.kubernetes import KubeObject, ObjectKey, snapshot_of
+from quire_gateway.endpoints.kubernetes import KubeSlice, read_model, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests
 from quire_operator.domain.cluster_state import observed
-from quire_operator.domain.manifests import desired, served_names
+from quire_operator.domain.manifests import desired, engine_contract
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec, names
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
@@ -28,19 +32,15 @@ IMAGES = Images(engine="engine")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
 
-def test_services_that_the_operator_renders_are_one_model():
+def test_replicas_are_in_the_service_that_the_operator_renders():
     spec = Spec.parse(yaml.safe_load(EXAMPLE.read_text()))
     assert isinstance(spec, Spec)
     manifests = desired.desired(spec, target=1, uid="u", images=IMAGES)
     assert not isinstance(manifests, Invalid)
-    services = [m.body for m in manifests if m.body["kind"] == "Service"]
-    assert len(services) == 2
-    assert all(names.LABEL_DEPLOYMENT in body["metadata"]["labels"] for body in services)
-
-    objects = {body["metadata"]["name"]: msgspec.convert(body, KubeObject) for body in services}
-    found = snapshot_of({ObjectKey(spec.namespace, name): item for name, item in objects.items()}, [])
-
-    assert {name: model.endpoints for name, model in found.items()} == {spec.model.served_name: ()}
+    ready = [m.body for m in manifests if m.ref.kind == "Service" and m.body["spec"].get("clusterIP") != "None"]
+    assert [body["metadata"]["name"] for body in ready] == [spec.name]
+    # The EndpointSlice controller copies the labels of the Service, and the gateway's watch selects by this one.
+    assert names.LABEL_DEPLOYMENT in ready[0]["metadata"]["labels"]
 
 
 async def test_requests_of_a_gateway_are_read_as_they_were_meant():
@@ -57,70 +57,76 @@ async def test_requests_of_a_gateway_are_read_as_they_were_meant():
     assert (read.held, read.in_flight, read.is_complete) == ({"asleep": 3}, {"busy": 1}, True)
 
 
-def service(
-    namespace: str, name: str, served: str, seniority: str | None, made: str, owner: dict[str, Any] | None
+def resource(
+    namespace: str, name: str, served: str, since: str | None, created: str, deleting: bool, reported: bool
 ) -> dict[str, Any]:
-    annotations = {names.ANNOTATION_SERVED_NAME: served}
-    if seniority is not None:
-        annotations[names.ANNOTATION_SENIORITY] = seniority
-    metadata = {
-        "namespace": namespace,
-        "name": name,
-        "creationTimestamp": made,
-        "labels": {names.LABEL_DEPLOYMENT: name},
-        "annotations": annotations,
-    }
-    if owner is not None:
-        metadata["ownerReferences"] = [owner | {"name": name}]
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
+    metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}/{name}", "creationTimestamp": created}
+    if deleting:
+        metadata["deletionTimestamp"] = created
+    status: dict[str, Any] = {"observedGeneration": 1} if reported else {}
+    if since is not None:
+        status["servedName"] = {"name": served, "since": since}
+    spec = {"model": {"source": "file:///m", "servedName": served}}
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec, "status": status}
 
 
 TIMES = st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", "2026-02-01T00:00:00Z"])
-OWNERS = st.fixed_dictionaries(
-    {
-        "apiVersion": st.sampled_from([names.API_VERSION, "quire.dev/v9"]),
-        "kind": st.sampled_from([names.KIND, "Thing"]),
-        "uid": st.sampled_from(["u1", "u2", ""]),
-        "controller": st.booleans(),
-    }
-)
-SERVICES = st.lists(
+RESOURCES = st.lists(
     st.builds(
-        service,
+        resource,
         st.sampled_from(["prod", "team", "a"]),
         st.sampled_from(["chat", "talk"]),
         st.sampled_from(["m", "n"]),
-        st.none() | st.builds(served_names.seniority, TIMES, st.sampled_from(["u1", "u2"])),
+        st.none() | TIMES,
         TIMES,
-        st.none() | OWNERS,
+        st.booleans(),
+        st.booleans(),
     ),
     unique_by=lambda body: (body["metadata"]["namespace"], body["metadata"]["name"]),
     max_size=6,
 )
 
 
-@given(SERVICES)
-def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str, Any]]) -> None:
-    """What the operator finds no conflict in, and where the gateway sends requests."""
-    store, services, slices = Store(), {}, []
+@given(RESOURCES, st.sampled_from(NameScope))
+def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str, Any]], scope: NameScope) -> None:
+    """The operator reports no conflict for exactly those LLMDeployments to which the gateway sends requests."""
+    store, models, slices = Store(), [], []
     for body in bodies:
-        key = observed.key_of_child(body)
-        assert key is not None
-        store.put_child(key, observed.trim_child(body, kind="Service"))
-        services[ObjectKey(key.namespace, key.name)] = msgspec.convert(body, KubeObject)
+        trimmed = observed.trim_resource(body)
+        store.put_resource(trimmed)
+        models.append(read_model(json.dumps(body).encode()))
         endpoints = {
-            "metadata": {"namespace": key.namespace, "labels": {"kubernetes.io/service-name": key.name}},
+            "metadata": {
+                "namespace": trimmed.key.namespace,
+                "labels": {"kubernetes.io/service-name": trimmed.key.name},
+            },
             "addressType": "IPv4",
             "ports": [{"name": "http", "port": 8000}],
-            "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": {"name": key.name}}],
+            "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": {"name": trimmed.key.name}}],
         }
-        slices.append(msgspec.convert(endpoints, KubeObject))
+        slices.append(msgspec.convert(endpoints, KubeSlice))
     rivals = ServedNameClaims(store, lambda key: None)
-    claims = {str(key): store.claim(key) for key in store.all_keys() if rivals.conflict(key) is None}
-    routed = {
-        endpoint.id: model for model, found in snapshot_of(services, slices).items() for endpoint in found.endpoints
+    held = {str(key): claim for key in store.all_keys() if (claim := store.claim(key)) is not None}
+    expected = {key: claim.requested_as(scope) for key, claim in held.items() if not rivals.conflict(claim, scope)}
+    found = snapshot_of([model for model in models if model is not None], slices, scope)
+    assert expected == {endpoint.id: model for model, each in found.items() for endpoint in each.endpoints}
+
+
+@pytest.mark.parametrize("scope", list(NameScope))
+def test_engine_accepts_the_name_that_clients_of_the_gateway_use(scope: NameScope) -> None:
+    body = {
+        "kind": names.KIND,
+        "metadata": {"name": "chat", "namespace": "team-a"},
+        "spec": {"model": {"source": "file:///m"}},
     }
-    assert {key: claim and claim.served_name for key, claim in claims.items()} == routed
+    spec = Spec.parse({"apiVersion": names.API_VERSION, **body})
+    assert isinstance(spec, Spec)
+    served = desired.served_names(spec, scope)
+    args = engine_contract.engine_args(spec, model_path="m", served_names=served)
+    config = flags.parse(args, {})
+    claim = Claim(namespace="team-a", deployment="chat", name="chat", since="")
+    assert claim.requested_as(scope) in config.server.served_model_names
+    assert config.server.served_model_names[0] == "chat", "answers and metrics keep the plain name"
 
 
 def test_gateway_asks_for_no_key_where_the_operator_brings_none():

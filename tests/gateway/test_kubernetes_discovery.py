@@ -1,4 +1,4 @@
-"""Watching Services and EndpointSlices, against an API server that does as it is told."""
+"""Watching LLMDeployments and EndpointSlices, against an API server that does as it is told."""
 
 import asyncio
 import json
@@ -8,26 +8,30 @@ import pytest
 from aiohttp import web
 
 from quire_common.contract.gateway import HoldPolicy, ModelEndpoints
+from quire_common.served_names import NameScope
 from quire_gateway.endpoints import kubernetes
-from quire_gateway.endpoints.kubernetes import KubeObject, KubernetesDiscovery, ObjectKey, snapshot_of
+from quire_gateway.endpoints.kubernetes import KubernetesDiscovery, KubeSlice, read_model, snapshot_of
 from quire_gateway.endpoints.kubernetes_access import Access
 
-SERVICES, SLICES = "/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"
+MODELS, SLICES = "/apis/quire.dev/v1alpha1/llmdeployments", "/apis/discovery.k8s.io/v1/endpointslices"
 
 
-def service(name: str, model: str | None, *, version: int = 1, created: str = "2026-01-01T00:00:00Z") -> dict:
-    annotations = {"quire.dev/served-name": model} if model else {}
+def llmdeployment(
+    name: str,
+    served: str | None = None,
+    *,
+    namespace: str = "ns",
+    version: int = 1,
+    since: str | None = "2026-01-01T00:00:00Z",
+    **metadata: str,
+) -> dict:
+    """An LLMDeployment whose claim the operator has recorded, unless ``since`` is None."""
+    status = {} if since is None else {"servedName": {"name": served or name, "since": since}}
     return {
-        "kind": "Service",
-        "metadata": {
-            "name": name,
-            "namespace": "ns",
-            "resourceVersion": str(version),
-            "creationTimestamp": created,
-            "labels": {"quire.dev/llmdeployment": name},
-            "annotations": annotations,
-        },
-        "spec": {"ports": [{"name": "http", "port": 8000, "protocol": "TCP"}], "clusterIP": "10.0.0.1"},
+        "kind": "LLMDeployment",
+        "metadata": {"name": name, "namespace": namespace, "resourceVersion": str(version)} | metadata,
+        "spec": {"model": {"source": "file:///m", "servedName": served or name}},
+        "status": status,
     }
 
 
@@ -54,17 +58,18 @@ class ApiServer:
     """Lists what it holds, and sends what is put into the watches' queues."""
 
     def __init__(self) -> None:
-        self.items: dict[str, list[dict]] = {SERVICES: [], SLICES: []}
-        self.events: dict[str, asyncio.Queue] = {SERVICES: asyncio.Queue(), SLICES: asyncio.Queue()}
+        self.items: dict[str, list[dict]] = {MODELS: [], SLICES: []}
+        self.events: dict[str, asyncio.Queue] = {MODELS: asyncio.Queue(), SLICES: asyncio.Queue()}
         self.lists: list[str] = []
         self.watches: list[tuple[str, str]] = []
         self.tokens: list[str | None] = []
         self.failing = False
+        self.missing: set[str] = set()
         self.page = 500
 
     async def start(self) -> str:
         app = web.Application()
-        app.router.add_get(SERVICES, self._serve)
+        app.router.add_get(MODELS, self._serve)
         app.router.add_get(SLICES, self._serve)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -79,7 +84,9 @@ class ApiServer:
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         self.tokens.append(request.headers.get("Authorization"))
-        assert request.query["labelSelector"] == "quire.dev/llmdeployment"
+        assert request.query["labelSelector"] == ("quire.dev/llmdeployment" if request.path == SLICES else "")
+        if request.path in self.missing:
+            return web.json_response({"kind": "Status", "code": 404}, status=404)
         if self.failing:
             return web.json_response({"kind": "Status", "code": 500}, status=500)
         return await (self._watch(request) if "watch" in request.query else self._list(request))
@@ -137,14 +144,15 @@ async def until(published: asyncio.Queue, expected: dict[str, set[str]]) -> None
         while True:
             snapshot = await published.get()
             found = {
-                m: {e.id for e in model.endpoints if e.ready and not e.terminating} for m, model in snapshot.items()
+                name: {e.id for e in model.endpoints if e.ready and not e.terminating}
+                for name, model in snapshot.items()
             }
             if found == expected:
                 return
 
 
 async def test_lists_then_follows_the_watch(api, published):
-    api.items[SERVICES] = [service("chat", "org/chat")]
+    api.items[MODELS] = [llmdeployment("chat", "org/chat")]
     await until(published, {"org/chat": set()})
 
     api.send(SLICES, "ADDED", part("chat-x", "chat", pod("10.1.0.1", "chat-0", ready=True), version=101))
@@ -157,13 +165,13 @@ async def test_lists_then_follows_the_watch(api, published):
     await until(published, {"org/chat": {"ns/chat-1"}})
     api.send(SLICES, "DELETED", part("chat-x", "chat", version=103))
     await until(published, {"org/chat": set()})
-    api.send(SERVICES, "DELETED", service("chat", "org/chat", version=104))
+    api.send(MODELS, "DELETED", llmdeployment("chat", "org/chat", version=104))
     await until(published, {})
     assert set(api.tokens) == {"Bearer secret"}
 
 
 async def test_watch_that_ends_continues_at_its_version(api, published):
-    api.items[SERVICES] = [service("chat", "chat")]
+    api.items[MODELS] = [llmdeployment("chat")]
     await until(published, {"chat": set()})
     api.send(SLICES, "BOOKMARK", {"kind": "EndpointSlice", "metadata": {"resourceVersion": "250"}})
     api.events[SLICES].put_nowait(None)
@@ -176,7 +184,7 @@ async def test_watch_that_ends_continues_at_its_version(api, published):
 
 
 async def test_expired_version_is_listed_again(api, published):
-    api.items[SERVICES] = [service("chat", "chat")]
+    api.items[MODELS] = [llmdeployment("chat")]
     await until(published, {"chat": set()})
 
     api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
@@ -187,12 +195,12 @@ async def test_expired_version_is_listed_again(api, published):
 
 
 async def test_known_replicas_stay_while_the_api_server_is_down(api, published):
-    api.items[SERVICES] = [service("chat", "chat")]
+    api.items[MODELS] = [llmdeployment("chat")]
     api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
     await until(published, {"chat": {"ns/a"}})
 
     api.failing = True
-    for path in (SERVICES, SLICES):
+    for path in (MODELS, SLICES):
         api.events[path].put_nowait(None)
     requests = len(api.tokens)
     while len(api.tokens) < requests + 4:
@@ -207,7 +215,7 @@ async def test_known_replicas_stay_while_the_api_server_is_down(api, published):
 async def test_watch_continues_after_an_unexpected_error(api, monkeypatch, caplog):
     """For example an event loop that confuses two sockets; a gateway that stopped would serve no requests."""
     monkeypatch.setattr(kubernetes, "_FIRST_PAUSE_SECONDS", 0.02)
-    api.items[SERVICES] = [service("chat", "chat")]
+    api.items[MODELS] = [llmdeployment("chat")]
     api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
     access = Access(url=api.url, tls=None, token="secret")
     queue: asyncio.Queue = asyncio.Queue()
@@ -237,12 +245,12 @@ async def test_silent_watch_is_given_up(api, published, monkeypatch):
 
 async def test_long_lists_come_in_pages(api, published):
     api.page = 2
-    api.items[SERVICES] = [service(f"s{n}", f"m{n}") for n in range(5)]
+    api.items[MODELS] = [llmdeployment(f"s{n}", f"m{n}") for n in range(5)]
     await until(published, {f"m{n}": set() for n in range(5)})
 
 
 class Namespaces:
-    """An API server that lets us see some namespaces; in each is one Service."""
+    """An API server that lets us see some namespaces; in each is one LLMDeployment."""
 
     def __init__(self) -> None:
         self.hidden: set[str] = set()
@@ -255,7 +263,8 @@ class Namespaces:
             return web.json_response({"kind": "Status", "message": f"no rights in {namespace}"}, status=403)
         if "watch" in request.query:
             await asyncio.Event().wait()
-        items = [service(namespace, namespace)] if request.path.endswith("/services") else []
+        is_model = request.path.endswith("/llmdeployments")
+        items = [llmdeployment(namespace, namespace=namespace)] if is_model else []
         return web.json_response({"metadata": {"resourceVersion": "100"}, "items": items})
 
 
@@ -338,24 +347,29 @@ async def test_gateways_are_counted_by_their_own_service():
     await runner.cleanup()
 
 
-def snapshot(services: list[dict], parts: list[dict]):
-    objects = [msgspec.convert(item, KubeObject) for item in services]
-    keyed = {ObjectKey(item.metadata.namespace, item.metadata.name): item for item in objects}
-    found = snapshot_of(keyed, [msgspec.convert(item, KubeObject) for item in parts])
+def snapshot(models: list[dict], parts: list[dict], scope: NameScope = NameScope.CLUSTER):
+    found = models_of(models, parts, scope)
     return {name: model.endpoints for name, model in found.items()}
 
 
-def test_only_services_with_a_served_name_are_models():
-    # The headless Service of the same pods has the label, but no such annotation.
-    parts = [part("x", "chat", pod("10.1.0.1", "a")), part("y", "chat-headless", pod("10.1.0.1", "a"))]
-    found = snapshot([service("chat", "chat"), service("chat-headless", None)], parts)
+def models_of(models: list[dict], parts: list[dict], scope: NameScope = NameScope.CLUSTER):
+    known = [read_model(json.dumps(item).encode()) for item in models]
+    slices = [msgspec.convert(item, KubeSlice) for item in parts]
+    return snapshot_of([model for model in known if model is not None], slices, scope)
+
+
+def test_replicas_are_in_the_slices_of_the_service_named_after_the_model():
+    other = part("z", "chat", pod("10.1.0.9", "z"))
+    other["metadata"]["namespace"] = "elsewhere"
+    parts = [part("x", "chat", pod("10.1.0.1", "a")), part("y", "chat-headless", pod("10.1.0.1", "a")), other]
+    found = snapshot([llmdeployment("chat", "org/chat")], parts)
     assert {model: [e.url for e in endpoints] for model, endpoints in found.items()} == {
-        "chat": ["http://10.1.0.1:8000"]
+        "org/chat": ["http://10.1.0.1:8000"]
     }
 
 
 def test_unknown_conditions_follow_the_api():
-    (endpoint,) = snapshot([service("chat", "chat")], [part("x", "chat", pod("10.1.0.1", "a"))])["chat"]
+    (endpoint,) = snapshot([llmdeployment("chat")], [part("x", "chat", pod("10.1.0.1", "a"))])["chat"]
     assert (endpoint.ready, endpoint.serving, endpoint.terminating) == (True, True, False)
 
 
@@ -364,42 +378,81 @@ def test_ipv6_and_slices_without_the_port_or_endpoints():
     bare["endpoints"] = None
     portless = part("z", "chat", pod("10.1.0.7", "c"))
     portless["ports"] = None
-    found = snapshot([service("chat", "chat")], [part("x", "chat", pod("fd00::1", "a"), family="IPv6"), bare, portless])
+    found = snapshot([llmdeployment("chat")], [part("x", "chat", pod("fd00::1", "a"), family="IPv6"), bare, portless])
     assert [e.url for e in found["chat"]] == ["http://[fd00::1]:8000"]
 
 
-OWNER = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "uid": "uid", "controller": True}
-
-
 @pytest.mark.parametrize(
-    ("created", "seniority", "owner", "serves"),
+    ("z", "serves"),
     [
-        ("2025-01-01T00:00:00Z", None, OWNER, "ns/z-0"),
-        ("2027-01-01T00:00:00Z", None, OWNER, "ns/a-0"),
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER, "ns/z-0"),
-        ("2025-01-01T00:00:00Z", "2027-01-01T00:00:00Z/uid", OWNER, "ns/a-0"),
-        # Whoever may write Services may write this, but then nothing sets it right.
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", None, "ns/a-0"),
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/another", OWNER, "ns/a-0"),
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/", OWNER | {"uid": ""}, "ns/a-0"),
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER | {"controller": False}, "ns/a-0"),
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER | {"apiVersion": "quire.dev/v9"}, "ns/a-0"),
-        ("2027-01-01T00:00:00Z", "2025-01-01T00:00:00Z/uid", OWNER | {"kind": "Thing"}, "ns/a-0"),
+        ({"since": "2025-12-31T23:59:59Z"}, "ns/z-0"),
+        ({"since": "2026-01-01T00:00:01Z"}, "ns/a-0"),
+        # A finalizer must not keep a name.
+        ({"since": "2025-12-31T23:59:59Z", "deletionTimestamp": "2026-02-01T00:00:00Z"}, "ns/a-0"),
+        # Its age does not count, only the time of the claim.
+        ({"since": "2026-01-01T00:00:01Z", "creationTimestamp": "2024-01-01T00:00:00Z"}, "ns/a-0"),
+        # The operator has not reported it: only its spec, which tenants edit, has the name.
+        ({"since": None, "creationTimestamp": "2024-01-01T00:00:00Z"}, "ns/a-0"),
     ],
 )
-def test_older_llmdeployment_gets_a_contested_name(created, seniority, owner, serves):
-    """A recreated Service is younger than its LLMDeployment, and its annotation says so."""
-    one, other = service("z", "chat", created=created), service("a", "chat")
-    if seniority is not None:
-        one["metadata"]["annotations"]["quire.dev/seniority"] = seniority
-    if owner is not None:
-        one["metadata"]["ownerReferences"] = [owner]
+def test_oldest_recorded_claim_gets_a_contested_name(z, serves):
+    models = [llmdeployment("a", "chat"), llmdeployment("z", "chat", **z)]
     parts = [part("p", "z", pod("10.1.0.1", "z-0")), part("q", "a", pod("10.1.0.2", "a-0"))]
-    assert [e.id for e in snapshot([other, one], parts)["chat"]] == [serves]
+    assert [e.id for e in snapshot(models, parts)["chat"]] == [serves]
+
+
+def test_status_of_an_operator_of_0_1_claims_the_name_of_the_spec():
+    """While an upgrade is under way, gateways may be newer than the operator."""
+    old = llmdeployment("chat", "org/chat", since=None, creationTimestamp="2026-01-01T00:00:00Z")
+    old["status"] = {"observedGeneration": 3}
+    assert list(snapshot([old], [])) == ["org/chat"]
+
+
+def test_namespaced_names_cannot_collide_across_namespaces():
+    models = [
+        llmdeployment("chat", namespace="team-a"),
+        llmdeployment("evil", "chat", namespace="team-b", since="2020-01-01T00:00:00Z"),
+        llmdeployment("worse", "team-a/chat", namespace="team-b", since="2020-01-01T00:00:00Z"),
+    ]
+    parts = [part("p", "chat", pod("10.1.0.1", "chat-0")), part("q", "evil", pod("10.1.0.2", "evil-0"))]
+    parts[0]["metadata"]["namespace"], parts[1]["metadata"]["namespace"] = "team-a", "team-b"
+    found = snapshot(models, parts, NameScope.NAMESPACED)
+    assert {model: [e.id for e in endpoints] for model, endpoints in found.items()} == {
+        "team-a/chat": ["team-a/chat-0"],
+        "team-b/chat": ["team-b/evil-0"],
+        "team-b/team-a/chat": [],
+    }
+
+
+async def test_changes_of_other_fields_are_no_news(api, published):
+    """Operators write a status every few seconds; only changed names and replicas cause a new snapshot."""
+    api.items[MODELS] = [llmdeployment("chat")]
+    await until(published, {"chat": set()})
+    noisy = llmdeployment("chat", version=101)
+    noisy["status"]["replicas"] = 7
+    api.send(MODELS, "MODIFIED", noisy)
+    api.send(MODELS, "MODIFIED", llmdeployment("chat", "renamed", version=102))
+    assert list(await published.get()) == ["renamed"]
+
+
+async def test_unreadable_llmdeployment_does_not_hide_others(api, published):
+    api.items[MODELS] = [llmdeployment("chat"), llmdeployment("bad") | {"status": {"servedName": {"name": 7}}}]
+    await until(published, {"chat": set()})
+    api.send(MODELS, "ADDED", llmdeployment("bad", version=101) | {"spec": {"model": 7}})
+    api.send(MODELS, "ADDED", llmdeployment("good", version=102))
+    await until(published, {"chat": set(), "good": set()})
+
+
+async def test_cluster_without_the_kind_has_no_models(api, published, monkeypatch):
+    monkeypatch.setattr(kubernetes, "_NOT_ALLOWED_SECONDS", 0.1)
+    api.missing = {MODELS}
+    await until(published, {})
+    api.missing, api.items[MODELS] = set(), [llmdeployment("chat")]
+    await until(published, {"chat": set()})
 
 
 async def test_served_name_conflict_is_logged_once(api, published, caplog):
-    api.items[SERVICES] = [service("a", "chat"), service("z", "chat", created="2025-01-01T00:00:00Z")]
+    api.items[MODELS] = [llmdeployment("a", "chat"), llmdeployment("z", "chat", since="2025-01-01T00:00:00Z")]
     await until(published, {"chat": set()})
     for n in range(3):
         api.send(SLICES, "ADDED", part(f"p{n}", "z", pod(f"10.1.0.{n}", f"z-{n}", ready=True), version=200 + n))
@@ -410,25 +463,29 @@ async def test_served_name_conflict_is_logged_once(api, published, caplog):
 
 def test_pod_in_two_slices_is_one_replica():
     parts = [part("x", "chat", pod("10.1.0.1", "a", ready=True)), part("y", "chat", pod("10.1.0.1", "a", ready=False))]
-    (endpoint,) = snapshot([service("chat", "chat")], parts)["chat"]
+    (endpoint,) = snapshot([llmdeployment("chat")], parts)["chat"]
     assert endpoint.ready
 
 
 @pytest.mark.parametrize(
-    ("annotations", "policy"),
+    ("rules", "start_up_seconds", "policy"),
     [
-        ({}, HoldPolicy()),
+        (None, None, HoldPolicy()),
+        ({}, None, HoldPolicy()),
         (
-            {"hold-timeout-seconds": "600", "max-held": "50", "start-up-seconds": "92.5"},
-            HoldPolicy(timeout_seconds=600.0, max_held=50, start_up_seconds=92.5),
+            {"holdTimeout": "10m", "maxHeld": 50, "after": "1h"},
+            92,
+            HoldPolicy(timeout_seconds=600.0, max_held=50, start_up_seconds=92.0),
         ),
-        ({"hold-timeout-seconds": "0", "max-held": "0"}, HoldPolicy(timeout_seconds=0.0, max_held=0)),
-        ({"hold-timeout-seconds": "nan", "max-held": "1e9", "start-up-seconds": "soon"}, HoldPolicy()),
-        ({"hold-timeout-seconds": "-1", "max-held": "-1", "start-up-seconds": "inf"}, HoldPolicy()),
+        ({"holdTimeout": "0"}, 0, HoldPolicy(timeout_seconds=0.0, start_up_seconds=0.0)),
+        ({"holdTimeout": "soon", "maxHeld": -1}, -1, HoldPolicy()),
+        ({"holdTimeout": "48h", "maxHeld": 10**9}, 10**6, HoldPolicy()),
     ],
 )
-def test_policy_for_held_requests_is_read_from_the_service(annotations, policy):
-    item = service("chat", "chat")
-    item["metadata"]["annotations"] |= {f"quire.dev/{name}": value for name, value in annotations.items()}
-    found = snapshot_of({ObjectKey("ns", "chat"): msgspec.convert(item, KubeObject)}, [])
-    assert found == {"chat": ModelEndpoints(name="chat", endpoints=(), hold=policy)}
+def test_policy_for_held_requests_is_read_from_the_llmdeployment(rules, start_up_seconds, policy):
+    item = llmdeployment("chat")
+    if rules is not None:
+        item["spec"]["autoscaling"] = {"minReplicas": 0, "maxReplicas": 2, "scaleToZero": rules}
+    if start_up_seconds is not None:
+        item["status"]["capacity"] = {"startUpSeconds": start_up_seconds}
+    assert models_of([item], []) == {"chat": ModelEndpoints(name="chat", endpoints=(), hold=policy)}

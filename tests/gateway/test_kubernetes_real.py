@@ -2,20 +2,26 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
+from quire_cluster.crds import wait_established
 from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_access import from_kubeconfig
 
+CRD = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
+MODEL = {
+    "apiVersion": "quire.dev/v1alpha1",
+    "kind": "LLMDeployment",
+    "metadata": {"name": "chat"},
+    "spec": {"model": {"source": "file:///m", "servedName": "org/Chat-8B"}},
+}
+STATUS = {"status": {"servedName": {"name": "org/Chat-8B", "since": "2026-01-01T00:00:00Z"}}}
 SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
-    "metadata": {
-        "name": "chat",
-        "labels": {"quire.dev/llmdeployment": "chat"},
-        "annotations": {"quire.dev/served-name": "org/Chat-8B"},
-    },
+    "metadata": {"name": "chat", "labels": {"quire.dev/llmdeployment": "chat"}},
     "spec": {"selector": {"app": "chat"}, "ports": [{"name": "http", "port": 8000}]},
 }
 
@@ -40,7 +46,13 @@ def node(api_server, namespace):
 
 
 @pytest.fixture
-async def snapshots(api_server, namespace):
+def crd_installed(api_server):
+    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    wait_established(api_server.client(), "llmdeployments.quire.dev")
+
+
+@pytest.fixture
+async def snapshots(api_server, crd_installed, namespace):
     """What discovery publishes for the test's namespace."""
     access = from_kubeconfig(api_server.admin_kubeconfig)
     published: asyncio.Queue = asyncio.Queue()
@@ -71,7 +83,7 @@ async def next_with(snapshots: asyncio.Queue, ready: set[str]) -> dict:
                 return snapshot
 
 
-async def test_service_and_its_pods_become_a_model_and_its_replicas(api_server, namespace, node, snapshots):
+async def test_llmdeployment_and_its_pods_become_a_model_and_its_replicas(api_server, namespace, node, snapshots):
     client = api_server.client()
     pods = f"/api/v1/namespaces/{namespace}/pods"
 
@@ -84,6 +96,9 @@ async def test_service_and_its_pods_become_a_model_and_its_replicas(api_server, 
         status = {"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": conditions}}
         send("PATCH", f"{pods}/{name}/status", status, "application/merge-patch+json")
 
+    models = f"/apis/quire.dev/v1alpha1/namespaces/{namespace}/llmdeployments"
+    send("POST", models, MODEL)
+    send("PATCH", f"{models}/chat/status", STATUS, "application/merge-patch+json")
     send("POST", f"/api/v1/namespaces/{namespace}/services", SERVICE)
     await next_with(snapshots, set())
     for name, ip in (("chat-0", "10.99.0.1"), ("chat-1", "10.99.0.2")):
@@ -107,6 +122,7 @@ async def test_service_and_its_pods_become_a_model_and_its_replicas(api_server, 
     assert [(e.id, e.ready) for e in leaving] == [(f"{namespace}/chat-1", False)]
 
     send("DELETE", f"/api/v1/namespaces/{namespace}/services/chat", None)
+    send("DELETE", f"{models}/chat", None)
     async with asyncio.timeout(30):
         while await snapshots.get() != {}:
             pass

@@ -11,7 +11,7 @@ from quire_common.contract.engine import USAGE_HEADER
 from quire_common.errors import KeyFileError
 from quire_common.key_file import Key, KeyLimits
 from quire_gateway.__main__ import main
-from quire_gateway.endpoints.kubernetes import KubeObject, count_gateways
+from quire_gateway.endpoints.kubernetes import KubeSlice, count_gateways
 from quire_gateway.errors import BadRequest, RateLimited
 from quire_gateway.limits import Allowance, Charge, Limits
 from quire_gateway.prompt import num_prompts, peek_request
@@ -270,7 +270,7 @@ def test_ready_gateways_are_counted_once_each():
         {"metadata": {}, "endpoints": [pod("a", "fd00::1"), pod("c", "10.0.0.3", ready=True, terminating=True)]},
         {"metadata": {}, "endpoints": None},
     ]
-    assert count_gateways([msgspec.convert(item, KubeObject) for item in slices]) == 1
+    assert count_gateways([msgspec.convert(item, KubeSlice) for item in slices]) == 1
     assert count_gateways([]) == 0
 
 

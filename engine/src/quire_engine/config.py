@@ -55,6 +55,8 @@ class CacheOptions:
     """``auto`` stores keys and values in the data type of the computation."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    share_prefixes: Literal["tenant", "all"] = "tenant"
+    """``tenant`` lets a request find only the prefixes that its own API key computed; ``all`` those of all keys."""
     swap_space_bytes: int = 0
     """Host memory for the blocks of preempted sequences, in addition to the KV cache."""
 

@@ -15,7 +15,7 @@ from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.core.stall_bound import StallBound
+from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 
 
@@ -50,6 +50,8 @@ class Engine:
         self._overlap = overlap
         self._now = now
         self._flight: _Flight | None = None
+        self.on_scheduled: Callable[[float], None] | None = None
+        """It is called with the expected seconds of each step, before the step runs."""
         self.seconds = StepSeconds()
         self.last_step_time = now()
 
@@ -74,6 +76,8 @@ class Engine:
         self.seconds.schedule += scheduled - began
         issued = None
         if batch is not None:
+            if self.on_scheduled is not None:
+                self.on_scheduled(self._scheduler.expected_seconds)
             issued = _Flight(batch=batch, pending=self._runner.execute(batch), began=began)
         if self._overlap:
             issued, self._flight = self._flight, issued
@@ -135,17 +139,24 @@ def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: Cache
         policy=scheduler.policy,
         preemption_mode=scheduler.preemption_mode,
         enable_prefix_caching=cache.enable_prefix_caching,
+        share_prefixes=cache.share_prefixes,
     )
     rates = MeasuredRates(
         prefill_tokens_per_second=model.prefill_tokens_per_second,
         swap_bytes_per_second=model.swap_bytes_per_second,
         block_bytes=model.block_bytes,
     )
-    stall_bound = None
-    if scheduler.max_generation_stall_seconds > 0.0:
-        stall_bound = StallBound(
-            scheduler.max_generation_stall_seconds, at_least=model.layout.block_size, costs=model.step_costs
-        )
     return Engine(
-        scheduler=Scheduler(config, model.layout, rates, stall_bound), runner=model.runner, overlap=model.asynchronous
+        scheduler=Scheduler(config, model.layout, rates, _stall_bound(model, scheduler.max_generation_stall_seconds)),
+        runner=model.runner,
+        overlap=model.asynchronous,
     )
+
+
+def _stall_bound(model: LoadedModel, max_stall_seconds: float) -> StallBound | None:
+    """Return the bounds on the time of a step; without measured costs only the one that the user asks for."""
+    alone = None if model.step_costs is None else max(MAX_STEP_SECONDS, max_stall_seconds)
+    seconds = max_stall_seconds or alone
+    if seconds is None:
+        return None
+    return StallBound(seconds, at_least=model.layout.block_size, costs=model.step_costs, alone_seconds=alone)

@@ -115,7 +115,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "key, or all keys of one name in --api-key-file. Without keys there is one tenant, because the user "
               "field of a request is not trusted", "fcfs"),
         _flag("max-generation-stall", Duration(), "the maximum time that a step may spend on prompts while other "
-              "sequences generate. It bounds their inter-token latency; lower values delay long prompts. 0 is no bound",
+              "sequences generate. It bounds their inter-token latency; lower values delay long prompts. While no "
+              "sequence generates, and with 0, a step takes at most about 2 s",
               "0.25s"),
         _flag("preemption-mode", Choice("auto", "recompute", "swap"),
               "the treatment of a preempted sequence's blocks: recompute drops them and computes them again, swap "
@@ -140,6 +141,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "only where --kv-cache-memory-bytes must be small and prompts are expensive to recompute", "0"),
         _flag("enable-prefix-caching", Switch(negatable=True), "keep the KV cache of finished prompts for prompts with "
               "the same prefix; --no-enable-prefix-caching turns it off", "true"),
+        _flag("share-prefixes", Choice("tenant", "all"), "whose prefixes a request finds: tenant is its own API key, "
+              "or the keys of its name in --api-key-file; all is every key. With all, a client can learn from the "
+              "cached tokens of its own requests which prompts others have sent, except for prompts with a cache_salt "
+              "that it does not know", "tenant"),
     ),
     "Hardware": (
         _flag("device", Choice("auto", "cpu", "cuda"), "the device that runs the model. auto uses a GPU if a usable "
@@ -175,7 +180,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("drain-timeout", Duration(), "how long running requests may continue after SIGTERM, such as 120 or 2m",
               "120s"),
         _flag("engine-hang-timeout", Duration(above_minimum=True), "replace an engine process that completes no step "
-              "for this time, or does not answer while idle; must be longer than its longest step", "60s"),
+              "for this time, or does not answer while idle. A step that is expected to take more than a tenth of it "
+              "may take ten times its expected time", "60s"),
         _flag("engine-start-timeout", Duration(above_minimum=True), "how long the engine process may take to become "
               "ready; /livez fails if a replacement takes longer", "15m"),
         _flag("lenient", Switch(), "log unknown request fields instead of answering 400"),

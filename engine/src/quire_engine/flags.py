@@ -109,6 +109,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
             kv_cache_dtype=values["kv-cache-dtype"],
             gpu_memory_utilization=values["gpu-memory-utilization"],
             enable_prefix_caching=values["enable-prefix-caching"],
+            share_prefixes=values["share-prefixes"],
             swap_space_bytes=values["swap-space-bytes"],
         ),
         scheduler=SchedulerOptions(

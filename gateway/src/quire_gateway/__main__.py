@@ -200,7 +200,13 @@ async def _discovery(config: Config, stack: AsyncExitStack) -> Discovery:
     access = access_of(config.source.kubeconfig)
     session = await stack.enter_async_context(access.session())
     source = config.source
-    return KubernetesDiscovery(access, session, namespaces=source.namespaces, gateway_service=source.gateway_service)
+    return KubernetesDiscovery(
+        access,
+        session,
+        namespaces=source.namespaces,
+        scope=source.scope,
+        gateway_service=source.gateway_service,
+    )
 
 
 def _session() -> aiohttp.ClientSession:

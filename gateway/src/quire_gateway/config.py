@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quire_common.flags.kinds import Choice, Duration, Flag, Integer, Kind, PathName, Size, Switch, Text
 from quire_common.flags.table import FlagTable, FlagValues
+from quire_common.served_names import NameScope
 from quire_common.tls import TlsFiles
 
 _DAY_SECONDS = 86_400.0
@@ -46,6 +47,7 @@ class KubernetesSource:
     """None: the pod's own service account."""
     gateway_service: tuple[str, str] | None = None
     """The namespace and name of the Service whose endpoints are the gateways; None: they are not counted."""
+    scope: NameScope = NameScope.CLUSTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,10 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
         ),
         "Discovery (one of --endpoints-file and --kubernetes)": (
             _flag("endpoints-file", PathName(), "read the replicas from this JSON file, again whenever it changes"),
-            _flag("kubernetes", Switch(), "watch the Services and EndpointSlices of LLMDeployments"),
+            _flag("kubernetes", Switch(), "watch LLMDeployments and their EndpointSlices"),
+            _flag("served-names", Choice("cluster", "namespaced"), "how clients name a model: by its served name "
+                  "(cluster), or as NAMESPACE/NAME (namespaced), so that no namespace can claim another one's name",
+                  "cluster"),
             Flag(name="namespace", kind=Text("NAME"), many=True, help="namespaces to watch", shown_default="all"),
             _flag("gateway-service", Text("NAMESPACE/NAME"), "count the endpoints of this Service as the gateways that "
                   "share the limits of API keys"),
@@ -176,7 +181,7 @@ def _source(values: FlagValues) -> FileSource | KubernetesSource:
     if not in_cluster:
         values.problems.extend(
             f"--{name} requires --kubernetes"
-            for name in ("namespace", "kubeconfig", "gateway-service")
+            for name in ("namespace", "kubeconfig", "gateway-service", "served-names")
             if values.is_set(name)
         )
         return FileSource(path=values["endpoints-file"] or Path())
@@ -184,7 +189,10 @@ def _source(values: FlagValues) -> FileSource | KubernetesSource:
     if kubeconfig is not None and not kubeconfig.is_file():
         values.problems.append(f"--kubeconfig: there is no file {kubeconfig}")
     return KubernetesSource(
-        namespaces=values["namespace"] or (), kubeconfig=kubeconfig, gateway_service=_gateway_service(values)
+        namespaces=values["namespace"] or (),
+        kubeconfig=kubeconfig,
+        gateway_service=_gateway_service(values),
+        scope=NameScope(values["served-names"]),
     )
 
 

@@ -11,6 +11,7 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
+from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
@@ -91,6 +92,7 @@ def make_world(
     max_model_len: int = 200,
     overlap: bool = False,
     caching: bool = True,
+    share: SharePrefixes = "tenant",
     policy: PolicyName = "fcfs",
     vocab_size: int = 50,
     num_swap_blocks: int = 0,
@@ -98,9 +100,11 @@ def make_world(
     rates: MeasuredRates | None = None,
     positions: int = 256,
     max_stall: float = 0.0,
+    max_step: float | None = None,
     step_costs: StepCosts | None = None,
 ) -> World:
-    """``max_stall`` in seconds as the runner's ``token_seconds`` has them; 0 is no bound."""
+    """``max_stall`` and ``max_step``, while nobody decodes, in seconds as the runner's ``token_seconds`` has them; 0
+    and None are no bound."""
     layout = KVCacheLayout(
         block_size=block_size,
         groups=tuple(
@@ -115,11 +119,15 @@ def make_world(
         eos_token_ids=(EOS,),
         policy=policy,
         enable_prefix_caching=caching,
+        share_prefixes=share,
         preemption_mode=preemption_mode,
         max_prompt_logprobs_positions=positions,
     )
-    stall_bound = StallBound(max_stall, at_least=block_size, costs=step_costs) if max_stall else None
-    scheduler = Scheduler(config, layout, rates, stall_bound)
+    seconds = max_stall or max_step
+    bound = None
+    if seconds is not None and seconds > 0.0:
+        bound = StallBound(seconds, at_least=block_size, costs=step_costs, alone_seconds=max_step)
+    scheduler = Scheduler(config, layout, rates, bound)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size)
     return World(Engine(scheduler=scheduler, runner=runner, overlap=overlap), scheduler, runner)
 

@@ -1,7 +1,7 @@
 """Under the scheduler: those who decode never wait long for prompts, and prompts are finished all the same."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 from typing import Any
@@ -13,7 +13,7 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.core.stall_bound import StallBound, StepCosts
+from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound, StepCosts
 
 Make = Callable[..., Any]
 TOKEN = 0.001
@@ -95,6 +95,87 @@ def test_a_prompt_that_has_begun_is_finished_before_the_next_begins(make_world: 
     run_prompts(here, {50: 300, 51: 300, 52: 300})
     assert [key for key in here.tokens if key >= 50] == [50, 51, 52]
     assert here.engine.gauges().num_waiting == 0
+
+
+def slow_world(make_world: Make, **shape: Any) -> Any:
+    """A machine on which a token of a prompt takes 20 ms and the weights half a second: a 5B model on two cores."""
+    costs = StepCosts(fixed=0.5, per_token=0.02, per_pair=1e-9)
+    return make_world(
+        num_blocks=1000,
+        block_size=16,
+        budget=2048,
+        max_model_len=6000,
+        max_stall=0.25,
+        max_step=MAX_STEP_SECONDS,
+        step_costs=costs,
+        **shape,
+    )
+
+
+def clocked(here: Any, until: Callable[[], bool]) -> list[float]:
+    """The seconds of each step until then, on a fake clock, by the costs that the world's machine has."""
+    seconds: list[float] = []
+
+    class Clocked:
+        def execute(self, batch: Batch) -> Any:
+            prompts = sum(count for count in batch.num_scheduled if count > 1)
+            seconds.append(0.5 + 0.02 * prompts)
+            pending = runner.execute(batch)
+            return replace(pending, output=replace(pending.output, run_seconds=seconds[-1]))
+
+    runner, here.engine._runner = here.engine._runner, Clocked()
+    while not until():
+        assert here.engine.has_work
+        here.step()
+    here.engine._runner = runner
+    return seconds
+
+
+def test_no_step_is_long_while_nobody_decodes(make_world: Make) -> None:
+    """4,000 tokens would take 41 s in one step, of which no request that comes meanwhile has any use."""
+    here = slow_world(make_world)
+    assert here.add(1, [1] * 4000, max_tokens=2) is None
+    seconds = clocked(here, lambda: 1 in here.tokens)
+    assert max(seconds) <= MAX_STEP_SECONDS
+    assert sorted(seconds)[len(seconds) // 2] > 0.85 * MAX_STEP_SECONDS, "the time that there is, is used"
+
+
+@pytest.mark.parametrize("streams", [0, 1], ids=["nobody decodes", "a sequence decodes"])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("length", [1, 10])
+def test_short_prompt_does_not_wait_for_a_long_one(make_world: Make, length: int, overlap: bool, streams: int) -> None:
+    here = slow_world(make_world, overlap=overlap, max_num_seqs=8)
+    for key in range(10, 10 + streams):
+        assert here.add(key, [key] * 4, max_tokens=1000) is None
+    clocked(here, lambda: here.tokens.keys() >= set(range(10, 10 + streams)))
+    assert here.add(1, [1] * 4000, max_tokens=2) is None
+    under_way = clocked(here, lambda: here.engine.counters.scheduled_tokens > 100)[-1:]
+    assert here.add(2, [2] * length, max_tokens=2) is None
+    seconds = under_way + clocked(here, lambda: 2 in here.tokens)
+    assert 1 not in here.tokens
+    assert sum(seconds[: len(seconds) - overlap]) <= 2 * MAX_STEP_SECONDS
+    here.run()
+
+
+def test_short_prompts_leave_half_of_each_step_to_a_long_one(make_world: Make) -> None:
+    here = slow_world(make_world, max_num_seqs=64)
+    assert here.add(1, [1] * 2000, max_tokens=1) is None
+    here.step()
+    for key in range(2, 400):
+        assert here.add(key, [key] * 10, max_tokens=1) is None
+    steps = len(clocked(here, lambda: 1 in here.tokens))
+    alone = slow_world(make_world)
+    assert alone.add(1, [1] * 2000, max_tokens=1) is None
+    assert steps <= 2 * len(clocked(alone, lambda: 1 in alone.tokens)) + 1
+    assert len(here.tokens) >= 3 * (steps - 1), "several short ones in each step"
+
+
+def test_prompts_that_are_not_short_keep_their_order(make_world: Make) -> None:
+    here = slow_world(make_world)
+    for key, length in ((1, 500), (2, 200), (3, 300)):
+        assert here.add(key, [key] * length, max_tokens=1) is None
+    here.run()
+    assert [*here.tokens] == [1, 2, 3]
 
 
 @dataclass(frozen=True, kw_only=True)

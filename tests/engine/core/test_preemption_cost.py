@@ -89,22 +89,23 @@ def test_nothing_is_said_before_all_is_measured(missing: dict[str, Any]) -> None
 )
 def test_prefill_speed_is_learnt_from_steps_of_prompts(chunks: list[int], seconds: float, learnt: float | None) -> None:
     rates = MeasuredRates()
-    rates.observe_step(batch(chunks=chunks), RunnerOutput(token_ids=[], run_seconds=seconds))
+    output = RunnerOutput(token_ids=[], run_seconds=seconds)
+    rates.observe_step(batch(chunks=chunks), output, prompt_tokens=sum(count for count in chunks if count > 1))
     assert rates.seconds_per_token == (None if learnt is None else pytest.approx(learnt))
 
 
 def test_copying_speed_is_learnt_from_what_was_copied() -> None:
     rates = MeasuredRates(block_bytes=(100,))
-    rates.observe_step(batch(chunks=[1], out=3, into=2), RunnerOutput(token_ids=[], swap_seconds=5.0))
+    rates.observe_step(batch(chunks=[1], out=3, into=2), RunnerOutput(token_ids=[], swap_seconds=5.0), prompt_tokens=0)
     assert rates.seconds_per_byte == pytest.approx(0.01)
-    rates.observe_step(batch(chunks=[1]), RunnerOutput(token_ids=[], swap_seconds=5.0))
+    rates.observe_step(batch(chunks=[1]), RunnerOutput(token_ids=[], swap_seconds=5.0), prompt_tokens=0)
     assert rates.seconds_per_byte == pytest.approx(0.01)
 
 
 def test_newer_measurements_count_for_more() -> None:
     rates = MeasuredRates(prefill_tokens_per_second=10.0)
     for _ in range(30):
-        rates.observe_step(batch(chunks=[100]), RunnerOutput(token_ids=[], run_seconds=1.0))
+        rates.observe_step(batch(chunks=[100]), RunnerOutput(token_ids=[], run_seconds=1.0), prompt_tokens=100)
     assert rates.seconds_per_token == pytest.approx(0.01, rel=0.02)
 
 

@@ -34,13 +34,19 @@ def test_digests_grown_in_parts_are_those_grown_at_once() -> None:
     ("one", "other"),
     [
         ({"cache_salt": "a"}, {"cache_salt": "b"}),
-        ({"cache_salt": "None"}, {"cache_salt": None}),
+        ({"cache_salt": "None"}, {}),
         ({"cache_salt": "a", "family": 1}, {"cache_salt": "a", "family": 2}),
         ({"cache_salt": "a", "family": 1}, {"cache_salt": "a", "generation": 1}),
+        ({"tenant": "a"}, {"tenant": "b"}),
+        ({"tenant": "a"}, {"cache_salt": "a"}),
+        ({"tenant": "None"}, {}),
     ],
 )
-def test_salts_families_and_generations_have_different_roots(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert root_digest(**one) != root_digest(**other)
+def test_tenants_salts_families_and_generations_have_different_roots(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    plain: dict[str, Any] = {"tenant": None, "cache_salt": None}
+    assert root_digest(**plain | one) != root_digest(**plain | other)
 
 
 def cached_after(world: World, key: int, prompt: list[int], **options: Any) -> int:
@@ -87,6 +93,26 @@ def test_requests_of_one_step_share_their_prompt(make_world: Callable[..., World
     assert world.engine.gauges().blocks_used == 4 + 3
     world.run()
     assert world.tokens[0] == world.tokens[1] == world.tokens[2]
+
+
+@pytest.mark.parametrize(
+    ("share", "salts", "cached"),
+    [
+        pytest.param("tenant", (None, None), 0, id="tenants are kept apart"),
+        pytest.param("tenant", ("s", "s"), 0, id="a guessed salt opens nothing"),
+        pytest.param("all", (None, None), 16, id="shared by all"),
+        pytest.param("all", ("s", "s"), 16, id="a declared salt is shared on purpose"),
+        pytest.param("all", ("s", None), 0, id="a salt keeps others out"),
+    ],
+)
+def test_cached_tokens_reveal_nothing_about_other_tenants(
+    make_world: Callable[..., World], share: str, salts: tuple[str | None, str | None], cached: int
+) -> None:
+    world = make_world(share=share)
+    first, second = salts
+    assert cached_after(world, 1, PROMPT, tenant="alice", salt=first) == 0
+    assert cached_after(world, 2, PROMPT, tenant="bob", salt=second) == cached
+    assert cached_after(world, 3, PROMPT, tenant="alice", salt=first) == 16, "within a tenant as before"
 
 
 def test_salt_keeps_tenants_apart(make_world: Callable[..., World]) -> None:

@@ -65,6 +65,7 @@ worlds = st.fixed_dictionaries(
         "preemption_mode": st.sampled_from(["auto", "swap", "auto", "swap", "recompute"]),
         "num_swap_blocks": st.sampled_from([100, 100, 100, 12, 4, 0]),
         "max_stall": st.sampled_from([0.0, 0.0, 4.0, 15.0]),
+        "max_step": st.sampled_from([None, 12.0, 30.0]),
     }
 )
 # What the runner says it spends on a token, and on copying a block: now one is cheaper, now the other.

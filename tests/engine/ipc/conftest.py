@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from quire_engine.config import (
     CacheOptions,
     EngineConfig,
+    EngineProcessOptions,
     ModelOptions,
     SchedulerOptions,
     ServerOptions,
@@ -97,9 +99,13 @@ async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClie
     ) -> EngineClient:
         if function == FAKE:
             options.setdefault("num_blocks", 300)  # few: they are counted after every step
+        config = make_config(**(scheduler or {}))
+        if supervision is not None:
+            limits = EngineProcessOptions(hang_timeout_seconds=supervision.hang_timeout_seconds)
+            config = replace(config, engine_process=limits)
         clients.append(
             EngineClient(
-                make_config(**(scheduler or {})),
+                config,
                 factory=RunnerFactory(function=function, options=options),
                 observer=observer,
                 supervision=supervision,

@@ -10,6 +10,7 @@ from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
 from quire_engine.core.fake_runner import FakePending, FakeRunner, load_fake_model
 from quire_engine.core.ports import LoadedModel
+from quire_engine.core.stall_bound import StepCosts
 from quire_engine.errors import ModelFolderError
 
 
@@ -50,6 +51,12 @@ class FailingRunner(FakeRunner):
         if self.steps == 3:
             raise RuntimeError("the third step was too much")
         return super().execute(batch)
+
+
+def load_slow(config: EngineConfig, *, step_seconds: float, expected_seconds: float) -> LoadedModel:
+    """Every step takes long, and the warm-up measured how long."""
+    costs = StepCosts(fixed=expected_seconds, per_token=1e-6, per_pair=1e-9)
+    return replace(load_fake_model(config, step_seconds=step_seconds), step_costs=costs)
 
 
 def load_failing_later(config: EngineConfig) -> LoadedModel:

@@ -184,6 +184,26 @@ async def test_stopped_engine_is_noticed_and_replaced(started: Started, reports:
     assert await read_all(client.submit([9], sampling(3))) == expected([9], 3)
 
 
+@pytest.mark.parametrize(("expected_seconds", "killed"), [(2.0, False), (0.01, True)])
+async def test_hang_limit_follows_the_expected_time_of_steps(
+    started: Started, expected_seconds: float, killed: bool
+) -> None:
+    """Each step takes longer than the hang timeout, as its costs say, or although they do not."""
+    client = await started(
+        function="faulty_models:load_slow",
+        step_seconds=2.0,
+        expected_seconds=expected_seconds,
+        supervision=SupervisionOptions(hang_timeout_seconds=0.8),
+    )
+    stream = client.submit([9], sampling(2))
+    if killed:
+        with pytest.raises(Unavailable, match="no step"):
+            await read_all(stream)
+    else:
+        assert await read_all(stream) == expected([9], 2)
+    assert client.restarts == int(killed)
+
+
 async def test_idle_engine_is_not_taken_for_a_hung_one(started: Started, reports: Reports) -> None:
     client = await started(supervision=SupervisionOptions(hang_timeout_seconds=3.0))
     await reports.until(lambda reports: len(reports.stats) >= 5)  # answers to pings: nothing else is going on

@@ -11,6 +11,7 @@ from quire_engine.config import EngineConfig
 from quire_engine.core.fake_runner import load_fake_model
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
+from quire_engine.core.stall_bound import StepCosts
 from quire_engine.engine import Engine, make_engine
 from quire_engine.ipc.loop import EngineLoop
 from quire_engine.ipc.messages import (
@@ -21,6 +22,7 @@ from quire_engine.ipc.messages import (
     ResetPrefixCache,
     Shutdown,
     Stats,
+    StepExpected,
     Submit,
     ToEngine,
 )
@@ -57,11 +59,12 @@ def sibling(first: Submit, key: int) -> Submit:
 
 @pytest.fixture
 def run(make_config: Callable[..., EngineConfig]) -> Callable[..., tuple[Script, Engine]]:
-    def play(*messages: ToEngine | None, **options: Any) -> tuple[Script, Engine]:
+    def play(*messages: ToEngine | None, costs: StepCosts | None = None, **options: Any) -> tuple[Script, Engine]:
         config = make_config()
-        engine = make_engine(load_fake_model(config, **options), scheduler=config.scheduler, cache=config.cache)
+        model = replace(load_fake_model(config, **options), step_costs=costs)
+        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
         script = Script(*messages)
-        EngineLoop(engine, script, check_integrity=True).run()  # type: ignore[arg-type]
+        EngineLoop(engine, script, hang_timeout_seconds=60.0, check_integrity=True).run()  # type: ignore[arg-type]
         return script, engine
 
     return play
@@ -109,6 +112,20 @@ def test_reports_are_at_least_twenty_milliseconds_apart(run: Run) -> None:
     times = [report.time for report in script.of(Stats)][:-1]
     assert all(later - earlier >= 0.0199 for earlier, later in zip(times, times[1:], strict=False))
     assert len(times) < 300
+
+
+def test_steps_that_are_expected_to_be_long_are_announced(run: Run) -> None:
+    """A block of tokens takes 32 s here, more than a tenth of the hang timeout; decoding does not."""
+    script, _ = run(submit(1, max_tokens=3), costs=StepCosts(fixed=1.0, per_token=2.0, per_pair=1e-9))
+    kinds = [type(message) for message in script.sent if isinstance(message, StepExpected | Outputs)]
+    # 20 tokens are two steps, of which the first samples nothing but begins the request.
+    assert kinds == [StepExpected, Outputs, StepExpected, Outputs, StepExpected, Outputs, Outputs]
+    assert [round(message.seconds, 1) for message in script.of(StepExpected)] == [33.0, 9.0, 0.0]
+
+
+def test_short_steps_are_not_announced(run: Run) -> None:
+    script, _ = run(submit(1, length=600), costs=StepCosts(fixed=0.01, per_token=0.001, per_pair=1e-9))
+    assert not script.of(StepExpected)
 
 
 def test_request_that_cannot_fit_is_refused(run: Run) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.ipc.process import Ended, compute_environment
-from quire_engine.ipc.supervision import Loss, RestartBudget, SilenceWatch, level_after
+from quire_engine.ipc.silence import SilenceWatch
+from quire_engine.ipc.supervision import Loss, RestartBudget, level_after
 
 
 @pytest.mark.parametrize(
@@ -23,16 +24,19 @@ def test_restart_budget(times: list[float], delays: list[float | None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("looks", "hung"),
+    ("checks", "expected_seconds", "hung"),
     [
-        pytest.param("." * 9, False, id="not silent for long enough"),
-        pytest.param("." * 10, True, id="silent"),
-        pytest.param("." * 9 + "h" + "." * 9, False, id="one word starts anew"),
+        pytest.param("." * 9, 0.0, False, id="not silent for long enough"),
+        pytest.param("." * 10, 0.0, True, id="silent"),
+        pytest.param("." * 9 + "h" + "." * 9, 0.0, False, id="one message starts anew"),
+        pytest.param("." * 10, 6.0, True, id="a step within the timeout"),
+        pytest.param("." * 19, 12.0, False, id="a step that is expected to take long"),
+        pytest.param("." * 20, 12.0, True, id="ten times as long as expected"),
     ],
 )
-def test_silence(looks: str, hung: bool) -> None:
-    watch = SilenceWatch()
-    assert [watch.look(heard=look == "h") for look in looks][-1] == hung
+def test_silence(checks: str, expected_seconds: float, hung: bool) -> None:
+    watch = SilenceWatch(60.0)
+    assert [watch.check(heard=check == "h", expected_seconds=expected_seconds) for check in checks][-1] == hung
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_a_window_is_always_left_room_for_a_chunk_of_more_than_a_block() -> None
     for window in range(1, 70):
         group = CacheGroup(block_bytes=1, window=window)
         layout = make_layout(replace(MODEL, windows=(window,) * 3), 16, size_of(DEMAND.fewest_blocks(group)))
-        assert KVManager(layout, max_chunk=1000, enable_prefix_caching=True).max_chunk > 16
+        assert KVManager(layout, max_chunk=1000, enable_prefix_caching=True, share_prefixes="tenant").max_chunk > 16
 
 
 @settings(max_examples=25, deadline=None)

@@ -37,7 +37,8 @@ EVERY_FLAG = """\
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
     --kv-cache-dtype fp8 --gpu-memory-utilization 0.5
-    --no-enable-prefix-caching --tensor-parallel-size 1 --data-parallel-size 1 --pipeline-parallel-size 1 --threads 3
+    --no-enable-prefix-caching --share-prefixes all
+    --tensor-parallel-size 1 --data-parallel-size 1 --pipeline-parallel-size 1 --threads 3
     --host 127.0.0.1
     --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk

@@ -225,3 +225,22 @@ async def metric(http: httpx.AsyncClient, name: str) -> float:
 
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("sharing", ["tenant", "all"])
+async def test_key_finds_prompts_of_another_only_where_they_share(sharing: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("name=alice key-of-alice\nname=bob key-of-bob\n")
+    keys.chmod(0o600)
+    secret = {**BODY, "prompt": "the quick brown fox jumps over the lazy dog " * 8, "max_tokens": 1}
+
+    async def cached(http: httpx.AsyncClient, key: str) -> int:
+        answer = await http.post("/v1/completions", json=secret, headers={"Authorization": f"Bearer {key}"})
+        found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    async with started("--api-key-file", str(keys), "--share-prefixes", sharing) as process, process.http() as http:
+        assert await cached(http, "key-of-alice") == 0
+        own = await cached(http, "key-of-alice")
+        assert own > 0
+        assert await cached(http, "key-of-bob") == (own if sharing == "all" else 0)

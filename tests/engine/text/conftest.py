@@ -1,5 +1,10 @@
 """Small tokenizers of every kind the engine meets, made here: nothing is downloaded."""
 
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from quire_engine.text.tokenizer import Tokenizer
 
+ROOT = Path(__file__).parents[3]
 SPECIAL = ["<|bos|>", "<|eos|>"]
 
 
@@ -70,6 +76,23 @@ def byte_fallback() -> Tokenizer:
 @pytest.fixture(scope="session")
 def metaspace() -> Tokenizer:
     return tokenizer_of(metaspace_backend())
+
+
+@pytest.fixture(scope="session")
+def mistral_files() -> Path:
+    """The folder of real tokenizer files that mistral-common distributes, unpacked into the cache of the tests."""
+    lock = ROOT / "requirements" / "tokenizers.lock"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
+    target = home / lock.read_text().split()[0].replace("==", "-")
+    if not target.is_dir():
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as scratch:
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+            subprocess.run([*command, "--target", scratch, "-r", str(lock)], check=True)
+            with suppress(OSError):  # another process was first
+                Path(scratch).rename(target)
+            Path(scratch).mkdir(exist_ok=True)
+    return target / "mistral_common" / "data"
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_a_tokenizer_that_cannot_be_converted_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, part: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "tokenizer.model").write_bytes(b"not a model")
+    (tmp_path / "vocab.txt").write_text("no vocabulary")
     with pytest.raises(ModelFolderError, match=part):
         converted_tokenizer_file(tmp_path, converter=(sys.executable, "-c", program))
 

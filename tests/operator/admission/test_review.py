@@ -22,12 +22,12 @@ UID = "6f3c"
 class ApiServer:
     """Implements ``ports.DryRun``."""
 
-    def __init__(self, *, owner: str | None = None, answer: Exception | None = None) -> None:
-        self._owner, self._answer = owner, answer
+    def __init__(self, *, owner: str | None = None, taken: str = "", answer: Exception | None = None) -> None:
+        self._owner, self._taken, self._answer = owner, taken, answer
         self.tried: list[Manifest] = []
 
     async def owner(self, key: Key, ref: Ref) -> str | None:
-        return self._owner
+        return self._owner if self._taken in ("", str(ref)) else None
 
     async def apply(self, key: Key, manifest: Manifest) -> None:
         self.tried.append(manifest)
@@ -107,13 +107,46 @@ def test_a_server_that_does_not_answer_is_a_warning_and_no_refusal(error: Except
     assert str(error) in verdict.warnings[0]
 
 
-def test_a_deployment_of_that_name_that_is_not_ours_is_a_warning() -> None:
-    server = ApiServer(owner="")
+NEEDED = ("ServiceAccount chat", "Service chat", "Service chat-headless", "PodDisruptionBudget chat", "Deployment chat")
+
+
+@pytest.mark.parametrize("taken", NEEDED)
+def test_new_llmdeployment_is_refused_if_a_child_has_another_owner(taken: str) -> None:
+    server = ApiServer(owner="", taken=taken)
 
     verdict = review(body(), server=server)
 
+    (problem,) = verdict.problems
+    assert (problem.path, server.tried) == ("metadata.name", [])
+    assert problem.message.startswith(f"{taken} in shop already exists")
+
+
+def test_change_while_a_name_is_taken_is_a_warning() -> None:
+    server = ApiServer(owner="", taken="Service chat")
+
+    verdict = review(body({"model": {"source": "hf://org/name"}}), body(), server=server)
+
     assert (verdict.problems, server.tried) == ((), [])
-    assert "Deployment chat in shop" in verdict.warnings[0]
+    assert verdict.warnings[0].startswith("metadata.name: Service chat in shop")
+
+
+@pytest.mark.parametrize(
+    ("cache", "more", "warns"),
+    [
+        ({"size": "1Gi"}, {"replicas": 2}, True),
+        ({"size": "1Gi"}, {"autoscaling": {"maxReplicas": 2}}, True),
+        ({"size": "1Gi", "accessMode": "ReadWriteMany"}, {"replicas": 2}, False),
+        ({"size": "1Gi"}, {"replicas": 1}, False),
+        ({"claimName": "models"}, {"replicas": 2}, False),
+    ],
+)
+def test_replicas_that_cannot_share_a_volume_are_a_warning(
+    cache: dict[str, str], more: dict[str, Any], warns: bool
+) -> None:
+    verdict = review(body({"model": {"source": "hf://org/name", "cache": cache}} | more))
+
+    assert verdict.problems == ()
+    assert any(w.startswith("spec.model.cache.accessMode: ") for w in verdict.warnings) is warns
 
 
 def test_our_own_deployment_is_no_obstacle() -> None:

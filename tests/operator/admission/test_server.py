@@ -2,9 +2,11 @@
 
 import asyncio
 import shutil
+import ssl
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import kopf
 import pytest
 
@@ -55,3 +57,41 @@ async def test_it_serves_again_once_certificate_and_key_belong_together(
         await asyncio.sleep(0.01)
     put(second, second)
     await waiting
+    await server.aclose()
+
+
+async def test_only_clients_of_the_named_authority_are_answered(tmp_path: Path) -> None:
+    authority, stranger = Authority(tmp_path / "pki"), Authority(tmp_path / "other")
+    authority.create()
+    stranger.create()
+    ours = authority.issue("server", subject="/CN=server", alternative_names="IP:127.0.0.1")
+    api_server = authority.issue("client", subject="/CN=kube-apiserver", alternative_names="IP:127.0.0.1")
+    other = stranger.issue("client", subject="/CN=kube-apiserver", alternative_names="IP:127.0.0.1")
+    (port,) = free_ports(1)
+    webhook = Webhook(
+        host="127.0.0.1",
+        port=port,
+        certificate=ours.certificate,
+        key=ours.key,
+        judge=judge,
+        client_ca=authority.pair.certificate,
+    )
+    server = reviews_server(webhook, called)
+    await anext(server)
+    try:
+        assert await asks(port, authority, api_server) == 200
+        for client in (other, None):
+            with pytest.raises(aiohttp.ClientError):
+                await asks(port, authority, client)
+    finally:
+        await server.aclose()
+
+
+async def asks(port: int, authority: Authority, client: KeyPair | None) -> int:
+    """Return the status of a review that a client with this certificate asks for."""
+    tls = ssl.create_default_context(cafile=authority.pair.certificate)
+    if client is not None:
+        tls.load_cert_chain(client.certificate, client.key)
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls))
+    async with session, session.post(f"https://127.0.0.1:{port}/llmdeployments", json={}) as answer:
+        return answer.status

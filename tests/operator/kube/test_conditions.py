@@ -188,8 +188,8 @@ CASES: dict[str, Case] = {
     ),
     "invalid": Case(
         reason="InvalidSpec",
-        words="spec.resources.limits[nvidia.com/gpu]",
-        spec={"resources": {"limits": {"nvidia.com/gpu": "2"}}},
+        words="spec.engine.extraArgs[0]",
+        spec={"engine": {"extraArgs": ["--no-such-flag"]}},
         mend={"replicas": 1},
     ),
     "rejected": Case(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
+from kube_support.pod_security import SAFE
 
 BREAKING: dict[str, Any] = {
     "hostNetwork": True,
@@ -11,9 +12,14 @@ BREAKING: dict[str, Any] = {
     "automountServiceAccountToken": True,
     "nodeName": "n",
     "volumes": [{"name": "tmp", "hostPath": {"path": "/"}}],
-    "initContainers": [{"name": "root", "image": "x", "securityContext": {"privileged": True}}],
+    "initContainers": [{"name": "root", "image": "x", "securityContext": SAFE | {"privileged": True}}],
     "containers": [
-        {"name": "thief", "image": "x", "ports": [{"containerPort": 8000, "hostPort": 80}]},
+        {
+            "name": "thief",
+            "image": "x",
+            "securityContext": SAFE,
+            "ports": [{"containerPort": 8000, "hostPort": 80}],
+        },
         {
             "name": "engine",
             "ports": [{"containerPort": 8000, "name": "other"}],

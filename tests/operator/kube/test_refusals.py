@@ -18,12 +18,12 @@ def test_every_problem_of_a_spec_is_listed_and_what_runs_is_left_alone(shared: N
     shared.apply(
         "wrong",
         model={"source": "s3://bucket/model?region=EU"},
-        resources={"limits": {"nvidia.com/gpu": "2"}},
+        podTemplate={"nodeSelector": {}},
         engine={"extraArgs": ["--no-such-flag"]},
         replicas=9,
     )
     ready = shared.wait_reason("wrong", "Ready", "InvalidSpec")
-    for path in ("spec.model.source", "spec.resources.limits", "spec.engine.extraArgs[0]"):
+    for path in ("spec.model.source", "spec.podTemplate.nodeSelector", "spec.engine.extraArgs[0]"):
         assert path in ready["message"]
     assert shared.condition("wrong", "Degraded")["reason"] == "InvalidSpec"
     after = shared.get("deployments", "wrong")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kube_support.pod_security import SAFE
 
 from quire_operator.domain.manifests.pod_template import Images
 
@@ -197,7 +198,7 @@ def test_a_pod_template_is_merged_by_the_names_of_things(pod: Pod) -> None:
                         "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
                         "startupProbe": {"failureThreshold": 999},
                     },
-                    {"name": "sidecar", "image": "s"},
+                    {"name": "sidecar", "image": "s", "securityContext": SAFE},
                 ],
             }
         }
@@ -360,7 +361,9 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "a cache that lasts": {"spec": {"volumes": [{"name": "cache", "emptyDir": None, "persistentVolumeClaim": {}}]}},
     "a larger /tmp": {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "9Gi"}}]}},
     "claims of devices": with_engine(resources={"claims": [{"name": "gpu"}]}),
-    "a sidecar with ports": {"spec": {"containers": [{"name": "s", "ports": [{"containerPort": 9, "name": "m"}]}]}},
+    "a sidecar with ports": {
+        "spec": {"containers": [{"name": "s", "securityContext": SAFE, "ports": [{"containerPort": 9, "name": "m"}]}]}
+    },
     "another seccomp profile": {
         "spec": {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}}
     },

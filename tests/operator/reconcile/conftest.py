@@ -89,7 +89,6 @@ class FakeCluster:
         body: Any = manifest.body
         self.manifests[manifest.ref] = manifest
         (owner,) = body["metadata"]["ownerReferences"]
-        annotations = body["metadata"].get("annotations", {})
         old = self.children.get(manifest.ref)
         child = Child(
             ref=manifest.ref,
@@ -100,8 +99,6 @@ class FakeCluster:
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
             deployment=_state(body["spec"]["replicas"], old) if manifest.ref.kind == "Deployment" else None,
-            served_name=annotations.get("quire.dev/served-name", ""),
-            seniority=annotations.get("quire.dev/seniority", ""),
         )
         self.children[manifest.ref] = child
         return child

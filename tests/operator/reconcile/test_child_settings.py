@@ -5,6 +5,7 @@ import json
 import pytest
 
 from quire_common.errors import FlagsError
+from quire_common.served_names import NameScope
 from quire_operator.app.settings import parse_settings
 
 PEERS = [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
@@ -14,7 +15,7 @@ def test_defaults_create_monitors_and_no_policies() -> None:
     children = parse_settings([], {}).children
     assert children.features.network_peers is None
     assert children.features.monitoring is not None and children.features.served_kinds == frozenset()
-    assert children.features.unique_served_names and children.discovery_seconds == 60.0
+    assert children.features.served_names is NameScope.CLUSTER and children.discovery_seconds == 60.0
 
 
 def test_every_flag_reaches_the_settings() -> None:
@@ -31,7 +32,7 @@ def test_every_flag_reaches_the_settings() -> None:
     assert monitoring.pod_monitor_labels == {"release": "prom", "a.b/c": ""}
     assert (monitoring.rule_labels, monitoring.interval) == ({"team": "ml"}, "1m30s")
     assert monitoring.runbook_url == "https://example.org/runbooks/"
-    assert (children.features.unique_served_names, children.discovery_seconds) == (False, 5.0)
+    assert (children.features.served_names, children.discovery_seconds) == (None, 5.0)
     assert parse_settings(["--monitors", "off"], {}).children.features.monitoring is None
 
 
@@ -49,7 +50,7 @@ def test_every_flag_reaches_the_settings() -> None:
         ("--monitor-interval", "15", 'expected a duration such as "15s"'),
         ("--monitor-interval", "", 'expected a duration such as "15s"'),
         ("--runbook-url", "two words", "expected a URL or a path"),
-        ("--served-names", "some", "expected one of unique, shared"),
+        ("--served-names", "some", "expected one of unique, namespaced, shared"),
         ("--monitors", "on", "expected one of auto, off"),
         ("--discovery", "10ms", "expected a duration of at least 1 s"),
     ],

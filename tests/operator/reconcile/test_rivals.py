@@ -7,26 +7,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_operator.domain.cluster_state.observed import Child, Key, Owner, Ref
-from quire_operator.domain.manifests.served_names import Claim, conflict, seniority
+from quire_common.served_names import Claim, NameScope
+from quire_operator.domain.cluster_state.observed import Key, Resource
+from quire_operator.domain.manifests.served_names import conflict, recorded_claim, wanted_claim
 from quire_operator.scaling.cluster_scaling import ClusterScaling
 
 KEY, OTHER = Key("prod", "chat"), Key("team", "talk")
-OLDER, YOUNGER = "2026-01-01T00:00:00Z/u", "2026-01-03T00:00:00Z/u"
+CREATED = "2026-01-02T00:00:00Z"
+"""The creation time of ``KEY``."""
+OLDER, YOUNGER = "2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"
 
 
-def rival_service(age: str, *, name: str = "chat", version: str = "1") -> Child:
-    return Child(
-        ref=Ref("Service", OTHER.name),
+def rival(since: str, *, key: Key = OTHER, name: str = "chat", version: str = "1") -> Resource:
+    """Another LLMDeployment whose claim the operator has recorded. Its spec is invalid, so that it has no children."""
+    return Resource(
+        key=key,
         uid="rival",
         version=version,
-        owner=Owner(kind="LLMDeployment", name=OTHER.name, uid="uid-2"),
+        generation=1,
         deleting=False,
-        fingerprint="",
-        foreign=(),
-        served_name=name,
-        seniority=age,
+        body={"spec": {"model": {"servedName": name}}},
+        status={"observedGeneration": 1, "servedName": {"name": name, "since": since}},
+        created=OLDER,
     )
+
+
+def meet(world: Any, resource: Resource) -> None:
+    """The other LLMDeployment appears."""
+    world.cluster.resources[resource.key] = resource
+    world.store.put_resource(resource)
+
+
+def unreported(*, name: str = "chat", generation: int = 1, **fields: Any) -> Resource:
+    """A resource as a person writes it."""
+    return replace(rival("", name=name), generation=generation, status={}, **fields)
 
 
 async def test_the_younger_is_told_whose_the_name_is_and_serves_on(world: Any) -> None:
@@ -35,14 +49,16 @@ async def test_the_younger_is_told_whose_the_name_is_and_serves_on(world: Any) -
     world.run_replicas()
     await world.settle()
     assert world.condition("Ready") == "True Serving"
-    world.store.put_child(OTHER, rival_service(OLDER))
+    meet(world, rival(OLDER))
     assert await world.settle() == ["status", "event ServedNameConflict"], "told once, and no child is touched"
     assert (world.condition("Ready"), world.condition("Degraded")) == (
         "False ServedNameConflict",
         "True ServedNameConflict",
     )
     assert world.condition("Available") == "True ReplicaReady"
-    assert "requests for the model chat go to team/talk, which serves it and is older" in world.message("Ready")
+    assert "requests for the model chat go to team/talk, which has served this name for longer" in world.message(
+        "Ready"
+    )
 
 
 async def test_requests_that_gateways_hold_for_the_older_do_not_wake_the_younger(world: Any) -> None:
@@ -50,19 +66,20 @@ async def test_requests_that_gateways_hold_for_the_older_do_not_wake_the_younger
     await world.settle()
     scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
     assert [subject.model for subject in scaling.subjects()] == ["chat"]
-    world.store.put_child(OTHER, rival_service(OLDER))
+    meet(world, rival(OLDER))
     assert [subject.model for subject in scaling.subjects()] == [""]
 
 
 async def test_it_recovers_when_the_other_goes(world: Any) -> None:
     world.apply()
-    world.store.put_child(OTHER, rival_service(OLDER))
+    meet(world, rival(OLDER))
     await world.settle()
     world.run_replicas()
     await world.settle()
     assert world.condition("Ready") == "False ServedNameConflict"
     await world.reconciler.reconcile(OTHER)
-    world.store.drop_child(OTHER, Ref("Service", OTHER.name), "rival")
+    del world.cluster.resources[OTHER]
+    world.store.drop_resource(OTHER, "rival")
     world.enqueued.clear()
     await world.reconciler.reconcile(OTHER)  # as the watch's event would have it
     assert world.enqueued == [KEY]
@@ -71,7 +88,7 @@ async def test_it_recovers_when_the_other_goes(world: Any) -> None:
 
 
 async def test_the_older_does_not_mind_and_tells_the_younger_of_itself(world: Any) -> None:
-    world.store.put_child(OTHER, rival_service(YOUNGER))
+    meet(world, rival(YOUNGER))
     world.apply()
     await world.settle()
     assert OTHER in world.enqueued
@@ -86,7 +103,7 @@ async def test_the_older_does_not_mind_and_tells_the_younger_of_itself(world: An
 
 
 async def test_whoever_leads_anew_tells_rivals_of_each_other_anew(world: Any) -> None:
-    world.store.put_child(OTHER, rival_service(OLDER))
+    meet(world, rival(OLDER))
     await world.reconciler.reconcile(OTHER)
     world.apply()
     await world.settle()
@@ -99,7 +116,7 @@ async def test_whoever_leads_anew_tells_rivals_of_each_other_anew(world: Any) ->
 
 
 async def test_another_name_is_no_rival(world: Any) -> None:
-    world.store.put_child(OTHER, rival_service(OLDER, name="Chat"))
+    world.store.put_resource(rival(OLDER, name="Chat"))
     world.apply()
     await world.settle()
     world.run_replicas()
@@ -108,8 +125,8 @@ async def test_another_name_is_no_rival(world: Any) -> None:
 
 
 async def test_without_one_gateway_for_all_names_may_be_shared(world: Any) -> None:
-    world.features = replace(world.features, unique_served_names=False)
-    world.store.put_child(OTHER, rival_service(OLDER))
+    world.features = replace(world.features, served_names=None)
+    meet(world, rival(OLDER))
     world.apply()
     await world.settle()
     world.run_replicas()
@@ -117,23 +134,93 @@ async def test_without_one_gateway_for_all_names_may_be_shared(world: Any) -> No
     assert world.condition("Ready") == "True Serving"
 
 
-def test_the_store_forgets_claims_with_their_services(world: Any) -> None:
+async def test_names_of_other_namespaces_are_no_rivals_where_names_are_namespaced(world: Any) -> None:
+    world.features = replace(world.features, served_names=NameScope.NAMESPACED)
+    meet(world, rival(OLDER))
+    world.apply(autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    await world.settle()
+    scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
+    assert {subject.model for subject in scaling.subjects()} == {"prod/chat"}
+    neighbour = Key(KEY.namespace, "talk")
+    world.store.put_resource(rival(OLDER, key=neighbour))
+    await world.settle()
+    assert world.condition("Ready") == "False ServedNameConflict"
+    assert "requests for the model prod/chat go to prod/talk" in world.message("Ready")
+
+
+async def test_old_llmdeployment_takes_no_name_by_an_edit(world: Any) -> None:
+    """It was created before its rival, but claims the name since its edit."""
+    world.apply(model={"source": "file:///m", "servedName": "mine"})
+    await world.settle()
+    assert world.status["servedName"] == {"name": "mine", "since": CREATED}
+    meet(world, rival(YOUNGER))
+    world.clock.time = 1_800_000_000.5
+    world.apply(model={"source": "file:///m", "servedName": "chat"})
+    await world.settle()
+    assert world.status["servedName"] == {"name": "chat", "since": "2027-01-15T08:00:01Z"}
+    assert world.condition("Ready") == "False ServedNameConflict"
+
+
+async def test_invalid_spec_claims_its_name(world: Any) -> None:
+    """Otherwise it could be kept, and made valid with any name and its old age."""
+    world.apply(model={"source": "nonsense", "servedName": "mine"})
+    await world.settle()
+    assert world.condition("Ready") == "False InvalidSpec"
+    assert world.status["servedName"]["name"] == "mine"
+
+
+async def test_edited_status_is_restored_at_once_each_time(world: Any) -> None:
+    """Other fields of a status that another client keeps writing are restored ever more slowly."""
+    world.apply()
+    await world.settle()
+    rightful = world.status["servedName"]
+    for _ in range(20):
+        forged = {**world.status, "servedName": {"name": "theirs", "since": "2000-01-01T00:00:00Z"}}
+        resource = world.cluster.resources[KEY]
+        world.cluster.resources[KEY] = replace(resource, version=world.cluster._next(), status=forged)
+        await world.settle(passes=1)
+        assert world.status["servedName"] == rightful
+
+
+@pytest.mark.parametrize(
+    ("resource", "since"),
+    [
+        (unreported(), OLDER),
+        # It was edited before the operator saw it: nobody knows what it was called before.
+        (unreported(generation=2), "1970-01-01T00:00:10Z"),
+        (replace(unreported(generation=2), status={"observedGeneration": 2}), OLDER),
+        (rival(YOUNGER), YOUNGER),
+        (replace(rival(YOUNGER, name="else"), body={"spec": {"model": {}}}), "1970-01-01T00:00:10Z"),
+    ],
+    ids=["new", "edited unseen", "of operator 0.1", "recorded", "renamed"],
+)
+def test_claim_dates_from_what_is_proven(resource: Resource, since: str) -> None:
+    claim = wanted_claim(resource, known=None, now=9.5)
+    assert claim.since == since
+
+
+def test_the_store_forgets_claims_with_their_llmdeployments(world: Any) -> None:
     store = world.store
-    store.put_child(OTHER, rival_service(OLDER))
-    store.put_child(OTHER, rival_service(OLDER, name="else", version="2"))
+    store.put_resource(rival(OLDER))
+    store.put_resource(rival(OLDER, name="else", version="2"))
     assert store.claims("chat") == ()
-    assert store.claim(OTHER) == Claim(key=OTHER, served_name="else", seniority=OLDER)
-    store.drop_child(OTHER, Ref("Service", OTHER.name), "rival")
+    assert store.claim(OTHER) == recorded_claim(rival(OLDER, name="else"))
+    store.drop_resource(OTHER, "rival")
     assert (store.claims("else"), store.claim(OTHER)) == ((), None)
 
 
+@pytest.mark.parametrize("scope", list(NameScope))
 @pytest.mark.parametrize("twice", [False, True])
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(0, 2)), min_size=1, unique=True))
-def test_exactly_one_of_those_who_ask_has_the_name(twice: bool, asked: list[tuple[str, str, int]]) -> None:
+def test_exactly_one_of_those_who_ask_has_the_name(
+    scope: NameScope, twice: bool, asked: list[tuple[str, str, int]]
+) -> None:
     claims = [
-        Claim(key=Key(ns, name), served_name="m", seniority=seniority(f"2026-01-0{age + 1}T00:00:00Z", "u"))
+        Claim(namespace=ns, deployment=name, name="m", since=f"2026-01-0{age + 1}T00:00:00Z")
         for ns, name, age in {(ns, name): (ns, name, age) for ns, name, age in asked}.values()
     ]
-    served = [claim for claim in claims if conflict(claim, claims * (1 + twice)) is None]
-    assert len(served) == 1
-    assert all(served[0].seniority <= claim.seniority for claim in claims)
+    served = [claim for claim in claims if conflict(claim, claims * (1 + twice), scope) is None]
+    assert len(served) == len({claim.requested_as(scope) for claim in claims})
+    for holder in served:
+        rivals = [claim for claim in claims if claim.requested_as(scope) == holder.requested_as(scope)]
+        assert all(holder.since <= claim.since for claim in rivals)

@@ -28,6 +28,9 @@ class Case:
     description: str
 
 
+_OF_QUIRE = 'quire_kv_blocks{{namespace="prod",model_name="chat",pod="{}",state="free"}}'
+"""A series that only quire's engines have."""
+
 CASES = (
     Case(
         alert="QuireNoReplicaReady",
@@ -105,6 +108,8 @@ CASES = (
             'vllm:num_requests_waiting{namespace="prod",model_name="twice",pod="c",job="x"}': "8+0x40",
             'vllm:num_requests_waiting{namespace="prod",model_name="twice",pod="c",job="y"}': "8+0x40",
             'vllm:num_requests_waiting{namespace="prod",model_name="bursts",pod="d"}': "50+0x7 0 50+0x7 0 50+0x7",
+            'vllm:num_requests_waiting{namespace="prod",model_name="vllm",pod="x"}': "99+0x40",
+            **{_OF_QUIRE.format(pod): "1+0x40" for pod in "abcd"},
         },
         quiet=(9, 17),
         fires=10,
@@ -115,14 +120,16 @@ CASES = (
     Case(
         alert="QuireEngineErrors",
         series={
-            'vllm:request_success_total{namespace="prod",model_name="chat",finished_reason="error"}': (
+            'vllm:request_success_total{namespace="prod",model_name="chat",pod="a",finished_reason="error"}': (
                 "0+10x20 200+0x20"
             ),
-            'vllm:request_success_total{namespace="prod",model_name="chat",finished_reason="stop"}': "0+90x40",
-            'vllm:request_success_total{namespace="prod",model_name="well",finished_reason="error"}': "0+1x40",
-            'vllm:request_success_total{namespace="prod",model_name="well",finished_reason="stop"}': "0+99x40",
-            'vllm:request_success_total{namespace="prod",model_name="idle",finished_reason="error"}': "9+0x40",
-            'vllm:request_success_total{namespace="prod",model_name="left",finished_reason="abort"}': "0+50x40",
+            'vllm:request_success_total{namespace="prod",model_name="chat",pod="a",finished_reason="stop"}': "0+90x40",
+            'vllm:request_success_total{namespace="prod",model_name="well",pod="b",finished_reason="error"}': "0+1x40",
+            'vllm:request_success_total{namespace="prod",model_name="well",pod="b",finished_reason="stop"}': "0+99x40",
+            'vllm:request_success_total{namespace="prod",model_name="idle",pod="c",finished_reason="error"}': "9+0x40",
+            'vllm:request_success_total{namespace="prod",model_name="left",pod="d",finished_reason="abort"}': "0+50x40",
+            'vllm:request_success_total{namespace="prod",model_name="vllm",pod="x",finished_reason="error"}': "0+9x40",
+            **{_OF_QUIRE.format(pod): "1+0x40" for pod in "abcd"},
         },
         quiet=(5, 27),
         fires=7,

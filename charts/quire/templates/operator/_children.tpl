@@ -6,11 +6,18 @@
 {{- if .Values.gateway.create }}
 {{- $peers = append $peers (include "quire.operator.peer" (dict "root" . "component" "gateway") | fromYaml) }}
 {{- end }}
+{{- with $network.replicas.prometheusNamespace }}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .) }}
+{{- $pods := dict "matchLabels" (dict "app.kubernetes.io/name" "prometheus") }}
+{{- $peers = append $peers (dict "namespaceSelector" $namespace "podSelector" $pods) }}
+{{- end }}
 - {{ printf "--network-policy-from=%s" (concat $peers $network.metricsFrom $network.replicas.from | toJson) | quote }}
 {{- end }}
 {{- if not .Values.gateway.create }}
 # Clients use the Service of each LLMDeployment, so several may have the same served name.
 - --served-names=shared
+{{- else if eq .Values.gateway.servedNames "Namespaced" }}
+- --served-names=namespaced
 {{- end }}
 {{- with .Values.monitoring }}
 {{- if .replicas.enabled }}

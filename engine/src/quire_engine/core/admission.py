@@ -33,32 +33,48 @@ class AdmissionControl:
     def begin_step(self) -> None:
         """Forget those that have their whole prompt by now, or run no more."""
         if self._begun:
-            before, self._begun = self._begun, [sequence for sequence in self._begun if _lacks_several(sequence)]
+            before, self._begun = self._begun, [sequence for sequence in self._begun if _prefills(sequence)]
             if len(self._begun) < len(before):
                 self._blocked = None  # what was kept for them may be more than they took
 
-    def next(self, plan: Plan, *, alone: bool) -> Admitted | None:
-        """The first in the queue, which leaves it; None where it has to wait, or nobody does. ``alone``: none runs."""
+    def next(self, plan: Plan, *, alone: bool, short: bool = False) -> Admitted | None:
+        """Take the first sequence from the queue; return None if it has to wait, or if the queue is empty.
+
+        ``alone`` means that no sequence runs. With ``short`` it may only go if the step computes the rest of its prompt
+        in the share of short ones.
+        """
+        admitted = self._find(plan, alone=alone, short=short)
+        if admitted is not None:
+            self._waiting.pop()
+        return admitted
+
+    def short_waits(self, plan: Plan) -> bool:
+        """Return whether the first in the queue may go before prompts that fill the step."""
+        self.begin_step()
+        return self._find(plan, alone=False, short=True) is not None
+
+    def _find(self, plan: Plan, *, alone: bool, short: bool) -> Admitted | None:
         if plan.budget < 1 or not self._rows.any_free:
             return None
         sequence = self._waiting.first()
         if sequence is None or self.is_blocked(sequence) or sequence.num_pending:
             return None  # its last draw is under way where it was displaced in this very step
-        if not plan.takes_prompts and sequence.swap_tables is None:
+        if not short and not plan.takes_prompts and sequence.swap_tables is None:
             return None
         placement = self._kv.place(sequence, alone=alone, begun=self._begun)
         if placement is None:
             self._blocked, self._blocked_free = sequence, self._kv.num_free()
             return None
-        budget = plan.budget_for(sequence, placement.position)
+        if short and not plan.is_short(sequence, placement.position):
+            return None
+        budget = plan.budget_for(sequence, placement.position, short=short)
         if budget < 1:
             return None
-        self._waiting.pop()
         return Admitted(sequence=sequence, placement=placement, budget=budget)
 
     def entered(self, sequence: Sequence) -> None:
         """It runs, with its first chunk planned: what it still lacks is kept for it."""
-        if _lacks_several(sequence):
+        if _prefills(sequence):
             self._begun.append(sequence)
 
     def is_blocked(self, sequence: Sequence) -> bool:
@@ -72,5 +88,5 @@ class AdmissionControl:
         self._blocked = None
 
 
-def _lacks_several(sequence: Sequence) -> bool:
-    return sequence.row is not None and sequence.num_tokens - sequence.num_computed > 1
+def _prefills(sequence: Sequence) -> bool:
+    return sequence.row is not None and sequence.num_computed < sequence.num_prefill

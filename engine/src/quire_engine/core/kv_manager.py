@@ -15,7 +15,7 @@ from quire_engine.core.kv_group import KVGroup
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.preemption import SwapRoom
 from quire_engine.core.preemption_cost import Loss
-from quire_engine.core.prefix_cache import PrefixCache
+from quire_engine.core.prefix_cache import PrefixCache, SharePrefixes
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.swap_space import SwapCopies, SwapSpace
 
@@ -37,7 +37,13 @@ class KVManager:
     """``max_chunk`` bounds the tokens of one sequence in one step; what ``headroom`` blocks are for, ``place`` says."""
 
     def __init__(
-        self, layout: KVCacheLayout, *, max_chunk: int, enable_prefix_caching: bool, headroom: float = 0.01
+        self,
+        layout: KVCacheLayout,
+        *,
+        max_chunk: int,
+        enable_prefix_caching: bool,
+        share_prefixes: SharePrefixes,
+        headroom: float = 0.01,
     ) -> None:
         self.layout = layout
         self._block_size = layout.block_size
@@ -50,7 +56,9 @@ class KVManager:
         if self.max_chunk < 1:
             raise ValueError("a sliding-window KV cache group is smaller than its window: not one sequence fits")
         self._headroom = [int(group.num_blocks * headroom) for group in layout.groups]
-        self._prefixes = PrefixCache(self._groups, block_size=layout.block_size, enabled=enable_prefix_caching)
+        self._prefixes = PrefixCache(
+            self._groups, block_size=layout.block_size, enabled=enable_prefix_caching, share=share_prefixes
+        )
         self.swap_space = SwapSpace([group.num_swap_blocks for group in layout.groups])
         self._updates = tuple(BlockUpdates() for _ in self._groups)
 

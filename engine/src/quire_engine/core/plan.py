@@ -6,7 +6,7 @@ from typing import cast
 
 from quire_engine.core.batch import Admission, Batch, BlockUpdates, PromptPositions
 from quire_engine.core.sequence import Sequence
-from quire_engine.core.stall_bound import PromptWork, StallBound
+from quire_engine.core.stall_bound import SHORT_SHARE, PromptWork, StepBound
 from quire_engine.core.swap_space import SwapCopies
 
 
@@ -15,8 +15,16 @@ class Plan:
     budget: int
     positions_left: int
     """Of prompts whose logprobs are asked for."""
-    stall_bound: StallBound | None = None
-    """What bounds the prompt tokens of this step; None where nobody would have to wait for them."""
+    bound: StepBound | None = None
+    """The bound on the time of this step; None if there is none."""
+    short_budget: int = field(init=False)
+    """Tokens that short prompts may still take of this step before the deferred ones."""
+    deferred: list[Sequence] = field(default_factory=list)
+    """Running prompts that do not fit into this step as a whole; short ones that wait are served before them."""
+    short_waits: bool | None = None
+    """Whether such a short one waits; None if no prompt was too long yet, so that nobody asked."""
+    short_tokens: int = 0
+    """Prompt tokens that were scheduled before the deferred prompts."""
     prompts: PromptWork = field(default_factory=PromptWork)
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
@@ -31,17 +39,45 @@ class Plan:
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.short_budget = int(self.budget * SHORT_SHARE)
+
     @property
     def takes_prompts(self) -> bool:
-        return self.stall_bound is None or self.stall_bound.allowed_tokens(self.prompts, 0) > 0
+        return self.bound is None or self.allowed_tokens(0) > 0
 
-    def budget_for(self, sequence: Sequence, start: int) -> int:
-        """Tokens of a waiting sequence, from that one on, that this step may compute."""
+    def allowed_tokens(self, start: int) -> int:
+        """Return how many tokens of a prompt, from its token ``start`` on, this step may compute by its time bound."""
+        assert self.bound is not None
+        return self.bound.allowed_tokens(self.prompts, start, extra=self.short_tokens)
+
+    def chunk(self, sequence: Sequence, most: int) -> int:
+        """Return how many tokens of a running prompt this step may compute, at most ``most``; 0 or less is none."""
+        start = sequence.num_computed
+        count = min(sequence.num_tokens - start, most)
+        if self.bound is not None:
+            count = min(count, self.allowed_tokens(start))
+        if start < sequence.num_to_report:
+            count = min(count, max(1, self.positions_left))
+        return count
+
+    def is_short(self, sequence: Sequence, start: int) -> bool:
+        """Return whether the rest of a waiting sequence, from token ``start`` on, may go before a long prompt."""
+        count = sequence.num_tokens - start
+        if self.bound is None or count > min(self.short_budget, self.budget):
+            return False
+        return start >= sequence.num_prefill or self.bound.is_short(self.prompts, start, count)
+
+    def budget_for(self, sequence: Sequence, start: int, *, short: bool) -> int:
+        """Return how many tokens of a waiting sequence, from ``start`` on, this step may compute.
+
+        A ``short`` one may take them all, since the deferred prompts leave it the time.
+        """
         budget = self.budget
         if sequence.num_reported < sequence.num_to_report:
             budget = min(budget, max(1, self.positions_left))
-        if self.stall_bound is not None and sequence.num_tokens - start > 1:
-            budget = min(budget, self.stall_bound.allowed_tokens(self.prompts, start))
+        if self.bound is not None and not short and start < sequence.num_prefill:
+            budget = min(budget, self.allowed_tokens(start))
         return budget
 
     def report(self, sequence: Sequence, start: int, end: int) -> None:
@@ -61,17 +97,22 @@ class Plan:
             sequence.num_reported = end
 
     def enter(self, sequence: Sequence, count: int) -> None:
-        """The first chunk of a sequence that was admitted in this step."""
+        """Add the first chunk of a sequence that was admitted in this step."""
+        self.admitted.append(sequence.admission())
+        self.add_chunk(sequence, count)
+
+    def add_chunk(self, sequence: Sequence, count: int) -> None:
+        """Add the next ``count`` tokens of a sequence whose tokens are all known."""
         start = sequence.num_computed
         end = start + count
-        self.admitted.append(sequence.admission())
         self.sequences.append(sequence)
         self.report(sequence, start, end)
         self.num_computed.append(start)
         self.num_scheduled.append(count)
         self.token_ids += sequence.token_ids[start:end]
         self.budget -= count
-        if count > 1:
+        self.short_budget -= count
+        if start < sequence.num_prefill:
             self.prompts.add(start, count)
         sequence.num_computed = end
         samples = end == sequence.num_tokens

@@ -53,15 +53,14 @@ class MeasuredRates:
         self.seconds_per_byte = 1.0 / swap_bytes_per_second if swap_bytes_per_second else None
         self._block_bytes = tuple(block_bytes)
 
-    def observe_step(self, batch: Batch, output: RunnerOutput) -> None:
-        self.observe_run(num_tokens=batch.num_tokens, num_sequences=len(batch.rows), seconds=output.run_seconds)
+    def observe_step(self, batch: Batch, output: RunnerOutput, *, prompt_tokens: int) -> None:
+        self.observe_run(num_tokens=batch.num_tokens, prompt_tokens=prompt_tokens, seconds=output.run_seconds)
         num_bytes = self._bytes_of(batch.swap_out) + self._bytes_of(batch.swap_in)
         if output.swap_seconds > 0.0 and num_bytes > 0:
             self.seconds_per_byte = _averaged(self.seconds_per_byte, output.swap_seconds / num_bytes)
 
-    def observe_run(self, *, num_tokens: int, num_sequences: int, seconds: float) -> None:
-        """A step's run of the model. Tokens beyond one a sequence are of prompts."""
-        prompt_tokens = num_tokens - num_sequences
+    def observe_run(self, *, num_tokens: int, prompt_tokens: int, seconds: float) -> None:
+        """Learn from a step's run of the model over ``num_tokens``, of which ``prompt_tokens`` are of prompts."""
         if seconds > 0.0 and prompt_tokens >= max(FEWEST_TOKENS, PROMPT_SHARE * num_tokens):
             self.seconds_per_token = _averaged(self.seconds_per_token, seconds / num_tokens)
 

@@ -59,6 +59,7 @@ class Preemptor:
             self._kv.swap_out(victim, loss.blocks_out)
         else:
             victim.num_lost = victim.num_computed
+            victim.num_prefill = max(victim.num_prefill, victim.num_lost)
             self._kv.release(victim)
         self._rows.take_back(victim)
         self._parked.preempted(victim)

@@ -1,8 +1,9 @@
 """The names under which full blocks are found again: digests chained from the start of the sequence.
 
-A block's digest covers its own tokens, all tokens before it, and what else decides its content: a
-tenant's salt, which keeps tenants from telling by a fast answer what others have asked. BLAKE2b with 128 bits: nobody
-can craft two prompts of one digest, which Python's own hash would allow.
+A block's digest covers its own tokens, all tokens before it, and who may find it: the tenant, unless tenants share
+prefixes, and the salt of the request. Otherwise a tenant could learn from ``cached_tokens``, or from a fast answer,
+what others have asked. BLAKE2b with 128 bits: nobody can craft two prompts of one digest, which Python's own hash would
+allow.
 
 Whether a sequence has digests at all is its own affair (``PrefixCache.has_digests``): with prefix caching every one
 has, without it only those that share a prompt with others of their request, under a root that is theirs alone.
@@ -12,16 +13,20 @@ has, without it only those that share a prompt with others of their request, und
 from collections.abc import Sequence as Many
 from hashlib import blake2b
 from struct import Struct
+from typing import Literal
 
 from quire_engine.core.kv_group import KVGroup
 from quire_engine.core.sequence import Sequence
 
 DIGEST_BYTES = 16
 
+SharePrefixes = Literal["tenant", "all"]
+"""Whose prefixes a request finds: those of its own tenant, or those of all."""
 
-def root_digest(*, cache_salt: str | None, family: int | None = None, generation: int = 0) -> bytes:
-    """Where a chain begins."""
-    return blake2b(repr((cache_salt, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
+
+def root_digest(*, tenant: str | None, cache_salt: str | None, family: int | None = None, generation: int = 0) -> bytes:
+    """Return the digest with which a chain starts."""
+    return blake2b(repr((tenant, cache_salt, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, block_size: int, upto: int) -> None:
@@ -34,13 +39,18 @@ def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, blo
 
 
 class PrefixCache:
-    """Finds and publishes blocks of all KV cache groups. ``enabled``: for everybody, not only within a request."""
+    """An index of the blocks of all KV cache groups by their digests.
 
-    def __init__(self, groups: Many[KVGroup], *, block_size: int, enabled: bool) -> None:
+    If it is not ``enabled``, only the sequences of one request find each other's prompt. ``share`` says whether
+    requests find prefixes of all tenants or only of their own.
+    """
+
+    def __init__(self, groups: Many[KVGroup], *, block_size: int, enabled: bool, share: SharePrefixes) -> None:
         self._groups = groups
         self._windowed = tuple(group for group in groups if group.window is not None)
         self._block_size = block_size
         self._enabled = enabled
+        self._share = share
         self._generation = 0
 
     def has_digests(self, sequence: Sequence) -> bool:
@@ -110,6 +120,7 @@ class PrefixCache:
     def _root(self, sequence: Sequence) -> bytes:
         request = sequence.request
         return root_digest(
+            tenant=request.tenant if self._share == "tenant" else None,
             cache_salt=request.cache_salt,
             family=None if self._enabled else sequence.family,
             generation=self._generation,

@@ -26,10 +26,11 @@ from quire_engine.core.policy import PolicyName, make_policy
 from quire_engine.core.preemption import Preemption, PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.preemptor import Preemptor
+from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
-from quire_engine.core.stall_bound import StallBound
+from quire_engine.core.stall_bound import StallBound, StepBound
 from quire_engine.core.stats import Counters, Gauges
 from quire_engine.core.stopping import Stop, find_stop
 
@@ -47,6 +48,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     policy: PolicyName = "fcfs"
     enable_prefix_caching: bool = True
+    share_prefixes: SharePrefixes = "tenant"
     max_prompt_logprobs_positions: int = 256
     """Prompt positions whose logits a step computes at most, unless each sequence has but one: at 128,000 tokens in the
     vocabulary that many take 128 MB."""
@@ -55,7 +57,7 @@ class SchedulerConfig:
 
 class Scheduler:
     """``rates`` is what preemption by measured cost begins with; without any it recomputes until steps have shown.
-    Without a ``stall_bound`` prompts take what is left of the token budget, however long that takes."""
+    Without a ``stall_bound`` prompts take what is left of the token budget, however long that takes, in order."""
 
     def __init__(
         self,
@@ -69,7 +71,10 @@ class Scheduler:
         self._max_cached_tokens = layout.max_tokens
         self._num_groups = len(layout.groups)
         self._kv = KVManager(
-            layout, max_chunk=config.max_num_batched_tokens, enable_prefix_caching=config.enable_prefix_caching
+            layout,
+            max_chunk=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+            share_prefixes=config.share_prefixes,
         )
         self._rates = MeasuredRates() if rates is None else rates
         self._stall_bound = stall_bound
@@ -166,10 +171,11 @@ class Scheduler:
         self._waiting.arrange(self._running)
         self._displace()
         self._kv.leave_behind(self._running)
-        if self._stall_bound is not None and any(sequence.decodes for sequence in self._running):
-            plan.stall_bound = self._stall_bound
+        plan.bound = self._step_bound()
         self._serve_running(plan)
         self._release_children()
+        if plan.deferred:
+            self._serve_deferred(plan)
         if not plan.preempted:
             self._admit_waiting(plan)
         if not plan.sequences:
@@ -199,7 +205,7 @@ class Scheduler:
 
     def _serve_running(self, plan: Plan) -> None:
         """Let every running sequence catch up. This loop is the step's cost: one pass, plain attributes, no calls."""
-        budget, max_chunk, running = plan.budget, self._kv.max_chunk, self._running
+        budget, running = plan.budget, self._running
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
         behind = len(running)
@@ -210,19 +216,16 @@ class Scheduler:
             if sequence.num_tokens >= sequence.limit:
                 continue  # its last draw is under way
             count = sequence.num_tokens - start
-            if count > 1:
+            is_prompt = start < sequence.num_prefill
+            if is_prompt:
                 # One token is left for everyone behind: a long prompt does not starve those that decode.
-                count = min(count, budget - behind, max_chunk)
-                if plan.stall_bound is not None:
-                    count = min(count, plan.stall_bound.allowed_tokens(plan.prompts, start))
-                    if count < 1:
-                        continue  # another prompt has taken this step's time
-                if start < sequence.num_to_report:
-                    count = min(count, max(1, plan.positions_left))
+                count = self._prompt_chunk(plan, sequence, budget - behind)
+                if count < 1:
+                    continue  # it waits for short ones, or another prompt has taken this step's time
             end = start + count
             if end > sequence.capacity and not self._preemptor.make_room(sequence, end, plan):
                 break
-            if count > 1:
+            if is_prompt:
                 token_ids += sequence.token_ids[start:end]
                 plan.prompts.add(start, count)
             elif sequence.num_pending:
@@ -246,6 +249,47 @@ class Scheduler:
             budget -= count
         plan.budget = budget
 
+    def _step_bound(self) -> StepBound | None:
+        """Return the bound on the time of this step."""
+        bound = self._stall_bound
+        if bound is None:
+            return None
+        decoding = any(sequence.decodes for sequence in self._running)
+        seconds = bound.max_seconds if decoding else bound.alone_seconds
+        return None if seconds is None else StepBound(bound=bound, seconds=seconds)
+
+    def _prompt_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
+        """Return how many tokens of a running prompt to compute now; 0 defers it, or leaves it out of this step."""
+        count = plan.chunk(sequence, min(budget, self._kv.max_chunk))
+        if plan.bound is None:
+            return count
+        fits = count == sequence.num_tokens - sequence.num_computed
+        if plan.deferred or (not fits and self._defers(plan, budget)):
+            plan.deferred.append(sequence)
+            return 0
+        return count
+
+    def _defers(self, plan: Plan, budget: int) -> bool:
+        """Return whether prompts that do not fit into this step as a whole let a short one that waits go first."""
+        if plan.short_waits is None:
+            plan.budget = budget
+            plan.short_waits = self._admission.short_waits(plan)
+        return plan.short_waits
+
+    def _serve_deferred(self, plan: Plan) -> None:
+        """Admit short prompts, and give the long ones what they leave. It preempts nobody: all others have their place
+        in the plan."""
+        before = plan.prompts.tokens
+        if not plan.preempted:
+            self._admit_waiting(plan, short=True)
+        plan.short_tokens = plan.prompts.tokens - before
+        for sequence in plan.deferred:
+            if sequence.row is None:
+                continue  # preempted by one that was served
+            count = plan.chunk(sequence, min(plan.budget, self._kv.max_chunk))
+            if count >= 1 and self._kv.extend(sequence, sequence.num_computed + count):
+                plan.add_chunk(sequence, count)
+
     def _displace(self) -> None:
         """Preempt for the first in the queue, where there is no row for it or it did not fit, if the policy says so."""
         sequence = self._waiting.first()
@@ -268,10 +312,10 @@ class Scheduler:
             for child in children:
                 self._waiting.push(child)
 
-    def _admit_waiting(self, plan: Plan) -> None:
-        """Admit in order, as long as the first in the queue fits."""
+    def _admit_waiting(self, plan: Plan, *, short: bool = False) -> None:
+        """Admit in order, as long as the first in the queue fits, or only while it is ``short``."""
         self._admission.begin_step()
-        while (admitted := self._admission.next(plan, alone=not self._running)) is not None:
+        while (admitted := self._admission.next(plan, alone=not self._running, short=short)) is not None:
             self._enter(admitted, plan)
 
     def _enter(self, admitted: Admitted, plan: Plan) -> None:
@@ -300,7 +344,7 @@ class Scheduler:
         """Take in what a step drew: sequences grow, and end. What was drawn for one that had ended is discarded."""
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
-        self._rates.observe_step(batch, output)
+        self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
         self._waiting.drew(flight.sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
@@ -361,6 +405,13 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         return bool(self._sequences)
+
+    @property
+    def expected_seconds(self) -> float:
+        """The expected time of the step that was scheduled last; 0 if it is unknown."""
+        if self._stall_bound is None or not self._in_flight:
+            return 0.0
+        return self._stall_bound.expected_seconds(self._in_flight[-1].prompts)
 
     def gauges(self) -> Gauges:
         pools = self._kv.pools

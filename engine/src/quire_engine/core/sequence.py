@@ -35,6 +35,7 @@ class Sequence:
     ``token_ids``     prompt and output as far as known.
     ``num_tokens``    the known ones and the draws under way (``num_pending``, scheduled but not committed).
     ``num_computed``  tokens whose keys and values are in the cache, or will be by the steps under way.
+    ``num_prefill``   tokens to compute before it decodes: its prompt, and what it lost by preemptions.
     ``limit``         tokens at which the sequence ends whatever it says; the last one is drawn but never computed.
     ``capacity``      tokens the block tables reach, those that left a window included.
     ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first of them: 0 but where
@@ -65,6 +66,7 @@ class Sequence:
         "num_lost",
         "num_pending",
         "num_preemptions",
+        "num_prefill",
         "num_prompt",
         "num_published",
         "num_reported",
@@ -93,6 +95,7 @@ class Sequence:
         )
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
+        self.num_prefill = self.num_prompt
         self.num_tokens = self.num_prompt
         self.num_pending = 0
         self.num_computed = 0
@@ -118,14 +121,13 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """It lacks one token, and may draw another."""
-        return self.num_tokens - self.num_computed == 1 and self.num_tokens < self.limit
+        """Return whether it has its whole prompt, and may sample another token."""
+        return self.num_computed >= self.num_prefill and self.num_tokens < self.limit
 
     @property
     def num_to_prefill(self) -> int:
-        """Tokens of its prompt, or of what it lost by a preemption; none for one that decodes."""
-        lacking = self.num_tokens - self.num_computed
-        return lacking if lacking > 1 else 0
+        """Return the tokens to compute before it samples one; none for a sequence that decodes."""
+        return self.num_tokens - self.num_computed if self.num_computed < self.num_prefill else 0
 
     def admission(self) -> Admission:
         """What the runner has to know to give this sequence its row."""

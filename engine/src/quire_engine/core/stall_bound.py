@@ -1,9 +1,10 @@
-"""How many prompt tokens a step may compute while other sequences generate, so that none of these waits for long.
+"""How many prompt tokens a step may compute, so that nobody waits for a step for long.
 
-A step with a long chunk of a prompt in it is a pause for everyone who decodes: a *generation stall*, as Agrawal et al.
-call it in "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (OSDI 2024). There chunks have a
-fixed number of tokens, profiled beforehand; here the bound is in seconds, and the tokens follow from what steps were
-measured to cost, so that one default is right for every machine, model and context:
+While sequences generate, the bound is ``--max-generation-stall``: a step with a long chunk of a prompt in it is a pause
+for everyone who decodes, a *generation stall*, as Agrawal et al. call it in "Taming Throughput-Latency Tradeoff in LLM
+Inference with Sarathi-Serve" (OSDI 2024). There chunks have a fixed number of tokens, profiled beforehand; here the
+bound is in seconds, and the tokens follow from what steps were measured to cost, so that one default is right for every
+machine, model and context:
 
     seconds = share x decoding + per_token x prompt tokens + per_pair x pairs of a prompt token and one it looks back on
 
@@ -11,7 +12,12 @@ where ``decoding`` is what a step without prompts takes. The chunks are as long 
 chunk has a cost of its own: three quarters of the steps keep within the bound, and nearly all within 1.25 times of it.
 
 Where decoding alone takes nearly as long as the bound, or longer, prompts get a quarter of it all the same: a bound
-that cannot be met should not halt them. Pure but for what it learned: it neither reads a clock nor knows sequences.
+that cannot be met should not halt them.
+
+While no sequence generates, a step takes at most ``MAX_STEP_SECONDS``. Until a step ends, no request that arrived since
+is served and none that it computes can be cancelled, and the API process cannot tell whether the engine hangs.
+
+Pure but for what it learned: it neither reads a clock nor knows sequences.
 """
 
 from collections import deque
@@ -36,6 +42,11 @@ _LEAST_MARGIN = 1.07
 _TOLERATED_EXCESS = 1.15
 """Of the bound, by all but one in ``_RATIOS_KEPT`` steps."""
 _LEAST_SHARE_OF_PROMPTS = 0.25
+SHORT_SHARE = 0.5
+"""Of the time and the tokens that a step has for prompts: the share of short ones that would wait for a long one."""
+
+MAX_STEP_SECONDS = 2.0
+"""A step whose cost is known takes no longer, also while no sequence generates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,41 +72,58 @@ class PromptWork:
 
 
 class StallBound:
-    """``at_least`` prompt tokens may go into every step, however slow the machine: prompts get on. Without ``costs``
-    the first chunks are no larger."""
+    """The bounds on a step's time: ``max_seconds`` while sequences generate, else ``alone_seconds``.
 
-    def __init__(self, max_seconds: float, *, at_least: int, costs: StepCosts | None = None) -> None:
+    ``at_least`` prompt tokens may go into every step, however slow the machine: prompts get on. Without ``costs``
+    the first chunks are no larger. Without ``alone_seconds`` prompts take what they want while no sequence generates.
+    """
+
+    def __init__(
+        self,
+        max_seconds: float,
+        *,
+        at_least: int,
+        costs: StepCosts | None = None,
+        alone_seconds: float | None = None,
+    ) -> None:
         assert max_seconds > 0.0 and at_least > 0
         if costs is None:
             slow = max_seconds / at_least
             costs = StepCosts(fixed=slow, per_token=slow, per_pair=slow / _PAIRS_PER_TOKEN)
         self.max_seconds = max_seconds
+        self.alone_seconds = alone_seconds
         self.at_least = at_least
         self._costs = _LearntCosts(costs)
         self._ratios: deque[float] = deque((_TOLERATED_EXCESS,) * 2, maxlen=_RATIOS_KEPT)
         """Of recent steps with prompts: seconds over what was expected."""
-        self._target_seconds = self._target()
+        self._margin = self._margin_of_ratios()
 
     def expected_seconds(self, work: PromptWork) -> float:
         return sum(self._costs.parts(work)) if work.tokens else self._costs.decoding
 
-    def allowed_tokens(self, work: PromptWork, start: int) -> int:
-        """Tokens of a prompt, from its token ``start`` on, that fit into a step beside ``work``. 0 is none."""
-        target = self._target_seconds
+    def allowed_tokens(
+        self, work: PromptWork, start: int, *, seconds: float | None = None, share: float = 1.0, extra: int = 0
+    ) -> int:
+        """Return how many tokens of a prompt, from its token ``start`` on, fit into a step in addition to ``work``.
+
+        ``seconds`` is the bound of this step, by default that of one in which others generate; prompts get a ``share``
+        of what decoding leaves of it. ``extra`` tokens of ``work`` do not count against ``at_least``.
+        """
+        target = (self.max_seconds if seconds is None else seconds) / self._margin
         base, tokens, pairs = self._costs.parts(work)
-        left = max(target - base, _LEAST_SHARE_OF_PROMPTS * target) - tokens - pairs
+        left = share * max(target - base, _LEAST_SHARE_OF_PROMPTS * target) - tokens - pairs
         fitting = 0
         if left > 0.0:
             # The root of per_pair / 2 n^2 + (per_token + per_pair start) n = left, in the form that keeps its digits.
             per_pair = self._costs.per_pair
             linear = self._costs.per_token + per_pair * start
             fitting = int(2.0 * left / (linear + sqrt(linear * linear + 2.0 * per_pair * left)))
-        return max(fitting, self.at_least - work.tokens)
+        return max(fitting, self.at_least - (work.tokens - extra))
 
-    def _target(self) -> float:
-        """Return what a step with prompts should be expected to take, so that the bound is kept."""
+    def _margin_of_ratios(self) -> float:
+        """Return by how much a step with prompts should be expected to stay below its bound, so that it keeps it."""
         nearly_worst = sorted(self._ratios)[-2]
-        return self.max_seconds / max(_LEAST_MARGIN, nearly_worst / _TOLERATED_EXCESS)
+        return max(_LEAST_MARGIN, nearly_worst / _TOLERATED_EXCESS)
 
     def observe(self, work: PromptWork, seconds: float) -> None:
         """Learn from what a step took, with or without prompts in it."""
@@ -105,10 +133,26 @@ class StallBound:
         ratio = min(max(seconds / expected, 1.0 / _MOST_SURPRISE), _MOST_SURPRISE)
         if work.tokens:
             self._ratios.append(ratio)
-            self._target_seconds = self._target()
+            self._margin = self._margin_of_ratios()
             self._costs.learn_prompts(work, ratio)
         else:
             self._costs.learn_decoding(ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBound:
+    """The bound on one step: the time that prompts and decoding may take together."""
+
+    bound: StallBound
+    seconds: float
+
+    def allowed_tokens(self, work: PromptWork, start: int, *, extra: int = 0) -> int:
+        """Return how many tokens of a prompt fit into the step in addition to ``work``; 0 or less is none."""
+        return self.bound.allowed_tokens(work, start, seconds=self.seconds, extra=extra)
+
+    def is_short(self, work: PromptWork, start: int, count: int) -> bool:
+        """Return whether ``count`` tokens fit into the share of the step that a long prompt leaves to short ones."""
+        return count <= self.bound.allowed_tokens(work, start, seconds=self.seconds, share=SHORT_SHARE)
 
 
 class _LearntCosts:

@@ -40,9 +40,11 @@ from quire_engine.ipc.messages import (
     ResetPrefixCache,
     Shutdown,
     Stats,
+    StepExpected,
     Submit,
     ToEngine,
 )
+from quire_engine.ipc.silence import hang_limit
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +86,17 @@ class Channel:
 
 
 class EngineLoop:
-    def __init__(self, engine: Engine, channel: Channel, *, check_integrity: bool = False) -> None:
+    """The loop of the engine process: receive, step, send."""
+
+    def __init__(
+        self, engine: Engine, channel: Channel, *, hang_timeout_seconds: float, check_integrity: bool = False
+    ) -> None:
         self._engine = engine
         self._channel = channel
+        self._hang_timeout_seconds = hang_timeout_seconds
         self._check_integrity = check_integrity
+        self._announced_seconds = 0.0
+        engine.on_scheduled = self._announce
         self._stats_due = 0.0
         self._changed = True
         self._received_prompt_tokens = 0
@@ -141,6 +150,14 @@ class EngineLoop:
             self._engine.seconds.output += monotonic() - began
         if self._check_integrity:
             self._engine.check_integrity()
+
+    def _announce(self, expected_seconds: float) -> None:
+        """Tell the API process to be patient with a step, or that it need not be any more."""
+        is_long = hang_limit(self._hang_timeout_seconds, expected_seconds) > self._hang_timeout_seconds
+        seconds = expected_seconds if is_long else 0.0
+        if seconds != self._announced_seconds:
+            self._announced_seconds = seconds
+            self._channel.send(StepExpected(seconds))
 
     def _send_stats(self) -> float:
         """Send a report, and return its time."""
@@ -211,7 +228,12 @@ def serve(wanted: start_up.StartUp) -> int:
         gc.collect()
         gc.freeze()
         doing = "running a step"
-        EngineLoop(engine, channel, check_integrity=wanted.config.scheduler.check_integrity).run()
+        EngineLoop(
+            engine,
+            channel,
+            hang_timeout_seconds=wanted.config.engine_process.hang_timeout_seconds,
+            check_integrity=wanted.config.scheduler.check_integrity,
+        ).run()
         engine.close()
         return 0
     except (StartError, ConfigurationError) as error:

@@ -74,6 +74,13 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", frozen=True, kw_on
     prompt_logprobs: list[PromptLogprobs] = []
 
 
+class StepExpected(msgspec.Struct, array_like=True, tag="step_expected", frozen=True):
+    """From now on steps are expected to take so long; 0 is no longer than the hang timeout allows anyway. It is sent
+    before such a step, and after the last one."""
+
+    seconds: float
+
+
 class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
     """The engine cannot serve this request: the message says why and what would fit."""
 
@@ -103,4 +110,4 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
 
 
 ToEngine = Submit | Cancel | ResetPrefixCache | Ping | Shutdown
-FromEngine = Connected | Ready | Outputs | Refused | Stats | Failed
+FromEngine = Connected | Ready | Outputs | StepExpected | Refused | Stats | Failed

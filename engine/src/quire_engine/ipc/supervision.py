@@ -1,6 +1,6 @@
 """Keeps an engine process alive: starts it, notices when it is dead or hangs, and puts another in its place.
 
-The decisions (``RestartBudget``, ``SilenceWatch``) are plain values without a clock; ``Supervisor`` acts on them in the
+The decisions (``RestartBudget``, ``silence``) are plain values without a clock; ``Supervisor`` acts on them in the
 API process's event loop. It does not know requests: ``Owner`` does.
 """
 
@@ -16,8 +16,9 @@ from quire_engine.config import EngineConfig, EngineProcessOptions
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.errors import EngineStartError
-from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ping, Ready, Shutdown, ToEngine
+from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ping, Ready, Shutdown, StepExpected, ToEngine
 from quire_engine.ipc.process import Ended, EngineProcess, Spawned, spawn
+from quire_engine.ipc.silence import SilenceWatch, hang_limit
 from quire_engine.ipc.start_up import RunnerFactory
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class SupervisionOptions:
     start_timeout_seconds: float = 900.0
     """From start to ready; after a loss, the time for all attempts together."""
     hang_timeout_seconds: float = 60.0
-    """Without a word: a step while requests are under way, an answer to a ping while there are none."""
+    """The longest silence: without a step while requests run, without an answer to a ping while there are none. A step
+    that is expected to be long may take longer."""
     restart_delays_seconds: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 30.0)
     """Before the first, second, … restart within ``restart_window_seconds``; there are no more than that."""
     restart_window_seconds: float = 600.0
@@ -61,19 +63,6 @@ class RestartBudget:
             return None
         self._past.append(now)
         return self.delays[len(self._past) - 1]
-
-
-@dataclass(slots=True)
-class SilenceWatch:
-    """Counts looks rather than seconds: when this process itself was stopped for long, only one look is missed."""
-
-    LOOKS = 10
-    _silent: int = 0
-
-    def look(self, *, heard: bool) -> bool:
-        """Whether nothing was heard over that many looks."""
-        self._silent = 0 if heard else self._silent + 1
-        return self._silent >= self.LOOKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +115,8 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[Ready] | None = None
         self._heard = False
+        self._expected_seconds = 0.0
+        """The expected time of the current step, as far as the engine process announced it."""
         self._lost_at: float | None = None
         """When the last engine process that was ready stopped being so."""
         self._exit_code = 1
@@ -275,6 +266,8 @@ class Supervisor:
             if isinstance(message, Failed):
                 self._exit_code = message.exit_code
                 return message.message
+            if isinstance(message, StepExpected):
+                self._expected_seconds = message.seconds
             if isinstance(message, Connected):
                 process.unlink()
             if isinstance(message, Ready):
@@ -293,11 +286,12 @@ class Supervisor:
         except TimeoutError:
             return f"the engine process did not get ready within {limit:g} s"
         limit = self._options.hang_timeout_seconds
-        watch = SilenceWatch()
-        while not watch.look(heard=self._heard):
+        self._expected_seconds = 0.0
+        watch = SilenceWatch(limit)
+        while not watch.check(heard=self._heard, expected_seconds=self._expected_seconds):
             self._heard = False
             if not self._owner.has_work() and not self._stopped():
                 self.send(Ping())
-            await asyncio.sleep(limit / SilenceWatch.LOOKS)
+            await asyncio.sleep(watch.interval_seconds)
         doing = "made no step" if self._owner.has_work() else "gave no answer"
-        return f"the engine process {doing} for {limit:g} s"
+        return f"the engine process {doing} for {hang_limit(limit, self._expected_seconds):g} s"

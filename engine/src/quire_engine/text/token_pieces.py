@@ -88,6 +88,12 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
+_CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
+
+
+def byte_level_text(word: bytes) -> str:
+    """Return bytes in byte-level BPE's alphabet."""
+    return "".join(_CHARACTER_OF_BYTE[byte] for byte in word)
 
 
 def _byte_level_bytes(token: str) -> bytes:

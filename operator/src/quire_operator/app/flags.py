@@ -21,7 +21,9 @@ from quire_common.flags.kinds import (
 )
 from quire_common.flags.table import FlagTable
 from quire_common.names import object_name_problem
+from quire_common.served_names import NameScope
 from quire_operator.domain.manifests.network_policy import peer_problems
+from quire_operator.domain.manifests.pod_security import EXCEPTIONS
 
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -139,6 +141,9 @@ usage: quire-operator [flags]
             _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
                   "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "
                   "(image if the API server supports it)", "auto"),
+            Flag(name="pod-template-allow", kind=Choice(*sorted(EXCEPTIONS)), many=True, shown_default="none",
+                 help="what spec.podTemplate may use although it loosens the isolation of pods: types of volumes, and "
+                 "rules such as hostNetwork"),
             _flag("capacity-check", Choice(values={"auto": True, "off": False}), "auto creates no pods that are known "
                   "not to fit. It reads the model's size from the hub, the memory limit, and the nodes' GPUs if all "
                   "namespaces are watched. off reads neither hub nor nodes", "auto"),
@@ -146,8 +151,9 @@ usage: quire-operator [flags]
         "Other children": (
             _flag("network-policy-from", NetworkPeers(), "the only NetworkPolicyPeers that may reach replicas",
                   unset="no policies: all may"),
-            _flag("served-names", Choice(values={"unique": True, "shared": False}), "unique: two LLMDeployments with "
-                  "one served name conflict", "unique"),
+            _flag("served-names", Choice(values={"unique": NameScope.CLUSTER, "namespaced": NameScope.NAMESPACED,
+                  "shared": None}), "unique: two LLMDeployments with one served name conflict; namespaced: clients of "
+                  "the gateway ask for NAMESPACE/NAME; shared: there is no gateway", "unique"),
             _flag("monitors", Choice(values={"auto": True, "off": False}), "PodMonitors and PrometheusRules; auto "
                   "creates them if the cluster has these kinds", "auto"),
             _flag("monitor-interval", Pattern(r"(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", 'a duration such as "15s"',
@@ -179,6 +185,8 @@ usage: quire-operator [flags]
         "Validating webhook (off without a certificate)": (
             _flag("webhook-certificate", Certificates(), "the TLS certificate; reloaded when it changes"),
             _flag("webhook-key", PathName(readable=True), "the certificate's private key"),
+            _flag("webhook-client-ca", Certificates(), "answer only clients with a certificate of these authorities, "
+                  "such as an API server that authenticates itself", unset="all clients"),
             _flag("webhook-port", Integer(1, 65535), "the port of the webhook", "9443"),
         ),
         "Gateways, for minReplicas: 0 (they hold the first requests; without them nothing scales to zero)": (

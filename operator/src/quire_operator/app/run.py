@@ -99,6 +99,7 @@ def _webhook(settings: Settings, reviewer: Reviewer) -> Webhook | None:
         port=options.port,
         certificate=options.certificate,
         key=options.key,
+        client_ca=options.client_ca,
         judge=reviewer.review,
     )
 

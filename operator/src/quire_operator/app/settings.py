@@ -22,6 +22,8 @@ class WebhookOptions:
     port: int
     certificate: Path
     key: Path
+    client_ca: Path | None
+    """The authorities whose clients may ask; None: every client may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             engine=values["engine-image"] or f"quire-engine:{__version__}",
             hub_endpoint=values["hub-endpoint"],
             image_volumes=values["oci-volumes"],
+            allowed_exceptions=frozenset(values["pod-template-allow"] or ()),
         ),
         lease_name=values["lease-name"],
         identity=values["identity"] or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}",
@@ -119,13 +122,17 @@ def _webhook(values: FlagValues) -> WebhookOptions | None:
     certificate, key = values["webhook-certificate"], values["webhook-key"]
     if values.is_set("webhook-certificate") != values.is_set("webhook-key"):
         values.problems.append("--webhook-certificate and --webhook-key belong together: set both")
+    if values.is_set("webhook-client-ca") and not values.is_set("webhook-certificate"):
+        values.problems.append("--webhook-client-ca requires --webhook-certificate")
     if certificate is None or key is None:
         return None
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except ssl.SSLError as error:
         values.problems.append(f"--webhook-key: does not belong to {certificate} ({error.reason or error})")
-    return WebhookOptions(port=values["webhook-port"], certificate=certificate, key=key)
+    return WebhookOptions(
+        port=values["webhook-port"], certificate=certificate, key=key, client_ca=values["webhook-client-ca"]
+    )
 
 
 def _children(values: FlagValues) -> ChildSettings:
@@ -139,7 +146,7 @@ def _children(values: FlagValues) -> ChildSettings:
         features=ClusterFeatures(
             network_peers=values["network-policy-from"],
             monitoring=monitoring if values["monitors"] else None,
-            unique_served_names=values["served-names"],
+            served_names=values["served-names"],
         ),
         discovery_seconds=values["discovery"],
     )

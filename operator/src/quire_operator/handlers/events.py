@@ -6,6 +6,7 @@ in these handlers would never be retried, and two of one key may run at once: ``
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -82,6 +83,8 @@ class Webhook:
     certificate: Path
     key: Path
     judge: Judge
+    client_ca: Path | None = None
+    """The authorities whose clients may ask; None: every client may."""
 
 
 async def watch(
@@ -200,6 +203,8 @@ async def reviews_server(
             port=webhook.port,
             certfile=webhook.certificate,
             pkeyfile=webhook.key,
+            verify_mode=None if webhook.client_ca is None else ssl.CERT_REQUIRED,
+            verify_cafile=webhook.client_ca,
             file_check_interval=check_seconds,
         )
         try:

@@ -9,12 +9,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from quire_operator.domain.cluster_state.observed import Key, Resource, trim_resource
-from quire_operator.domain.manifests.desired import Manifest, all_problems, desired
+from quire_operator.domain.cluster_state.observed import Resource, trim_resource
+from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS, Manifests, all_problems, desired
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.status.review import ALLOWED, Review, asks_for_nothing
+from quire_operator.domain.status.review import ALLOWED, Review, asks_for_nothing, spec_warnings
 from quire_operator.ports import ClusterError, DryRun, Refused
 from quire_operator.reconcile.capacity_check import CapacityCheck
 
@@ -41,8 +41,9 @@ class Reviewer:
         manifests = desired(spec, spec.initial_replicas, uid=resource.uid, images=self._images)
         if isinstance(manifests, Invalid):
             return Review(problems=manifests.problems)
-        verdict = await self._tried(resource, manifests.deployment)
-        return replace(verdict, warnings=(*verdict.warnings, *await self._estimated(spec)))
+        verdict = await self._tried(resource, manifests, is_new=old is None)
+        warnings = (*verdict.warnings, *spec_warnings(spec), *await self._estimated(spec))
+        return replace(verdict, warnings=warnings)
 
     async def _estimated(self, spec: Spec) -> tuple[str, ...]:
         """That it will not fit, where that is known in time. An estimate, so no refusal."""
@@ -55,14 +56,16 @@ class Reviewer:
             return ()
         return () if unfit is None else (f"{unfit.reason}: {unfit.message}",)
 
-    async def _tried(self, resource: Resource, deployment: Manifest) -> Review:
-        """What the API server makes of the Deployment: most of what a pod template can have wrong only it knows."""
+    async def _tried(self, resource: Resource, manifests: Manifests, *, is_new: bool) -> Review:
+        """Return the API server's verdict on the names of the children and on the Deployment.
+
+        Only the API server knows most of what a pod template can have wrong.
+        """
         try:
             async with asyncio.timeout(DRY_RUN_SECONDS):
-                owner = await self._dry_run.owner(resource.key, deployment.ref)
-                if owner is not None and owner != resource.uid:
-                    return Review(warnings=(_taken(resource.key, deployment),))
-                await self._dry_run.apply(resource.key, deployment)
+                if (review := await self._name_conflicts(resource, manifests, is_new=is_new)) is not None:
+                    return review
+                await self._dry_run.apply(resource.key, manifests.deployment)
         except Refused as error:
             refused = Problem(path="", message=f"the API server rejected the Deployment of this spec: {error}")
             return Review(problems=(refused,))
@@ -72,9 +75,21 @@ class Reviewer:
             return Review(warnings=(f"spec.podTemplate was not validated by the API server: {reason}",))
         return ALLOWED
 
+    async def _name_conflicts(self, resource: Resource, manifests: Manifests, *, is_new: bool) -> Review | None:
+        """Return what to report of children whose names are taken; None if all are free.
 
-def _taken(key: Key, deployment: Manifest) -> str:
-    return (
-        f"there is a {deployment.ref} in {key.namespace} that is not this LLMDeployment's: nothing will run until it is"
-        " gone or this one has another name"
-    )
+        A new LLMDeployment is refused if an object that nobody controls has the name, such as an application's Service.
+        An object with a controller may be left over from an earlier LLMDeployment of this name, and will be deleted.
+        """
+        needed = [child.ref for child in manifests if child.ref.kind not in NONBLOCKING_KINDS]
+        owners = await asyncio.gather(*(self._dry_run.owner(resource.key, ref) for ref in needed))
+        taken = [(ref, owner) for ref, owner in zip(needed, owners, strict=True) if owner not in (None, resource.uid)]
+        if not taken:
+            return None
+        message = (
+            f"{', '.join(str(ref) for ref, _ in taken)} in {resource.key.namespace} already exists and has another "
+            "owner; nothing runs until it is deleted. Choose a name that no other object of these kinds has"
+        )
+        if is_new and any(owner == "" for _, owner in taken):
+            return Review(problems=(Problem(path="metadata.name", message=message),))
+        return Review(warnings=(f"metadata.name: {message}",))

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from quire_common.served_names import NameScope
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
@@ -22,6 +23,7 @@ from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import all_problems, child_refs, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
 from quire_operator.domain.status.scaling_status import scaling_record, scaling_sections
@@ -89,6 +91,7 @@ class Reconciler:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
         self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
+        self._clock = clock
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
         self._states: dict[Key, ReconcileState] = {}
 
@@ -125,12 +128,17 @@ class Reconciler:
             self._enqueue(key)
 
     def served_name_conflict(self, key: Key) -> str | None:
-        """Why requests for its served name go to another LLMDeployment; None if they come to this one."""
-        return self._claims.conflict(key) if self._features().unique_served_names else None
+        """Return why requests for its served name go to another LLMDeployment; None if they come to this one."""
+        return self._claims.conflict(self._store.claim(key), self._features().served_names)
+
+    def requested_name(self, key: Key) -> str | None:
+        """Return the model name with which gateways send requests here; None if they send none."""
+        claim, scope = self._store.claim(key), self._features().served_names or NameScope.CLUSTER
+        return None if claim is None or self.served_name_conflict(key) is not None else claim.requested_as(scope)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
-        self._claims.look(key)
+        self._claims.check(key)
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
             gone = self._states.pop(key, None)  # the garbage collector does the rest
@@ -140,6 +148,7 @@ class Reconciler:
         state = self._state_of(resource)
         try:
             again = await self._pass(resource, state)
+            self._claims.check(key)
         except Conflict as error:
             state.give_up_persisting(str(error))
             state.conflicts += 1
@@ -165,7 +174,6 @@ class Reconciler:
             result = ReconcileResult(blocking=BlockingCondition.invalid(all_problems(spec, self._images)))
             return await self._report(resource, state, None, result)
         result = await self._converge(resource, state, spec)
-        self._claims.look(resource.key)
         wait = await self._report(self._latest(resource), state, spec, result)
         return soonest(result.again_seconds, wait)
 
@@ -249,7 +257,9 @@ class Reconciler:
     async def _report(
         self, resource: Resource, state: ReconcileState, spec: Spec | None, result: ReconcileResult
     ) -> float | None:
-        return await self._reporter.report(resource, state, spec, result, rival=self.served_name_conflict(resource.key))
+        state.claim = wanted_claim(resource, known=state.claim, now=self._clock.now())
+        rival = self._claims.conflict(state.claim, self._features().served_names)
+        return await self._reporter.report(resource, state, spec, result, rival=rival)
 
     def _latest(self, resource: Resource) -> Resource:
         """As our own status write left it, if there was one in this pass: same generation, newer version."""

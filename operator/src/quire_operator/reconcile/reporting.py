@@ -49,9 +49,17 @@ class Reporter:
             fought_over=state.repairs.contests(now),
             nonblocking=result.nonblocking,
             rival=rival,
+            claim=state.claim,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
-        if state.status is not None and state.status[0] == wanted and state.status[1] != resource.status != wanted:
+        # A served name is restored at once, however often another client changes it.
+        has_name = wanted.get("servedName") == resource.status.get("servedName")
+        if (
+            has_name
+            and state.status is not None
+            and state.status[0] == wanted
+            and state.status[1] != resource.status != wanted
+        ):
             if wait := state.repairs.wait_seconds(STATUS, "", now):
                 return wait
             state.repairs.note(STATUS, "", now)

@@ -1,28 +1,29 @@
-"""Tells those who ask for one served name of each other's coming and going.
+"""Tells LLMDeployments with one served name about each other's changes.
 
-Called by ``reconcile`` around each pass: what one LLMDeployment's Service claims decides on the conditions of others.
+Called by ``reconcile`` around each pass: the claim of one LLMDeployment determines the conditions of others.
 """
 
 from collections.abc import Callable
 
+from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests.served_names import Claim, conflict
+from quire_operator.domain.manifests.served_names import conflict, key_of
 from quire_operator.reconcile.store import Store
 
 
 class ServedNameClaims:
-    """Knows what each claimed when it was looked at last."""
+    """The claims as they were at the last check of each LLMDeployment."""
 
     def __init__(self, store: Store, enqueue: Callable[[Key], None]) -> None:
         self._store, self._enqueue = store, enqueue
         self._known: dict[Key, Claim] = {}
 
     def forget(self) -> None:
-        """While another process led nobody looked: who went meanwhile would be known for ever."""
+        """Forget everything: nobody checked while another process led."""
         self._known.clear()
 
-    def look(self, key: Key) -> None:
-        """Enqueue those for whom something changed, if what ``key`` claims did."""
+    def check(self, key: Key) -> None:
+        """Enqueue all LLMDeployments that a change of this one's claim affects."""
         claim, before = self._store.claim(key), self._known.get(key)
         if claim == before:
             return
@@ -30,12 +31,13 @@ class ServedNameClaims:
             del self._known[key]
         else:
             self._known[key] = claim
-        for name in {known.served_name for known in (claim, before) if known is not None}:
-            for rival in self._store.claims(name):
-                if rival.key != key:
-                    self._enqueue(rival.key)
+        for name in {known.name for known in (claim, before) if known is not None}:
+            for other in self._store.claims(name):
+                if key_of(other) != key:
+                    self._enqueue(key_of(other))
 
-    def conflict(self, key: Key) -> str | None:
-        """Why requests for its served name go to another; None if they don't."""
-        claim = self._store.claim(key)
-        return None if claim is None else conflict(claim, self._store.claims(claim.served_name))
+    def conflict(self, mine: Claim | None, scope: NameScope | None) -> str | None:
+        """Return why requests for a claimed name go to another LLMDeployment; None if they do not."""
+        if mine is None or scope is None:
+            return None
+        return conflict(mine, self._store.claims(mine.name), scope)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire_common.served_names import Claim
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.cluster_state.other_autoscalers import OtherAutoscaler
@@ -66,6 +67,9 @@ class ReconcileState:
     """In a row: a few are others who were quicker, more are worth a pause."""
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """What was written last, and what the server made of it."""
+
+    claim: Claim | None = None
+    """The claim to the served name that this process recorded last. It outlasts edits of the status by others."""
 
     def give_up_persisting(self, why: str) -> None:
         if self.persist is not None:

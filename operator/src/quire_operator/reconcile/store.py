@@ -7,8 +7,9 @@ replaces a newer one, so that our own write is seen at once and its late echo do
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire_common.served_names import Claim
 from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource, is_newer
-from quire_operator.domain.manifests.served_names import Claim
+from quire_operator.domain.manifests.served_names import recorded_claim
 
 
 @dataclass(slots=True)
@@ -57,7 +58,10 @@ class Store:
         family = self._family(resource.key)
         if not _is_news(resource, family.resource):
             return False
+        self._unclaim(resource.key)
         family.resource = resource
+        if (claim := recorded_claim(resource)) is not None:
+            self._claims.setdefault(claim.name, {})[resource.key] = claim
         return True
 
     def put_child(self, key: Key, child: Child) -> bool:
@@ -65,11 +69,7 @@ class Store:
         children = self._family(key).children
         if not _is_news(child, children.get(child.ref)):
             return False
-        self._unclaim(key, children.get(child.ref))
         children[child.ref] = child
-        if child.served_name:
-            claim = Claim(key=key, served_name=child.served_name, seniority=child.seniority)
-            self._claims.setdefault(child.served_name, {})[key] = claim
         return True
 
     def put_pod(self, key: Key, pod: Pod) -> bool:
@@ -84,6 +84,7 @@ class Store:
         """It was deleted; a newer one of the same name stays."""
         family = self._families.get(key)
         if family is not None and family.resource is not None and family.resource.uid == uid:
+            self._unclaim(key)
             family.resource = None
             self._forget_empty(key)
 
@@ -91,7 +92,7 @@ class Store:
         """It was deleted; a newer one of the same name stays."""
         family = self._families.get(key)
         if family is not None and ref in family.children and family.children[ref].uid == uid:
-            self._unclaim(key, family.children.pop(ref))
+            del family.children[ref]
             self._forget_empty(key)
 
     def drop_pod(self, key: Key, name: str, uid: str) -> None:
@@ -102,19 +103,19 @@ class Store:
             self._forget_empty(key)
 
     def claim(self, key: Key) -> Claim | None:
-        """What its Service says it serves; None while there is no such Service."""
-        family = self._families.get(key)
-        served = () if family is None else (c.served_name for c in family.children.values() if c.served_name)
-        return next((claim for name in served if (claim := self._claims[name].get(key)) is not None), None)
+        """Return the recorded claim of an LLMDeployment to its served name; None before its first report."""
+        resource = self.resource(key)
+        return None if resource is None else recorded_claim(resource)
 
     def claims(self, served_name: str) -> tuple[Claim, ...]:
-        """All who say they serve it."""
+        """Return all recorded claims to a served name, of all namespaces."""
         return tuple(self._claims.get(served_name, {}).values())
 
-    def _unclaim(self, key: Key, child: Child | None) -> None:
-        claims = self._claims.get(child.served_name) if child is not None and child.served_name else None
-        if child is not None and claims is not None and claims.pop(key, None) is not None and not claims:
-            del self._claims[child.served_name]
+    def _unclaim(self, key: Key) -> None:
+        claim = self.claim(key)
+        claims = None if claim is None else self._claims.get(claim.name)
+        if claim is not None and claims is not None and claims.pop(key, None) is not None and not claims:
+            del self._claims[claim.name]
 
     def _family(self, key: Key) -> _Family:
         return self._families.setdefault(key, _Family())

@@ -184,8 +184,8 @@ class ClusterScaling:
     ) -> Subject:
         return Subject(
             key=str(key),
-            # Of one whose name another has, no gateway holds a request: those of that name are not for it.
-            model=spec.model.served_name if self._reconciler.served_name_conflict(key) is None else "",
+            # Gateways hold no requests for an LLMDeployment whose name another one holds.
+            model=self._reconciler.requested_name(key) or "",
             policy=policy,
             replicas=tuple(
                 _address(key, pod, by_prometheus=by_prometheus)

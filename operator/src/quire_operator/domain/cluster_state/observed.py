@@ -8,13 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire_operator.domain.cluster_state.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
-from quire_operator.domain.resource.names import (
-    ANNOTATION_SENIORITY,
-    ANNOTATION_SERVED_NAME,
-    API_VERSION,
-    KIND,
-    LABEL_DEPLOYMENT,
-)
+from quire_operator.domain.resource.names import KIND, LABEL_DEPLOYMENT
 
 JSON = Mapping[str, object]
 
@@ -120,10 +114,6 @@ class Child:
     fingerprint: str
     foreign: tuple[ForeignField, ...]
     deployment: DeploymentState | None = None
-    served_name: str = ""
-    """Of a Service that serves a model, and empty for all else."""
-    seniority: str = ""
-    """By which Services of one served name are ordered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +205,6 @@ def trim_resource(body: JSON) -> Resource:
 def trim_child(body: JSON, *, kind: str) -> Child:
     """An object of one of the kinds we make."""
     metadata = _map(body, "metadata")
-    annotations = _map(metadata, "annotations") if kind == "Service" else {}
     return Child(
         ref=Ref(kind, _text(metadata, "name")),
         uid=_text(metadata, "uid"),
@@ -225,8 +214,6 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         fingerprint=fingerprint(body),
         foreign=foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else (),
         deployment=_deployment(body) if kind == "Deployment" else None,
-        served_name=_text(annotations, ANNOTATION_SERVED_NAME),
-        seniority=_seniority(metadata, annotations),
     )
 
 
@@ -254,14 +241,6 @@ def trim_pod(body: JSON) -> Pod:
         failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
         ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
-
-
-def _seniority(metadata: JSON, annotations: JSON) -> str:
-    """What a Service says of its age, if the LLMDeployment with the uid it says controls it. As the gateway has it."""
-    said, owners = _text(annotations, ANNOTATION_SENIORITY), _maps(metadata, "ownerReferences")
-    ours = (owner for owner in owners if (owner.get("apiVersion"), owner.get("kind")) == (API_VERSION, KIND))
-    uid = next((_text(owner, "uid") for owner in ours if owner.get("controller")), "")
-    return said if uid and said.endswith(f"/{uid}") else _text(metadata, "creationTimestamp")
 
 
 def _controller(metadata: JSON) -> Owner | None:

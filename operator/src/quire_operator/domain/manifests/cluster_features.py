@@ -6,6 +6,8 @@ Made by ``app`` from ``settings`` and from what ``optional_kinds`` finds; read b
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire_common.served_names import NameScope
+
 JSON = Mapping[str, object]
 
 POD_MONITOR, PROMETHEUS_RULE = "PodMonitor", "PrometheusRule"
@@ -35,8 +37,8 @@ class ClusterFeatures:
     """None: neither PodMonitors nor PrometheusRules are made."""
     served_kinds: frozenset[str] = frozenset()
     """Those of the optional kinds that the API server has."""
-    unique_served_names: bool = True
-    """Whether one gateway serves all LLMDeployments, so that no two may have one served name."""
+    served_names: NameScope | None = NameScope.CLUSTER
+    """The scope of served names at the gateway; None: there is no gateway, and several may have one name."""
 
     def creates(self, kind: str) -> bool:
         """Return True if the operator creates objects of this optional kind for specs that ask for them."""

@@ -12,12 +12,12 @@ from json import dumps
 from math import ceil
 
 from quire_common.contract import engine
+from quire_common.served_names import NameScope
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
-from quire_operator.domain.manifests.served_names import seniority
 from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
@@ -71,7 +71,13 @@ def desired(
     features: ClusterFeatures = NO_FEATURES,
 ) -> Manifests | Invalid:
     """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas."""
-    template = pod_template(spec, images, labels=labels(spec.name), selector=selector(spec.name))
+    template = pod_template(
+        spec,
+        images,
+        labels=labels(spec.name),
+        selector=selector(spec.name),
+        served_names=served_names(spec, features.served_names),
+    )
     if not isinstance(template, dict):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=template)
     parent = Parent(spec=spec, uid=uid, created=created, target=target, template=template, features=features)
@@ -83,8 +89,16 @@ def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
     spec = invalid.readable
     if spec is None:
         return invalid.problems
-    template = pod_template(spec, images, labels=labels(spec.name), selector=selector(spec.name))
+    template = pod_template(
+        spec, images, labels=labels(spec.name), selector=selector(spec.name), served_names=(spec.model.served_name,)
+    )
     return invalid.problems if isinstance(template, dict) else (*invalid.problems, *template)
+
+
+def served_names(spec: Spec, scope: NameScope | None) -> tuple[str, ...]:
+    """Return the model names that replicas accept: their own, and the one that clients of the gateway use."""
+    name = spec.model.served_name
+    return (name, f"{spec.namespace}/{name}") if scope is NameScope.NAMESPACED else (name,)
 
 
 def child_refs(spec: Spec, features: ClusterFeatures = NO_FEATURES) -> tuple[Ref, ...]:
@@ -201,9 +215,10 @@ def _service_account(parent: Parent) -> Content:
 
 
 def _service(parent: Parent) -> Content:
+    # Gateways of 0.1 route by these until an upgrade has replaced them; later ones read status.servedName.
     served = {names.ANNOTATION_SERVED_NAME: parent.spec.model.served_name}
     if parent.created:
-        served[names.ANNOTATION_SENIORITY] = seniority(parent.created, parent.uid)
+        served[names.ANNOTATION_SENIORITY] = f"{parent.created}/{parent.uid}"
     return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [_port()]}}, annotations=served)
 
 

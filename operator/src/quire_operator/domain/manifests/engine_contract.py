@@ -3,6 +3,8 @@
 Constants are ``quire_common.contract.engine``; tests/contract compares the arguments with the engine's own parser.
 """
 
+from collections.abc import Sequence
+
 from quire_common.contract.engine import HTTP_PORT
 from quire_operator.domain.resource import KVCacheShare, KVCacheSize, PrefixCaching, Spec
 
@@ -23,13 +25,15 @@ def engine_args(
     kv_cache_bytes: int | None = None,
     threads: int | None = None,
     api_key_file: str | None = None,
+    served_names: Sequence[str] = (),
 ) -> list[str]:
-    """The engine's arguments for one replica, without the command itself.
+    """Return the engine's arguments for one replica, without the command itself.
 
+    ``served_names`` are the model names it accepts; by default the one of the spec.
     ``kv_cache_bytes`` stands above ``kvCache``: for where several replicas share one machine. ``extraArgs`` come last.
     """
     engine = spec.engine
-    args = ["--model", model_path, "--served-model-name", spec.model.served_name]
+    args = ["--model", model_path, "--served-model-name", *(served_names or (spec.model.served_name,))]
     args += ["--host", host, "--port", str(port)]
     args += ["--dtype", engine.dtype.lower(), "--block-size", str(engine.block_size)]
     args += ["--max-num-seqs", str(engine.max_sequences), "--max-num-batched-tokens", str(engine.max_batched_tokens)]

@@ -4,11 +4,17 @@ Called by ``pod_template`` with the pod before and after the merge; what keeps p
 ``pod_security``. Everything that neither names is the user's to change.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from quire_common.contract import engine
 from quire_common.contract.engine import ENVIRONMENT_PREFIX
-from quire_operator.domain.manifests.pod_security import loosened_container, loosened_own_container, loosened_pod
+from quire_operator.domain.manifests.pod_security import (
+    Loosened,
+    loosened_annotations,
+    loosened_container,
+    loosened_own_container,
+    loosened_pod,
+)
 from quire_operator.domain.resource.fields import Problem
 
 JSON = Mapping[str, object]
@@ -31,26 +37,40 @@ _SCRATCH = "cache"
 """The one volume of ours that may be any other: what is kept there is kept for speed alone."""
 
 
-def contract_problems(before: JSON, after: JSON, *, selector: Mapping[str, str]) -> Iterator[Problem]:
-    """Why the merged pod template ``after`` is refused; nothing if it is fine."""
+def contract_problems(
+    before: JSON, after: JSON, *, selector: Mapping[str, str], allowed: Collection[str] = ()
+) -> Iterator[Problem]:
+    """Yield why the merged pod template ``after`` is refused; nothing if it is fine.
+
+    ``allowed`` are the rules of ``pod_security`` that the administrator lifted. Messages name the rule in few words,
+    because a condition lists all problems.
+    """
+    yield from _security_problems(loosened_annotations(_map(_map(after, "metadata"), "annotations")), "", allowed)
     labels = _map(_map(after, "metadata"), "labels")
     for name, value in selector.items():
         if labels.get(name) != value:
             yield _problem(f"metadata.labels[{name}]", "may not be changed: replicas are found by it")
     pod_before, pod_after = _map(before, "spec"), _map(after, "spec")
+    yield from _security_problems(loosened_pod(pod_before, pod_after), "spec.", allowed)
     yield from _pod_problems(pod_before, pod_after)
     yield from _volume_problems(pod_before, pod_after)
     for field in _CONTAINER_LISTS:
-        yield from _container_problems(_by_name(pod_before, field), _by_name(pod_after, field), field)
+        yield from _container_problems(_by_name(pod_before, field), _by_name(pod_after, field), field, allowed)
     engine_before = _by_name(pod_before, "containers")[ENGINE]
     engine_after = _by_name(pod_after, "containers").get(ENGINE)
     if engine_after is not None:
         yield from _engine_problems(engine_before, engine_after)
 
 
+def _security_problems(found: Iterable[Loosened], prefix: str, allowed: Collection[str]) -> Iterator[Problem]:
+    for path, message, rule in found:
+        if rule is None:
+            yield _problem(f"{prefix}{path}", message)
+        elif rule not in allowed:
+            yield _problem(f"{prefix}{path}", f"{message} (exception: {rule})")
+
+
 def _pod_problems(before: JSON, after: JSON) -> Iterator[Problem]:
-    for path, message in loosened_pod(before, after):
-        yield _problem(f"spec.{path}", message)
     if after.get("enableServiceLinks") is not False:
         yield _problem(
             "spec.enableServiceLinks", "must stay false: names of Services would become the engine's settings"
@@ -76,16 +96,16 @@ def _volume_problems(before: JSON, after: JSON) -> Iterator[Problem]:
             yield _problem(where, "is the operator's: give a volume of your own another name")
 
 
-def _container_problems(before: Mapping[str, JSON], after: Mapping[str, JSON], field: str) -> Iterator[Problem]:
+def _container_problems(
+    before: Mapping[str, JSON], after: Mapping[str, JSON], field: str, allowed: Collection[str]
+) -> Iterator[Problem]:
     for name in before.keys() - after.keys():
         yield _problem(f"spec.{field}[name={name}]", "may not be removed")
     for name, container in after.items():
         where = f"spec.{field}[name={name}]"
-        for path, message in loosened_container(container):
-            yield _problem(f"{where}.{path}", message)
+        yield from _security_problems(loosened_container(container), f"{where}.", allowed)
         if name in before:
-            for path, message in loosened_own_container(before[name], container):
-                yield _problem(f"{where}.{path}", message)
+            yield from _security_problems(loosened_own_container(before[name], container), f"{where}.", allowed)
             if field == "initContainers":
                 yield from _changed(before[name], container, where, _FIXED_IN_INIT)
         else:

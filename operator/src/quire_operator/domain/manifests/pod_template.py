@@ -4,7 +4,7 @@ Called by ``desired``. Pods run as nobody, on a read-only root, without capabili
 server.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -43,15 +43,25 @@ class Images:
     """Another address of the model hub, such as a mirror."""
     image_volumes: bool | None = None
     """Whether the kubelet mounts images as volumes; None until somebody has asked the cluster."""
+    allowed_exceptions: frozenset[str] = frozenset()
+    """The rules of ``pod_security`` that ``spec.podTemplate`` may break."""
 
 
 def pod_template(
-    spec: Spec, images: Images, *, labels: Mapping[str, str], selector: Mapping[str, str]
+    spec: Spec,
+    images: Images,
+    *,
+    labels: Mapping[str, str],
+    selector: Mapping[str, str],
+    served_names: Sequence[str],
 ) -> JSON | tuple[Problem, ...]:
-    """The Deployment's pod template, or every reason why ``spec.podTemplate`` can't be merged into it."""
+    """Return the Deployment's pod template, or every reason why ``spec.podTemplate`` cannot be merged into it.
+
+    ``served_names`` are the model names that the engine accepts; its answers contain the first.
+    """
     base: JSON = {
         "metadata": {"labels": dict(labels), "annotations": _scrape_annotations()},
-        "spec": _pod_spec(spec, images, selector=selector),
+        "spec": _pod_spec(spec, images, selector=selector, served_names=served_names),
     }
     problems: list[Problem] = []
     if (problem := source_problem(spec)) is not None:
@@ -59,7 +69,9 @@ def pod_template(
     for key in spec.pod_template.keys() - {"metadata", "spec"}:
         problems.append(Problem(path=f"spec.podTemplate.{key}", message="unknown field; there are: metadata, spec"))
     merged = merge(base, spec.pod_template, path="spec.podTemplate", problems=problems)
-    problems += contract_problems(base, merged, selector={**selector, **_identity(labels)})
+    problems += contract_problems(
+        base, merged, selector={**selector, **_identity(labels)}, allowed=images.allowed_exceptions
+    )
     return tuple(problems) if problems else merged
 
 
@@ -76,7 +88,7 @@ def _scrape_annotations() -> JSON:
     }
 
 
-def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSON:
+def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served_names: Sequence[str]) -> JSON:
     volume = model_volume(spec, image_volumes=bool(images.image_volumes))
     pod: JSON = {
         "serviceAccountName": spec.name,
@@ -100,7 +112,7 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str]) -> JSO
                 "matchLabelKeys": ["pod-template-hash"],
             }
         ],
-        "containers": [_engine_container(spec, images, volume)],
+        "containers": [_engine_container(spec, images, volume, served_names)],
         "volumes": _volumes(spec, volume),
     }
     init: list[JSON] = []
@@ -124,13 +136,16 @@ def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
     return list(dict.fromkeys((*spec.engine.image_pull_secrets, *([] if model is None else [model]))))
 
 
-def _engine_container(spec: Spec, images: Images, volume: ModelVolume) -> JSON:
+def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_names: Sequence[str]) -> JSON:
     container: JSON = {
         "name": ENGINE,
         "image": spec.engine.image or images.engine,
         "command": [engine.ENGINE_COMMAND],
         "args": engine_contract.engine_args(
-            spec, model_path=volume.model_path, api_key_file=None if spec.auth_secret is None else keys.KEY_FILE
+            spec,
+            model_path=volume.model_path,
+            served_names=served_names,
+            api_key_file=None if spec.auth_secret is None else keys.KEY_FILE,
         ),
         "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],
         "env": _environment(),

@@ -1,46 +1,89 @@
-"""Which of several LLMDeployments has a served name that all of them ask for: the oldest. Pure.
+"""The claim of an LLMDeployment to its served name, as its status has it and as it shall be: pure.
 
-One gateway may serve them all, and a request names but a model. Services say what they serve and how old their
-LLMDeployment is; the operator judges by what the gateway sees, in the same order (tests/contract holds them equal), so
-that status never says otherwise than where requests go.
+``quire_common.served_names`` decides which of several claims counts, for the operator and the gateway alike. This
+module reads and writes ``status.servedName``, the only record of a claim.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
-from quire_operator.domain.cluster_state.observed import Key
+from quire_common.served_names import Claim, NameScope, held_by, next_second, reported_claim
+from quire_operator.domain.cluster_state.observed import Key, Resource
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A Service that says it serves a model."""
-
-    key: Key
-    """The LLMDeployment it belongs to."""
-    served_name: str
-    seniority: str
-    """When the LLMDeployment was made, and its uid; of a Service that does not say so, when that was made."""
-
-    @property
-    def _order(self) -> tuple[str, str]:
-        return self.seniority, str(self.key)
-
-    def goes_before(self, other: "Claim") -> bool:
-        return self._order < other._order
+JSON = Mapping[str, object]
 
 
-def seniority(created: str, uid: str) -> str:
-    """Text that sorts as age does; ``created`` is an RFC 3339 time of the API server, always in UTC."""
-    return f"{created}/{uid}"
-
-
-def conflict(mine: Claim | None, claims: Iterable[Claim]) -> str | None:
-    """Why requests for my served name go to somebody else; None if they come to me."""
-    older = [claim for claim in claims if mine is not None and claim != mine and claim.goes_before(mine)]
-    if mine is None or not older:
-        return None
-    first = min(older, key=lambda claim: claim._order)
-    return (
-        f"requests for the model {mine.served_name} go to {first.key}, which serves it and is older; "
-        "choose another spec.model.servedName. Its own Service works all the same"
+def recorded_claim(resource: Resource) -> Claim | None:
+    """Return the claim by which the gateway routes; None before the first report."""
+    return reported_claim(
+        namespace=resource.key.namespace,
+        deployment=resource.key.name,
+        created=resource.created,
+        is_leaving=resource.deleting,
+        recorded=_recorded(resource.status),
+        is_reported="observedGeneration" in resource.status,
+        spec_name=spec_name(resource),
     )
+
+
+def wanted_claim(resource: Resource, *, known: Claim | None, now: float) -> Claim:
+    """Return the claim that the next status records. ``known`` is what this process recorded last, if anything.
+
+    A name that changes, or that nobody has recorded while the spec was edited, is claimed from now on: an old
+    LLMDeployment cannot take a name by an edit. An invalid spec claims its name too, or it could be kept for later.
+    """
+    name = spec_name(resource) or resource.key.name
+    before = known or recorded_claim(resource)
+    if before is not None and before.name == name:
+        since = before.since
+    elif before is None and resource.generation <= 1:
+        since = resource.created
+    else:
+        since = next_second(now)
+    return Claim(
+        namespace=resource.key.namespace,
+        deployment=resource.key.name,
+        name=name,
+        since=since,
+        is_leaving=resource.deleting,
+    )
+
+
+def status_section(claim: Claim) -> dict[str, object]:
+    """Return ``status.servedName``."""
+    return {"name": claim.name, "since": claim.since}
+
+
+def conflict(mine: Claim, claims: Iterable[Claim], scope: NameScope) -> str | None:
+    """Return why requests for my served name go to another LLMDeployment; None if I hold the name."""
+    others = [claim for claim in claims if key_of(claim) != key_of(mine)]
+    requested = mine.requested_as(scope)
+    first = held_by([mine, *others], scope)[requested][0]
+    if first is mine:
+        return None
+    return (
+        f"spec.model.servedName: requests for the model {requested} go to {key_of(first)}, which has served this name "
+        "for longer; choose another name. The Service of this LLMDeployment still works"
+    )
+
+
+def key_of(claim: Claim) -> Key:
+    """Return the LLMDeployment that made a claim."""
+    return Key(claim.namespace, claim.deployment)
+
+
+def spec_name(resource: Resource) -> str | None:
+    """Return ``spec.model.servedName`` of any spec, valid or not."""
+    model = _map(_map(resource.body, "spec"), "model")
+    name = model.get("servedName")
+    return name if isinstance(name, str) and name else None
+
+
+def _recorded(status: JSON) -> tuple[str, str] | None:
+    section = _map(status, "servedName")
+    name, since = section.get("name"), section.get("since")
+    return (name, since) if isinstance(name, str) and isinstance(since, str) else None
+
+
+def _map(body: JSON, key: str) -> JSON:
+    value = body.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -11,9 +11,9 @@ from quire_common.contract.kubernetes import API_VERSION as API_VERSION
 from quire_common.contract.kubernetes import GROUP as GROUP
 from quire_common.contract.kubernetes import KIND as KIND
 from quire_common.contract.kubernetes import LABEL_DEPLOYMENT as LABEL_DEPLOYMENT
+from quire_common.contract.kubernetes import PLURAL as PLURAL
 from quire_common.contract.kubernetes import VERSION as VERSION
 
-PLURAL = "llmdeployments"
 FIELD_MANAGER = "quire"
 
 LABEL_APP = "app.kubernetes.io/name"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from quire_common.served_names import Claim
 from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
 from quire_operator.domain.cluster_state.other_autoscalers import other_autoscaler_message
 from quire_operator.domain.cluster_state.ownership import ForeignField
@@ -84,6 +85,8 @@ class View:
     """Why something that replicas serve without is not as desired."""
     rival: str | None = None
     """Why requests for the served name go to another LLMDeployment; None if they come to this one."""
+    claim: Claim | None = None
+    """The claim to the served name that the status records."""
     fought_over: str = ""
     """What others change again and again as often as it is set back."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.manifests.desired import selector
+from quire_operator.domain.manifests.served_names import status_section
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged
 from quire_operator.domain.status.pod_failures import FailureReason
@@ -47,6 +48,8 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
             now=format_time(now).partition(".")[0] + "Z",
         ),
     }
+    if view.claim is not None:
+        result["servedName"] = status_section(view.claim)
     if view.target is not None:
         result["desiredReplicas"] = view.target
     if deployment is not None and deployment.revision:

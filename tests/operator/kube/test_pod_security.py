@@ -1,0 +1,73 @@
+"""Pod templates that loosen security, judged by the real API server's own admission of the restricted profile."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess
+from kube_support.pod_security import CASES, SAFE
+
+from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.pod_security import EXCEPTIONS
+from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import Spec
+
+IMAGES = Images(engine="engine", allowed_exceptions=EXCEPTIONS)
+
+
+@pytest.fixture(scope="module")
+def restricted(shared_space: Namespace) -> Iterator[Namespace]:
+    """A namespace that enforces the restricted profile."""
+    name = f"{shared_space.name}-restricted"
+    client = shared_space.server.client()
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    assert client.post("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}).ok
+    space = Namespace(shared_space.server, name)
+    space.create("serviceaccounts", {"metadata": {"name": "chat"}})
+    yield space
+    client.delete(f"/api/v1/namespaces/{name}")
+
+
+def admission(space: Namespace, **spec: Any) -> str:
+    """Return why the server refuses a replica of this spec; empty if it accepts it."""
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": space.name},
+        "spec": {"model": {"source": "hf://a/b"}, "auth": {"secretName": "keys"}} | spec,
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec), str(parsed)
+    manifests = desired(parsed, 1, uid="u", images=IMAGES)
+    assert isinstance(manifests, Manifests), str(manifests)
+    template: Any = manifests.deployment.body["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", **template["template"]}
+    pod["metadata"] = {**pod["metadata"], "name": "chat-0"}
+    answer = space.server.client().post(f"{space.path('pods')}?dryRun=All", pod)
+    # Some fields do not even pass validation together with the rest of the pod.
+    assert answer.ok or answer.status in (403, 422), answer.body
+    return "" if answer.ok else str(answer.body["message"])
+
+
+def test_replicas_run_where_the_restricted_profile_is_enforced(restricted: Namespace) -> None:
+    assert admission(restricted) == ""
+    sidecar = {"name": "s", "image": "s", "securityContext": SAFE}
+    both = {"spec": {"containers": [sidecar], "initContainers": [sidecar | {"name": "i"}]}}
+    assert admission(restricted, podTemplate=both) == ""
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_standard])
+def test_server_refuses_what_the_operator_refuses(restricted: Namespace, name: str) -> None:
+    assert admission(restricted, podTemplate=CASES[name].template)
+
+
+def test_specs_that_own_the_node_become_no_pods(shared_space: Namespace, operator: OperatorProcess) -> None:
+    pod = {
+        "securityContext": {"supplementalGroups": [0]},
+        "volumes": [{"name": "h", "hostPath": {"path": "/run/containerd"}}],
+    }
+    shared_space.apply("thief", podTemplate={"spec": pod})
+    message = shared_space.wait_reason("thief", "Ready", "InvalidSpec")["message"]
+    assert "spec.podTemplate.spec.securityContext.supplementalGroups: must not contain 0" in message
+    assert "spec.podTemplate.spec.volumes[name=h].hostPath: may not be" in message
+    assert "thief" not in shared_space.names("deployments")
