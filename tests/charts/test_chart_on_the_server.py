@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_support.values import EVERYTHING
+from chart_support.values import VARIANTS
 
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
@@ -56,8 +56,9 @@ OF_OTHERS = {"HTTPRoute", "PodMonitor", "PrometheusRule", "Certificate", "Issuer
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"watchNamespaces": ["default", "kube-public"]}, EVERYTHING | {"watchNamespaces": ["default"]}],
-    ids=["all namespaces", "some namespaces", "everything"],
+    # The namespace of the server instead of those of the variant.
+    [v | {"watchNamespaces": ["default"] if "watchNamespaces" in v else []} for v in VARIANTS.values()],
+    ids=VARIANTS,
 )
 def test_the_server_takes_every_rendered_object(
     cluster_helm: Helm, api_server: ControlPlane, namespace: str, values: dict[str, Any]

@@ -12,7 +12,7 @@ from chart_support.documents import container, find, of_kind
 from chart_support.snapshots import FOLDER, SNAPSHOTS, rendered
 from chart_support.values import DIGEST, EVERYTHING, VARIANTS
 
-from quire_cluster.helm import Helm
+from quire_cluster.helm import Helm, HelmFailed
 from quire_gateway.config import KubernetesSource, parse_config
 from quire_operator.app.settings import parse_settings
 from quire_operator.domain.autoscaling.prometheus_series import ReplicaLabels
@@ -239,3 +239,37 @@ def test_each_selector_finds_its_own_pods_alone(helm: Helm, values: dict[str, An
         wanted = selector.get("matchLabels", selector).items()
         expected = document["metadata"]["name"].replace("-webhook", "-operator")  # a Service of the operator's
         assert [name for name, labels in pods.items() if wanted <= labels.items()] == [expected]
+
+
+@pytest.mark.parametrize("deployment", ["quire-operator", "quire-gateway"])
+def test_openshift_assigns_the_user_of_all_pods(helm: Helm, deployment: str) -> None:
+    fixed = find(helm.template({}), "Deployment", deployment)["spec"]["template"]["spec"]["securityContext"]
+    assert (fixed["runAsUser"], fixed["runAsGroup"]) == (65532, 65532)
+    documents = helm.template({"runAsUser": None, "podSecurityContext": {"supplementalGroups": [7]}})
+    context = find(documents, "Deployment", deployment)["spec"]["template"]["spec"]["securityContext"]
+    assert context == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "supplementalGroups": [7],
+    }
+    assert parse_settings(container(documents, "quire-operator")["args"], {}).images.user_id is None
+
+
+@pytest.mark.parametrize("component", ["operator", "gateway"])
+def test_proxy_and_authorities_reach_the_container(helm: Helm, component: str) -> None:
+    found = container(helm.template(EVERYTHING), f"inference-{component}")
+    (extra,) = EVERYTHING[component]["extraEnv"]
+    assert extra in found["env"]
+    assert EVERYTHING[component]["extraVolumeMounts"][0] in found["volumeMounts"]
+
+
+def test_common_labels_are_on_every_object_and_in_no_selector(helm: Helm) -> None:
+    for document in helm.template({"commonLabels": {"cost": "ml"}}):
+        if document["kind"] != "CustomResourceDefinition":
+            assert document["metadata"]["labels"]["cost"] == "ml"
+        assert "cost" not in str(document.get("spec", {}).get("selector", {}))
+
+
+def test_common_labels_may_not_replace_the_charts_own(helm: Helm) -> None:
+    with pytest.raises(HelmFailed, match="commonLabels"):
+        helm.template({"commonLabels": {"app.kubernetes.io/name": "other"}})

@@ -26,6 +26,9 @@ app.kubernetes.io/component: {{ .component }}
 {{ include "quire.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
@@ -41,12 +44,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* The restricted profile of the Pod Security Standards. */}}
+{{/* The restricted profile of the Pod Security Standards, with the changes of podSecurityContext. */}}
 {{- define "quire.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-seccompProfile: {type: RuntimeDefault}
+{{- $context := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- with .Values.runAsUser }}
+{{- $context = mergeOverwrite $context (dict "runAsUser" (int64 .) "runAsGroup" (int64 .)) }}
+{{- end }}
+{{- toYaml (mergeOverwrite $context .Values.podSecurityContext) }}
 {{- end -}}
 
 {{- define "quire.containerSecurity" -}}

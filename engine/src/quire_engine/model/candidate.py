@@ -15,6 +15,7 @@ from quire_engine.model.family import CausalLM
 from quire_engine.model.linear import LinearBackend
 from quire_engine.model.registry import SUPPORTED
 from quire_engine.model.shape import ModelShape
+from quire_engine.model.text_part import text_config
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config
 
 ModelImpl = Literal["auto", "native", "transformers"]
@@ -83,7 +84,8 @@ def find_candidate(
 def _is_native(folder: Path, overrides: ConfigOverrides) -> bool:
     """Whether there is a family by the architecture's name; what cannot be read is the native loader's to refuse."""
     try:
-        architectures = read_config(folder, overrides).get("architectures")
+        raw = read_config(folder, overrides)
     except ModelFolderError:
         return True
+    architectures = (text_config(raw) or raw).get("architectures")
     return isinstance(architectures, list) and any(name in SUPPORTED for name in architectures)

@@ -14,6 +14,7 @@ from quire_engine.model.dialect import Dialect, find_dialect
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.rope import RopeConfig, reach, rotation_problems
 from quire_engine.model.shape import ModelShape
+from quire_engine.model.text_part import text_config
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config, read_generation_config
 
 MAX_LAYERS = 10_000
@@ -48,7 +49,8 @@ def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverr
         raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
     generation = read_generation_config(folder, overrides)
     problems: list[str] = []
-    config = parse_config(read_config(folder, overrides), generation, supported, problems)
+    raw = read_config(folder, overrides)
+    config = parse_config(text_config(raw) or raw, generation, supported, problems)
     if config is None:
         raise ModelFolderError("\n  - ".join([f"{file} cannot be served:", *problems]))
     return config

@@ -12,9 +12,10 @@ from quire_engine.model.candidate import BuildOptions, BuiltModel
 from quire_engine.model.config import ModelConfig, load_config
 from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.shape import without_idle_windows
+from quire_engine.model.text_part import text_config
 from quire_engine.model.upload import make_upload
-from quire_engine.model.weights import RandomWeights, Reader, TensorSource, check_tensors, open_checkpoint
-from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides
+from quire_engine.model.weights import RandomWeights, Reader, TensorSource, TextTensors, check_tensors, open_checkpoint
+from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +28,13 @@ class NativeCandidate:
     shape: ModelConfig
     longest: int
     """Tokens of the longest sequence."""
+    part_of: str | None = None
+    """The architecture of the larger model whose text part this is."""
 
     @property
     def served_by(self) -> str:
-        return f"quire's own {self.shape.architecture}"
+        whole = f", the text part of {self.part_of}: images are not served" if self.part_of else ""
+        return f"quire's own {self.shape.architecture}{whole}"
 
     @property
     def is_native(self) -> bool:
@@ -49,6 +53,7 @@ class NativeCandidate:
             source = RandomWeights(family.tensor_shapes(config, ()), generator)
         else:
             source = open_checkpoint(self.folder, make_upload(options.device))
+            source = source if self.part_of is None else TextTensors(source)
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
         # Angles for one position more than the longest sequence has: a step may run ahead of the stop that ends it.
@@ -92,4 +97,10 @@ class NativeCandidate:
 def find_native_candidate(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> NativeCandidate:
     """Raises ModelFolderError with every problem of the folder's configuration."""
     config = load_config(folder, SUPPORTED, overrides)
-    return NativeCandidate(folder=folder, shape=config, longest=config.max_position_embeddings)
+    raw = read_config(folder, overrides)
+    return NativeCandidate(
+        folder=folder,
+        shape=config,
+        longest=config.max_position_embeddings,
+        part_of=None if text_config(raw) is None else str(raw["architectures"][0]),
+    )

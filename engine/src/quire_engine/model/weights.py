@@ -21,6 +21,7 @@ from torch import Tensor
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family
+from quire_engine.model.text_part import text_tensor
 from quire_engine.model.upload import Upload
 from quire_engine.model_folder import WHOLE_FILE
 
@@ -84,6 +85,22 @@ class Safetensors:
         tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
         self._mapped_bytes += tensor.nbytes
         return tensor
+
+
+class TextTensors:
+    """The tensors of the text part of a larger model, under the names of the decoder alone."""
+
+    def __init__(self, whole: TensorSource) -> None:
+        self._whole = whole
+        names = {name: text_tensor(name) for name in whole.shapes()}
+        self._names = {own: name for name, own in names.items() if own is not None}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = self._whole.shapes()
+        return {own: shapes[name] for own, name in self._names.items()}
+
+    def read(self, name: str, part: int | None = None) -> Tensor:
+        return self._whole.read(self._names[name], part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,9 @@ usage: quire-operator [flags]
             _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
                   "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "
                   "(image if the API server supports it)", "auto"),
+            _flag("pod-user-id", Pattern(r"[1-9]\d{0,9}|none", "a user id such as 65532, or none", "UID"), "the user "
+                  "and group of replicas; none leaves them to the cluster, as OpenShift's restricted-v2 requires",
+                  "65532"),
             Flag(name="pod-template-allow", kind=Choice(*sorted(EXCEPTIONS)), many=True, shown_default="none",
                  help="what spec.podTemplate may use although it loosens the isolation of pods: types of volumes, and "
                  "rules such as hostNetwork"),

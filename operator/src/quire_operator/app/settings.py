@@ -88,6 +88,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             engine=values["engine-image"] or f"quire-engine:{__version__}",
             hub_endpoint=values["hub-endpoint"],
             image_volumes=values["oci-volumes"],
+            user_id=None if values["pod-user-id"] == "none" else int(values["pod-user-id"]),
             allowed_exceptions=frozenset(values["pod-template-allow"] or ()),
         ),
         lease_name=values["lease-name"],

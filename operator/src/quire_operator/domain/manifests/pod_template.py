@@ -23,6 +23,7 @@ JSON = dict[str, object]
 
 FETCH = "fetch-model"
 USER_ID = 65532
+"""The user and group of replicas where the operator is not told another one."""
 STARTUP_SECONDS = 1800
 """How long weights may take to load before the kubelet starts the container anew."""
 PRE_STOP_SECONDS = 5
@@ -43,6 +44,8 @@ class Images:
     """Another address of the model hub, such as a mirror."""
     image_volumes: bool | None = None
     """Whether the kubelet mounts images as volumes; None until somebody has asked the cluster."""
+    user_id: int | None = USER_ID
+    """The user and group of replicas; None leaves them to the cluster, as OpenShift requires."""
     allowed_exceptions: frozenset[str] = frozenset()
     """The rules of ``pod_security`` that ``spec.podTemplate`` may break."""
 
@@ -95,14 +98,7 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(engine_contract.kill_grace_seconds(spec)),
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _pod_security(images.user_id),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
@@ -128,6 +124,16 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
     if pull_secrets := _pull_secrets(spec, volume):
         pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
     return pod
+
+
+def _pod_security(user_id: int | None) -> JSON:
+    ids: JSON = {} if user_id is None else {"runAsUser": user_id, "runAsGroup": user_id, "fsGroup": user_id}
+    return {
+        "runAsNonRoot": True,
+        **ids,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
