@@ -163,7 +163,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
             hold_timeout_seconds=values["hold-timeout"],
             max_attempts=values["max-attempts"],
             shares_prefixes=values["share-prefixes"] == "all",
-            hides_names=values["hide-names"],
+            hides_names=bool(values["hide-names"]),
         ),
         drain_timeout_seconds=values["drain-timeout"],
         log_level=values["log-level"],
