@@ -17,6 +17,7 @@ from chart_support.installation import Installation, get
 from quire_cluster.binaries import Binaries
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.crds import wait_established
+from quire_cluster.errors import HelmFailed
 from quire_cluster.helm import Helm
 from quire_cluster.waiting import eventually
 
@@ -169,3 +170,19 @@ def test_whoever_scales_the_gateway_keeps_its_number_at_an_upgrade(life: Life) -
         assert life.server.kubectl(*replicas) == "7"
         life.release.upgrade({"gateway": {"autoscaling": {"enabled": False}}})
         assert life.server.kubectl(*replicas) == "2", "the chart's own again"
+
+
+def test_a_release_of_another_name_takes_the_crd_over_on_request(life: Life) -> None:
+    """In the end it is taken back, because other tests install a release of the usual name."""
+    with life.release:
+        wait_established(life.server.client(), CRD)
+    life.release.name = "other"
+    with pytest.raises(HelmFailed, match="invalid ownership metadata"), life.release:
+        pass
+    life.release.install_flags = ("--take-ownership",)
+    owner = ("get", "crd", CRD, "-o", r"jsonpath={.metadata.annotations.meta\.helm\.sh/release-name}")
+    with life.release:
+        assert life.server.kubectl(*owner) == "other"
+    life.release.name = "quire"
+    with life.release:
+        assert life.server.kubectl(*owner) == "quire"

@@ -13,6 +13,7 @@ from chart_support.snapshots import FOLDER, SNAPSHOTS, rendered
 from chart_support.values import DIGEST, EVERYTHING, VARIANTS
 
 from quire_cluster.helm import Helm, HelmFailed
+from quire_common.served_names import NameScope
 from quire_gateway.config import KubernetesSource, parse_config
 from quire_operator.app.settings import parse_settings
 from quire_operator.domain.autoscaling.prometheus_series import ReplicaLabels
@@ -142,6 +143,7 @@ def test_the_gateway_understands_what_it_is_told(helm: Helm, mounted: Mounted, v
         namespaces=tuple(values.get("watchNamespaces", ())),
         kubeconfig=None,
         gateway_service=None if own is None else (own["namespace"], own["name"]),
+        scope=NameScope(expected["servedNames"].lower()),
     )
     assert config.proxy.body_memory_bytes == max(expected["bodyMemoryBytes"], expected["maxBodyBytes"])
     assert config.proxy.hides_names == expected["hideNames"]

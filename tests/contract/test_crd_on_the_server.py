@@ -16,7 +16,7 @@ from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
 from quire_cluster.waiting import eventually
-from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.domain.resource import Invalid, KVCacheSize, Spec
 
 GROUP = "/apis/quire.dev/v1alpha1"
 OWNED = "the autoscaler owns the number of replicas while spec.autoscaling is set"
@@ -64,7 +64,6 @@ def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str)
             "maxBatchedTokens": 2048,
             "maxSequences": 256,
             "blockSize": 16,
-            "kvCache": {"memoryPercent": 90},
             "prefixCaching": "Enabled",
             "schedulingPolicy": "FCFS",
             "preemption": "Auto",
@@ -82,6 +81,20 @@ def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str)
         "rollout": {"strategy": "RollingUpdate"},
         "drain": {"timeout": "120s"},
     }
+
+
+@pytest.mark.parametrize("stored", [{}, {"engine": {"kvCache": {"memoryPercent": 90}}}], ids=["new", "of older CRDs"])
+def test_the_cache_size_of_an_existing_object_can_be_set(
+    crd_server: ControlPlane, namespace: str, stored: dict[str, Any]
+) -> None:
+    assert create(crd_server, namespace, llmdeployment(**stored)).status == 201
+    patch = {"spec": {"engine": {"kvCache": {"size": "4Gi"}}}}
+    path = f"{GROUP}/namespaces/{namespace}/llmdeployments/chat"
+    patched = crd_server.client().request("PATCH", path, patch, content_type="application/merge-patch+json")
+    assert patched.status == 200, patched.body
+    parsed = Spec.parse(patched.body)
+    assert isinstance(parsed, Spec)
+    assert parsed.engine.kv_cache == KVCacheSize(size_bytes=4 << 30)
 
 
 ACCEPTED: dict[str, dict[str, Any]] = {
@@ -217,11 +230,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"engine": {"maxSequences": 512, "maxBatchedTokens": 256}},
         "spec.engine.maxBatchedTokens",
         "must be at least maxSequences",
-    ),
-    "two sizes of the cache": (
-        {"engine": {"kvCache": {"memoryPercent": 50, "size": "4Gi"}}},
-        "spec.engine.kvCache",
-        "memoryPercent and size are mutually exclusive",
     ),
     "101 percent": (
         {"engine": {"kvCache": {"memoryPercent": 101}}},

@@ -23,6 +23,7 @@ from quire_operator.domain.resource import (
     Preemption,
     PrefixCaching,
     Problem,
+    PullPolicy,
     RolloutStrategy,
     SchedulingPolicy,
     Spec,
@@ -146,6 +147,7 @@ ENUMS: dict[str, type[StrEnum]] = {
     "spec.engine.dtype": DType,
     "spec.engine.prefixCaching": PrefixCaching,
     "spec.engine.preemption": Preemption,
+    "spec.engine.imagePullPolicy": PullPolicy,
     "spec.engine.schedulingPolicy": SchedulingPolicy,
     "spec.autoscaling.mode": AutoscalingMode,
     "spec.autoscaling.metricsSource": MetricsSource,
@@ -192,7 +194,7 @@ def test_every_field_is_described_in_a_sentence() -> None:
 
 def test_nothing_is_a_float() -> None:
     types = {node.path: node.schema.get("type", "int-or-string") for node in ALL_NODES}
-    assert set(types.values()) == {"object", "array", "string", "integer", "int-or-string"}
+    assert set(types.values()) == {"object", "array", "string", "integer", "boolean", "int-or-string"}
     untyped = [node for node in ALL_NODES if "type" not in node.schema]
     assert all(node.schema["x-kubernetes-int-or-string"] for node in untyped)
 

@@ -182,12 +182,17 @@ def reference_file(root: Path, source: RemoteSource) -> Path:
 
 def cached_model(root: Path, source: RemoteSource) -> Path | None:
     """Return the folder of the complete version to which the reference last resolved, or None."""
-    try:
-        version = reference_file(root, source).read_text()
-    except OSError:
-        version = source.reference
+    version = cached_version(root, source) or source.reference
     folder = root / source.cache_name / version
     return folder if "/" not in version and folder.is_dir() else None
+
+
+def cached_version(root: Path, source: RemoteSource) -> str | None:
+    """Return the version to which the reference last resolved, or None if it never did."""
+    try:
+        return reference_file(root, source).read_text()
+    except OSError:
+        return None
 
 
 def parse_source(text: str) -> Source | None:

@@ -18,6 +18,7 @@ from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.cpu.choice import CpuChoice, find_out, report
 from quire_engine.download import fetch_model, remote_source
 from quire_engine.errors import EngineStartError, FetchError, StartError
+from quire_engine.fetch.version_lock import hold
 from quire_engine.flag_table import FLAGS
 from quire_engine.ipc.process import Spawned, spawn
 from quire_engine.ipc.start_up import RunnerFactory
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
             config.model.path, weights=config.model.load_format != "dummy", overrides=config.model.overrides
         )
         check_model_len(folder, config.model.max_model_len)
+        hold(config.model.path)
         listener = listener_of(config.server)
         # One request's text is encoded on one core: more threads would compete with those of the engine.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

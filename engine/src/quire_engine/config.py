@@ -168,6 +168,10 @@ class ServerOptions:
     drain_timeout_seconds: float = 120.0
     lenient: bool = False
     max_body_bytes: int = 8 * 2**20
+    body_memory_bytes: int = 256 * 2**20
+    """The bytes of all bodies that are being read or prepared."""
+    sse_keepalive_seconds: float | None = None
+    """The time after which a stream without events gets a comment, also before its first token; None sends none."""
     max_logprobs: int = 20
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     access: AccessOptions = field(default_factory=AccessOptions)

@@ -62,6 +62,8 @@ def _contradictions(values: FlagValues) -> Iterator[str]:
             "--preemption-mode swap has no swap space: set it, for example --swap-space-bytes 1GiB, or use "
             "--preemption-mode auto"
         )
+    if values["body-memory"] < 2 * values["max-body-bytes"]:
+        yield "--body-memory must be at least twice --max-body-bytes: raise the one, or lower the other"
     yield from _device_contradictions(values)
 
 
@@ -155,6 +157,8 @@ def _server_options(values: FlagValues) -> ServerOptions:
         drain_timeout_seconds=values["drain-timeout"],
         lenient=values["lenient"] or False,
         max_body_bytes=values["max-body-bytes"],
+        body_memory_bytes=values["body-memory"],
+        sse_keepalive_seconds=values["sse-keepalive-seconds"] or None,
         max_logprobs=values["max-logprobs"],
         admission=AdmissionOptions(
             max_queued_requests=values["max-queued-requests"],

@@ -14,6 +14,7 @@ ALIASES = {
     "--max-num-queued-reqs": "max-queued-requests",
     "--max-num-queued-tokens": "max-queued-tokens",
     "--shutdown-timeout": "drain-timeout",
+    "--sse-keep-alive-interval": "sse-keepalive-seconds",
     "--uvicorn-log-level": "log-level",
 }
 """vLLM's names and short forms of flags that mean the same here."""
@@ -188,7 +189,6 @@ _REASONS = (
     ("answers do not report the experts", "enable-return-routed-experts aux-output-config"),
     ("use --swap-space-bytes, with a unit", "swap-space"),
     ("long prompts always run in chunks; see --max-num-batched-tokens", "no-enable-chunked-prefill"),
-    ("the server sends what it has as soon as it has it; set the proxy's timeout", "sse-keep-alive-interval"),
 )
 REFUSED = {name.lstrip("-"): reason for reason, names in _REASONS for name in names.split()}
 """vLLM's other flags and short forms, without dashes, and what to use instead."""

@@ -139,8 +139,11 @@ class Cluster(Protocol):
         """Which of the optional kinds the API server has."""
         ...
 
-    async def takes_image_volumes(self, key: Key) -> bool:
-        """Whether a pod may have an image as a volume: the same for all keys."""
+    async def takes_image_volumes(self, key: Key, deployment: Manifest) -> bool:
+        """Return whether the API server keeps the image volume of this Deployment, by a dry run: the same for all keys.
+
+        Raises ``Refused`` if the server rejects the Deployment for another reason, such as a policy of the namespace.
+        """
         ...
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
@@ -217,6 +220,10 @@ class ModelReader(Protocol):
 
     async def facts(self, source: HubSource) -> ModelFacts:
         """Raises ``ModelUnknown``."""
+        ...
+
+    async def commit(self, source: HubSource) -> str:
+        """Return the commit that the source means now. Raises ``ModelUnknown``."""
         ...
 
     async def aclose(self) -> None: ...

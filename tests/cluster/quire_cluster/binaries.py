@@ -78,7 +78,16 @@ PAUSE: Final = Package(
     compiled_packages=60,
     cold_minutes=1,
 )
-PACKAGES: Final = (KUBERNETES, HELM, KWOK, COREDNS, PAUSE)
+KSTATUS: Final = Package(
+    name="kstatus",
+    version="0.37.2",  # of sigs.k8s.io/cli-utils, in its go.mod
+    programs=("kstatus",),
+    install=None,
+    version_flags=(),
+    compiled_packages=250,
+    cold_minutes=1,
+)
+PACKAGES: Final = (KUBERNETES, HELM, KWOK, COREDNS, PAUSE, KSTATUS)
 
 Binaries: TypeAlias = Mapping[str, Path]
 Build: TypeAlias = Callable[[Package, Path], None]

@@ -15,13 +15,15 @@ from typing import Final
 import pytest
 
 from quire_cluster import fake_nodes as fake
-from quire_cluster.binaries import HELM, Binaries, ensure
+from quire_cluster.binaries import HELM, KSTATUS, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.crds import wait_established
 from quire_cluster.errors import ClusterError
 from quire_cluster.progress import Progress
 
-FIXTURES: Final = frozenset({"cluster_binaries", "api_server", "crd_server", "fake_nodes", "namespace"})
+FIXTURES: Final = frozenset(
+    {"cluster_binaries", "api_server", "crd_server", "fake_nodes", "kstatus_program", "namespace"}
+)
 CRD: Final = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 
@@ -42,7 +44,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = {name for item in session.items if item.get_closest_marker("cluster") for name in _fixtures(item)}
     if not wanted or session.config.option.collectonly:
         return
-    programs = (*PROGRAMS, *HELM.programs, *(fake.PROGRAMS if "fake_nodes" in wanted else ()))
+    programs: set[str] = set(KSTATUS.programs if "kstatus_program" in wanted else ())
+    if wanted != {"kstatus_program"}:
+        programs |= {*PROGRAMS, *HELM.programs, *(fake.PROGRAMS if "fake_nodes" in wanted else ())}
     with uncaptured(session.config):
         try:
             session.config.stash[OUTCOME] = ensure(programs, Progress(sys.stdout))
@@ -62,6 +66,16 @@ def uncaptured(config: pytest.Config) -> AbstractContextManager[None]:
 @pytest.fixture(scope="session")
 def cluster_binaries(request: pytest.FixtureRequest) -> Binaries:
     """Return the location of kubectl, helm and the control plane's programs."""
+    return _built(request)
+
+
+@pytest.fixture(scope="session")
+def kstatus_program(request: pytest.FixtureRequest) -> Path:
+    """Return the program that computes the status of objects with the library kstatus."""
+    return _built(request)["kstatus"]
+
+
+def _built(request: pytest.FixtureRequest) -> Binaries:
     outcome = request.config.stash[OUTCOME]
     if isinstance(outcome, ClusterError):
         pytest.fail(str(outcome), pytrace=False)

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fetch_support.hub_stub import HubStub
+from fetch_support.hub_stub import COMMIT, HubStub
 
+from quire_common.contract.engine import FETCHED_VERSION
 from quire_engine.errors import FetchError
 
 Fetch = Callable[..., Awaitable[Path]]
@@ -140,6 +141,13 @@ def test_why_it_failed_is_left_in_one_line_for_the_pods_status(hub: HubStub, sta
     assert failed.returncode == 2 and "has no model org/none" in err
     (line,) = log.read_text().splitlines()
     assert line.startswith("quire: ") and "has no model org/none" in line and "check the spelling" in line
+
+
+def test_the_version_is_left_for_the_pods_status(hub: HubStub, start: Start, tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    done = start("hf://org/tiny", tmp_path / "m", "--termination-log", str(log))
+    assert done.wait(timeout=60) == 0
+    assert log.read_text() == f"{FETCHED_VERSION}{COMMIT}"
 
 
 def test_what_it_says_of_its_progress(hub: HubStub, start: Start, tmp_path: Path) -> None:

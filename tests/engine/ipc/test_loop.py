@@ -79,6 +79,7 @@ def test_each_step_sends_its_columns(run: Run) -> None:
     assert [message.keys for message in outputs] == [[1, 2], [1, 2], [1], [1]]
     assert [[ended.key for ended in message.finished] for message in outputs] == [[], [2], [], [1]]
     assert [message.first_scheduled_keys for message in outputs] == [[1, 2], [], [], []]
+    assert [message.first_scheduled_cached for message in outputs] == [[0, 0], [], [], []]
     assert outputs[0].first_scheduled_time <= outputs[0].time
 
 

@@ -79,6 +79,7 @@ def test_no_field_is_lost_on_the_way() -> None:
                 logprobs=[None, TokenLogprobs([4, 5], [-0.1, -2.0], 1)],
                 first_scheduled_keys=[2],
                 first_scheduled_time=0.5,
+                first_scheduled_cached=[16],
                 prompt_logprobs=[PromptLogprobs(2, [TokenLogprobs([9, 8], [-0.5, -0.6], 1)])],
             ),
             FromEngine,

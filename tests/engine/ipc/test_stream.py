@@ -22,7 +22,7 @@ def stream(given_up: list[int]) -> Stream:
 
 
 async def test_slow_reader_gets_all_of_it_in_one_update(stream: Stream) -> None:
-    stream.first_scheduled(1.5)
+    stream.first_scheduled(1.5, 0)
     for token_id in (4, 5, 6):
         stream.take(token_id, TokenLogprobs([token_id], [-1.0], 1))
     stream.finish(END)
@@ -45,9 +45,9 @@ async def test_reports_of_the_prompt_are_kept_together(stream: Stream) -> None:
 
 
 async def test_nothing_is_told_twice(stream: Stream) -> None:
-    stream.first_scheduled(1.5)
+    stream.first_scheduled(1.5, 16)
     stream.take(4, None)
-    assert await stream.read() == Update(token_ids=[4], first_scheduled_time=1.5)
+    assert await stream.read() == Update(token_ids=[4], first_scheduled_time=1.5, num_cached_tokens=16)
     stream.take(5, None)
     assert await stream.read() == Update(token_ids=[5])
 

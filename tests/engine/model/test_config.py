@@ -10,20 +10,10 @@ import pytest
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig, load_config, parse_config
 from quire_engine.model.experts import ExpertsConfig
+from quire_engine.model.families import SUPPORTED
 from quire_engine.model.rope import LinearScaling, Llama3Scaling, RopeConfig
 from quire_engine.model.shape import without_idle_windows
 
-SUPPORTED = (
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 100,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire_engine.model.config import parse_config
-from quire_engine.model.registry import SUPPORTED
+from quire_engine.model.families import SUPPORTED
 from quire_engine.model.text_part import text_config, text_tensor
 
 GEMMA = {

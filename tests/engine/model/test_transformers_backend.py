@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, ModelImpl, find_candidate
+from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, ModelImpl
 from quire_engine.model.linear import choose_linear_backend
+from quire_engine.model.loader import find_candidate
 
 Write = Callable[..., Path]
 

@@ -13,15 +13,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model import gemma2, gemma3, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe
 from quire_engine.model.config import ModelConfig
-from quire_engine.model.expert_tensors import ExpertNames, read_stacked
-from quire_engine.model.experts import ExpertsConfig
+from quire_engine.model.decoder import find_family
+from quire_engine.model.expert_tensors import read_stacked
+from quire_engine.model.experts import ExpertNames, ExpertsConfig
+from quire_engine.model.families import SUPPORTED
 from quire_engine.model.family import Family
-from quire_engine.model.registry import SUPPORTED, find_family
 from quire_engine.model.rope import RopeConfig
 from quire_engine.model.weights import RandomWeights, Reader, check_tensors, in_own_memory, open_checkpoint
 
+LLAMA = find_family("LlamaForCausalLM")
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=30,
@@ -48,13 +49,13 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def tensors(config: ModelConfig = CONFIG) -> dict[str, Tensor]:
-    return {name: torch.randn(shape) for name, shape in llama.FAMILY.tensor_shapes(config, ()).items()}
+    return {name: torch.randn(shape) for name, shape in LLAMA.tensor_shapes(config, ()).items()}
 
 
 def check(folder: Path, config: ModelConfig = CONFIG) -> None:
     """What loading does before and while it reads."""
     source = open_checkpoint(folder)
-    for name in check_tensors(llama.FAMILY, config, source.shapes(), "the checkpoint"):
+    for name in check_tensors(LLAMA, config, source.shapes(), "the checkpoint"):
         source.read(name)
 
 
@@ -101,23 +102,23 @@ def test_a_whole_file_beside_others_is_the_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expected: set[str]) -> None:
-    plain = llama.FAMILY.tensor_shapes(replace(CONFIG, num_layers=config.num_layers), ())
-    assert set(llama.FAMILY.tensor_shapes(config, ())) - set(plain) == expected
+    plain = LLAMA.tensor_shapes(replace(CONFIG, num_layers=config.num_layers), ())
+    assert set(LLAMA.tensor_shapes(config, ())) - set(plain) == expected
 
 
 @pytest.mark.parametrize(
     ("family", "more", "fewer"),
     [
-        (mistral.FAMILY, set(), set()),
-        (qwen2.FAMILY, {f"self_attn.{name}_proj.bias" for name in "qkv"}, set()),
-        (qwen3.FAMILY, {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}, set()),
+        (find_family("MistralForCausalLM"), set(), set()),
+        (find_family("Qwen2ForCausalLM"), {f"self_attn.{name}_proj.bias" for name in "qkv"}, set()),
+        (find_family("Qwen3ForCausalLM"), {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}, set()),
         (
-            gemma2.FAMILY,
+            find_family("Gemma2ForCausalLM"),
             {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
             set(),
         ),
         (
-            gemma3.FAMILY,
+            find_family("Gemma3ForCausalLM"),
             {
                 "pre_feedforward_layernorm.weight",
                 "post_feedforward_layernorm.weight",
@@ -127,7 +128,7 @@ def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expecte
             set(),
         ),
         (
-            phi3.FAMILY,
+            find_family("Phi3ForCausalLM"),
             {"self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"},
             {
                 *(f"self_attn.{name}_proj.weight" for name in "qkv"),
@@ -139,7 +140,7 @@ def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expecte
 )
 def test_families_differ_from_llama_in_a_few_tensors(family: Family, more: set[str], fewer: set[str]) -> None:
     config = replace(CONFIG, num_layers=1)
-    own, plain = set(family.tensor_shapes(config, ())), set(llama.FAMILY.tensor_shapes(config, ()))
+    own, plain = set(family.tensor_shapes(config, ())), set(LLAMA.tensor_shapes(config, ()))
     assert own - plain == {f"model.layers.0.{name}" for name in more}
     assert plain - own == {f"model.layers.0.{name}" for name in fewer}
 
@@ -160,24 +161,24 @@ FUSED = {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.
     ("family", "names", "expected"),
     [
         (
-            mixtral.FAMILY,
+            find_family("MixtralForCausalLM"),
             set(),
             {"block_sparse_moe.gate.weight": (3, 16)}
             | {f"block_sparse_moe.experts.{i}.{name}.weight": (12, 16) for i in range(3) for name in ("w1", "w3")}
             | {f"block_sparse_moe.experts.{i}.w2.weight": (16, 12) for i in range(3)},
         ),
         (
-            mixtral.FAMILY,
+            find_family("MixtralForCausalLM"),
             {*FUSED, "model.layers.0.mlp.gate.weight"},
             {"mlp.gate.weight": (3, 16), "mlp.experts.gate_up_proj": (3, 24, 16), "mlp.experts.down_proj": (3, 16, 12)},
         ),
         (
-            qwen3_moe.FAMILY,
+            find_family("Qwen3MoeForCausalLM"),
             {"model.layers.0.mlp.experts.down_proj"},
             {"mlp.gate.weight": (3, 16), "mlp.experts.gate_up_proj": (3, 24, 16), "mlp.experts.down_proj": (3, 16, 12)},
         ),
         (
-            qwen3_moe.FAMILY,
+            find_family("Qwen3MoeForCausalLM"),
             set(),
             {"mlp.gate.weight": (3, 16)}
             | {f"mlp.experts.{i}.{name}_proj.weight": (12, 16) for i in range(3) for name in ("gate", "up")}
@@ -194,10 +195,10 @@ def test_experts_are_looked_for_as_the_checkpoint_holds_them(
 
 
 def test_a_missing_expert_is_named() -> None:
-    found = dict(mixtral.FAMILY.tensor_shapes(MOE, ()))
+    found = dict(find_family("MixtralForCausalLM").tensor_shapes(MOE, ()))
     del found["model.layers.0.block_sparse_moe.experts.1.w3.weight"]
     with pytest.raises(ModelFolderError, match="tensor model.layers.0.block_sparse_moe.experts.1.w3.weight is missing"):
-        check_tensors(mixtral.FAMILY, MOE, found, "the checkpoint")
+        check_tensors(find_family("MixtralForCausalLM"), MOE, found, "the checkpoint")
 
 
 def drop(content: dict[str, Tensor]) -> None:
@@ -381,7 +382,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
-    shapes = llama.FAMILY.tensor_shapes(replace(CONFIG, attention_bias=True), ())
+    shapes = LLAMA.tensor_shapes(replace(CONFIG, attention_bias=True), ())
     first, second = (RandomWeights(shapes, torch.Generator().manual_seed(5)) for _ in range(2))
     assert all(torch.equal(first.read(name), second.read(name)) for name in shapes)
     assert float(first.read("model.norm.weight").min()) == 1.0

@@ -11,7 +11,7 @@ from quire_parity.answering import Answering
 from quire_engine.config import CacheOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.engine import make_engine
-from quire_engine.model.candidate import find_candidate
+from quire_engine.model.loader import find_candidate
 from quire_engine.runner import load_model
 
 TEXT = {

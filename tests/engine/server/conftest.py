@@ -30,6 +30,7 @@ from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import QueueLimit
+from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
@@ -115,7 +116,7 @@ class FakeStream:
                 TokenLogprobs([i, *range(wanted)], [logprob, *(-1.0 - k for k in range(wanted))], 1) for i in ids
             ]
         finished = None if finish is None else FinishedSequence(0, finish, stop_id, cached, 0)  # type: ignore[arg-type]
-        self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished))
+        self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished, None, cached or None))
 
     def breaks(self, error: Exception) -> None:
         self._updates.put_nowait(error)
@@ -235,6 +236,7 @@ async def running(
         priorities=priorities,
         services=services,
         metrics=metrics,
+        bodies=BodyBudget(replace(ServerOptions(), **options).body_memory_bytes),
     )
     exposition = Exposition(metrics, CacheOptions(), time.monotonic, None if tls is None else tls.certificate_expiry)
     guard = Access(

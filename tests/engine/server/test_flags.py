@@ -40,7 +40,8 @@ EVERY_FLAG = """\
     --no-enable-prefix-caching --share-prefixes all
     --tensor-parallel-size 1 --data-parallel-size 1 --pipeline-parallel-size 1 --threads 3
     --host 127.0.0.1
-    --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --max-logprobs 5 --max-queued-requests 9
+    --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --body-memory 1MiB --sse-keepalive-seconds 15
+    --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
     --log-level debug --log-format json --log-requests --uds s --allowed-origins https://a.example http://b:8080/
     --engine-hang-timeout 5s --engine-start-timeout 1m --ssl-certfile c --ssl-keyfile ck --ssl-keyfile-password-file p
@@ -234,3 +235,8 @@ def test_threads_follow_the_cpu_quota(tmp_path: Path, own: str, quotas: dict[str
     (tmp_path / "own").write_text(own)
     unlimited = usable_cpus(tmp_path / "nothing", tmp_path / "none")
     assert usable_cpus(tmp_path / "sys", tmp_path / "own") == (unlimited if cpus is None else cpus)
+
+
+def test_the_budget_of_bodies_has_room_for_two() -> None:
+    (problem,) = problems_of(["m", "--max-body-bytes", "10MiB", "--body-memory", "19MiB"])
+    assert "--body-memory" in problem and "--max-body-bytes" in problem

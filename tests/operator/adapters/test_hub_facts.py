@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fetch_support.hub_stub import HubStub, safetensors, serving
+from fetch_support.hub_stub import COMMIT, HubStub, safetensors, serving
 
 from quire_cli.local.model_store import ModelStore
 from quire_operator.adapters import hub_facts
@@ -124,3 +124,12 @@ async def test_a_hub_that_stumbles_or_is_away_or_silent_is_unreachable(
         reader: Any = HubFacts(f"http://127.0.0.1:{silent.getsockname()[1]}")
         assert (await unknown(reader)).unreachable
         await reader.aclose()
+
+
+async def test_a_branch_is_resolved_to_its_commit(hub: HubStub, facts: HubFacts) -> None:
+    assert await facts.commit(SOURCE) == COMMIT
+    assert set(hub.tokens) == {None}
+    with pytest.raises(ModelUnknown):
+        await facts.commit(HubSource(repository="org/none", revision="main"))
+    hub.forbidden = True
+    assert await facts.commit(SOURCE) == COMMIT, "a gated model keeps its files for itself, not its commits"

@@ -19,12 +19,14 @@ from quire_operator.domain.resource import (
     AutoscalingMode,
     LatencyTarget,
     ScaleDown,
+    ScaleToZero,
     ScaleUp,
     ScalingTargets,
 )
 
 KV_TOKENS = 10_000.0
 UP = ScaleUp(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0)
+TO_ZERO = ScaleToZero()
 DOWN = ScaleDown(window_seconds=300.0, max_step=1, period_seconds=60.0)
 
 
@@ -101,6 +103,7 @@ def policy(
     percentile: int = 95,
     up: ScaleUp = UP,
     down: ScaleDown = DOWN,
+    to_zero: ScaleToZero = TO_ZERO,
 ) -> Policy:
     targets = ScalingTargets(
         queue_depth=queue_depth,
@@ -115,6 +118,7 @@ def policy(
         targets=targets,
         scale_up=up,
         scale_down=down,
+        scale_to_zero=to_zero,
     )
     return Policy(autoscaling=rules, max_sequences=max_sequences)
 

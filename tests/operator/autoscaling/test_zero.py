@@ -3,8 +3,9 @@
 import pytest
 
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.resource import AutoscalingMode, ScaleDown, ScaleUp
+from quire_operator.domain.resource import AutoscalingMode, ScaleDown, ScaleToZero, ScaleUp
 
+QUICK = ScaleDown(window_seconds=30.0, max_step=1, period_seconds=15.0)
 QUIET = {"held": 0, "in_flight": 0}
 
 
@@ -59,6 +60,34 @@ def test_idle_for_the_whole_window_goes_to_zero(kit):
     last = story.ticks(2, kit.ready("a"), **QUIET)[0]
     assert (last.desired, last.reason) == (0, Reason.DEMAND_FELL)
     assert last.message == ("1 → 0: at most 0.00 replicas were needed in the last 5m; no requests run, wait or arrive")
+
+
+def test_the_last_replica_stays_for_as_long_as_the_spec_says(kit):
+    story = kit.story(current=2, min_replicas=0, to_zero=ScaleToZero(after_seconds=1800), down=QUICK)
+    story.ticks(10, *kit.fleet(2), **QUIET)
+    assert story.target == 1, "only the last replica waits"
+    held = story.ticks(100, kit.ready("a"), **QUIET)[-1]
+    assert (held.desired, held.reason) == (1, Reason.SCALE_DOWN_WINDOW)
+    story.ticks(15, kit.ready("a"), **QUIET)
+    assert story.target == 0
+
+
+def test_a_request_begins_the_time_of_the_last_replica_again(kit):
+    story = kit.story(current=1, min_replicas=0, to_zero=ScaleToZero(after_seconds=1800), down=QUICK)
+    story.ticks(100, kit.ready("a"), **QUIET)
+    story.tick(kit.ready("a", running=1), **QUIET)
+    story.ticks(100, kit.ready("a"), **QUIET)
+    assert story.target == 1
+    story.ticks(25, kit.ready("a"), **QUIET)
+    assert story.target == 0
+
+
+def test_the_time_of_the_last_replica_begins_again_after_a_restart(kit):
+    story = kit.story(current=1, min_replicas=0, to_zero=ScaleToZero(after_seconds=1800), down=QUICK)
+    story.ticks(100, kit.ready("a"), **QUIET)
+    story.restart()
+    story.ticks(100, kit.ready("a"), **QUIET)
+    assert story.target == 1
 
 
 def test_never_to_zero_while_one_request_streams(kit):

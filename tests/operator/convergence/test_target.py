@@ -81,6 +81,11 @@ def test_target(
     assert found == Target(replicas=wanted, persist=persist)
 
 
+def test_a_removed_autoscaler_leaves_its_replicas() -> None:
+    found = target(spec(replicas=1), decided=None, record=record(8), deployment=running(8), kept=8)
+    assert found == Target(replicas=8, persist=None)
+
+
 COUNTS = st.none() | st.integers(0, 30)
 
 

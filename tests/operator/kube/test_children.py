@@ -53,7 +53,8 @@ def test_status_tells_of_the_replica_that_does_not_run_here(demo: Namespace) -> 
     assert (status["replicas"], status["readyReplicas"], status["desiredReplicas"]) == (1, 0, 1)
     assert status["autoscaling"]["desiredReplicas"] == 1
     types = [condition["type"] for condition in status["conditions"]]
-    assert types == ["Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"]
+    shown = ["Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"]
+    assert types == [*shown, "Reconciling", "Stalled", "ForeignFields"]
     assert {c["observedGeneration"] for c in status["conditions"]} == {resource["metadata"]["generation"]}
 
 

@@ -304,7 +304,7 @@ def test_the_cause_is_in_the_condition_in_an_event_and_in_what_kubectl_shows(
 def test_the_table_of_kubectl_get_names_the_reason(caused: Namespace) -> None:
     table = caused.server.kubectl("get", "llmd", "-n", caused.name)
     rows = {line.split()[0]: line.split()[1:3] for line in table.splitlines()[1:]}
-    assert rows["no-gpu"] == ["False", "InsufficientGPU"] and rows["asleep"] == ["False", "ScaledToZero"]
+    assert rows["no-gpu"] == ["False", "InsufficientGPU"] and rows["asleep"] == ["True", "ScaledToZero"]
     print(table)
 
 

@@ -115,15 +115,14 @@ def test_other_additions_stay_and_are_named(drift: Namespace) -> None:
     restarted = {"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}}
     drift.patch("deployments", "drift", restarted, manager="kubectl-rollout")
     drift.patch("deployments", "drift", in_pod(nodeSelector={"disk": "fast"}), manager="meddler")
-    degraded = drift.wait_reason("drift", "Degraded", "ForeignFields")
-    assert degraded["message"].endswith("spec.template.spec.nodeSelector (set by meddler)"), (
-        "and nothing of the restart"
-    )
+    added = drift.wait_reason("drift", "ForeignFields", "FieldsAdded")
+    assert added["message"].endswith("spec.template.spec.nodeSelector (set by meddler)"), "and nothing of the restart"
     deployment = drift.get("deployments", "drift")
     assert deployment is not None
     template = deployment["spec"]["template"]
     assert template["spec"]["nodeSelector"] == {"disk": "fast"}
     assert template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"] == "now"
 
+    assert drift.condition("drift", "Degraded")["reason"] != "ForeignFields"
     drift.patch("deployments", "drift", in_pod(nodeSelector=None), manager="meddler")
-    drift.wait_reason("drift", "Degraded", "AsExpected")
+    drift.wait_reason("drift", "ForeignFields", "NoneFound")

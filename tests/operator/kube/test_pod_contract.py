@@ -79,9 +79,9 @@ def test_what_others_add_to_a_service_is_removed_or_named(shared: Namespace) -> 
     shared.wait_settled("exposed")
     added = {"publishNotReadyAddresses": True, "externalIPs": ["192.0.2.1"]}
     shared.patch("services", "exposed", {"spec": added}, manager="meddler")
-    degraded = shared.wait_reason("exposed", "Degraded", "ForeignFields")
-    assert "to the Service exposed: spec.externalIPs (set by meddler)" in degraded["message"]
-    assert "publishNotReadyAddresses" not in degraded["message"]
+    added_fields = shared.wait_reason("exposed", "ForeignFields", "FieldsAdded")
+    assert "to the Service exposed: spec.externalIPs (set by meddler)" in added_fields["message"]
+    assert "publishNotReadyAddresses" not in added_fields["message"]
 
     def ready_alone() -> bool:
         service = shared.get("services", "exposed")
@@ -91,7 +91,7 @@ def test_what_others_add_to_a_service_is_removed_or_named(shared: Namespace) -> 
     shared.patch(
         "services", "exposed", {"spec": {"externalIPs": None, "externalTrafficPolicy": None}}, manager="meddler"
     )
-    shared.wait_reason("exposed", "Degraded", "AsExpected")
+    shared.wait_reason("exposed", "ForeignFields", "NoneFound")
 
 
 def test_keys_that_are_missing_are_told_from_the_pod_alone(shared: Namespace) -> None:

@@ -7,6 +7,7 @@ eyes of the audit log: what it was refused, and which of its rights it never use
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
@@ -113,3 +114,25 @@ def test_no_right_is_a_wildcard_or_reads_secrets_or_logs(crd_installed: ControlP
     assert not {right.resource for right in given} & {"secrets", "configmaps", "pods/log", "pods/exec"}
     # Their labels, for the capacity check; test_capacity.py sees it used.
     assert {right.verb for right in given if right.resource == "nodes"} == ({"list"} if everywhere else set())
+
+
+def test_a_missing_list_right_hinders_no_other_kind(crd_installed: ControlPlane, operators: Operators) -> None:
+    space = Namespace(crd_installed, "limited")
+    client = crd_installed.client()
+    assert client.post("/api/v1/namespaces", {"metadata": {"name": space.name}}).ok
+    flags = space.flags()
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space.name}/roles"
+    for role in client.get(roles).body["items"]:
+        role["rules"] = [rule for rule in role["rules"] if "poddisruptionbudgets" not in rule["resources"]]
+        assert client.request("PUT", f"{roles}/{role['metadata']['name']}", role).ok
+    operator = operators.start(*flags, identity="limited")
+    try:
+        space.apply("chat")
+        until(lambda: space.get("deployments", "chat"), why=operator.last_words)
+        space.wait_reason("chat", "Ready", "Forbidden")
+        until(lambda: operator.said("no permission to list PodDisruptionBudget"))
+        with urlopen(f"http://127.0.0.1:{operator.port()}/readyz", timeout=10) as answer:
+            assert b"no permission to list PodDisruptionBudget" in answer.read()
+    finally:
+        operator.kill()
+        client.delete(f"/api/v1/namespaces/{space.name}")

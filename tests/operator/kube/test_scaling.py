@@ -68,7 +68,8 @@ def test_from_static_to_autoscaling_and_back_changes_nothing_by_itself(shared: N
     shared.apply("switched", replicas=6, autoscaling=AUTOSCALING)
     shared.wait_reason("switched", "Autoscaling", "Enforcing")
     shared.wait_settled("switched")
-    assert autoscaling_status(shared, "switched") == {"desiredReplicas": 6}, "persisted before anything is acted upon"
+    persisted = {"desiredReplicas": 6, "specReplicas": 6}
+    assert autoscaling_status(shared, "switched") == persisted, "before anything is acted upon"
 
     with pytest.raises(KubectlFailed, match="the autoscaler owns the number of replicas"):
         shared.server.kubectl("scale", "-n", shared.name, "llmd/switched", "--replicas=2")
@@ -149,7 +150,7 @@ def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespac
     start = shared.server.audit.position()
     shared.run_pods("busy", address=POD_IP)
 
-    until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1})
+    until(lambda: autoscaling_status(shared, "busy") != {"desiredReplicas": 1, "specReplicas": 1})
     wait_replicas(shared, "busy", 3)
     section = autoscaling_status(shared, "busy")
     assert section is not None and section["desiredReplicas"] == 3

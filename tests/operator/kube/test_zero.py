@@ -74,7 +74,7 @@ def test_a_held_request_brings_the_first_replica_and_idleness_takes_it_away(
     down = {"window": "3s", "period": "1s"}
     space.apply("sleepy", replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 2, "scaleDown": down})
     ready = space.wait_reason("sleepy", "Ready", "ScaledToZero")
-    assert (ready["status"], "the next request starts a replica" in ready["message"]) == ("False", True)
+    assert (ready["status"], "the next request starts a replica" in ready["message"]) == ("True", True)
     available = space.condition("sleepy", "Available")
     assert (available["status"], available["reason"]) == ("True", "HeldByGateway")
     assert space.pods("sleepy") == []

@@ -196,3 +196,40 @@ def test_every_example_is_something_to_deploy(path: Path) -> None:
         spec = Spec.parse(document)
         assert isinstance(spec, Spec), str(spec)
         assert isinstance(desired(spec, 1, uid="u", images=Images(engine="e")), Manifests)
+
+
+@pytest.mark.parametrize(
+    ("autoscaling", "start_up", "annotations"),
+    [
+        ({"minReplicas": 1, "maxReplicas": 2, "scaleToZero": {"maxHeld": 5}}, 90, {}),
+        ({"minReplicas": 0, "maxReplicas": 2}, None, {}),
+        ({"minReplicas": 0, "maxReplicas": 2}, 90, {"quire.dev/start-up-seconds": "90"}),
+        (
+            {"minReplicas": 0, "maxReplicas": 2, "scaleToZero": {"holdTimeout": "10m", "maxHeld": 5}},
+            None,
+            {"quire.dev/hold-timeout-seconds": "600", "quire.dev/max-held": "5"},
+        ),
+    ],
+    ids=["never at zero", "nothing known", "learned", "set"],
+)
+def test_the_service_says_how_requests_wait_at_zero(
+    autoscaling: dict[str, Any], start_up: int | None, annotations: dict[str, str]
+) -> None:
+    spec = parse_spec(autoscaling=autoscaling)
+    made = desired(spec, 0, uid="u", images=Images(engine="e"), start_up_seconds=start_up)
+    assert isinstance(made, Manifests)
+    metadata: Any = child(made, "Service", "chat").body["metadata"]
+    assert {k: v for k, v in metadata["annotations"].items() if k != "quire.dev/served-name"} == annotations
+
+
+def parse_spec(**fields: Any) -> Spec:
+    spec = Spec.parse(
+        {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"source": "file:///m"}} | fields,
+        }
+    )
+    assert isinstance(spec, Spec)
+    return spec

@@ -7,6 +7,7 @@ import pytest
 from kube_support.pod_security import SAFE
 
 from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.domain.resource import PullPolicy
 
 Pod = Callable[..., Any]
 Problems = Callable[..., dict[str, str]]
@@ -107,7 +108,7 @@ def test_what_runs_before_the_engine_takes_nothing_more_and_no_device(pod: Pod) 
         ),
         ({"source": "pvc://weights/llama/8b"}, "/models/llama/8b", READ_ONLY_CLAIM),
         ({"source": "pvc://weights"}, "/models", READ_ONLY_CLAIM),
-        ({"source": "hf://org/m@v1/x"}, "/models/org--m@v1--x", {"emptyDir": {}}),
+        ({"source": "hf://org/m@v1/x"}, "/models/org--m@v1--x", {"emptyDir": {"sizeLimit": "200Gi"}}),
         (
             {"source": "hf://org/m", "cache": {"size": "1Gi"}},
             "/models/org--m@main",
@@ -127,6 +128,27 @@ def test_where_the_model_is(pod: Pod, model: dict[str, Any], path: str, volume: 
     volumes = {v["name"]: {k: v[k] for k in v if k != "name"} for v in made["volumes"]}
     assert volumes.get("models") == volume
     assert mounts(engine).get("/models") == (None if volume is None else True), "the engine only reads it"
+
+
+KEYED: dict[str, Any] = {"model": {"source": "hf://org/m"}, "auth": {"secretName": "keys"}}
+
+
+@pytest.mark.parametrize(
+    ("engine", "default", "policy"),
+    [({}, None, None), ({}, PullPolicy.ALWAYS, "Always"), ({"imagePullPolicy": "Never"}, PullPolicy.ALWAYS, "Never")],
+)
+def test_every_container_has_the_pull_policy(
+    pod: Pod, engine: dict[str, Any], default: PullPolicy | None, policy: str | None
+) -> None:
+    made = pod(images=Images(engine="e", pull_policy=default), engine=engine, **KEYED)
+    containers = made["initContainers"] + made["containers"]
+    assert [container.get("imagePullPolicy") for container in containers] == [policy] * 3
+
+
+def test_no_volume_of_a_pod_can_fill_its_node(pod: Pod) -> None:
+    made = pod(images=Images(engine="e", model_size_limit="30Gi"), **KEYED)
+    limits = {v["name"]: v["emptyDir"].get("sizeLimit") for v in made["volumes"] if "emptyDir" in v}
+    assert limits == {"tmp": "2Gi", "cache": "16Gi", "shm": "256Mi", "models": "30Gi"}
 
 
 def test_a_hub_model_is_fetched_before_the_engine_starts(make: Callable[..., Any]) -> None:

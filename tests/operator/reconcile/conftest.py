@@ -66,7 +66,7 @@ class FakeCluster:
             raise self.errors["served kinds"].pop(0)
         return self.kinds
 
-    async def takes_image_volumes(self, key: Key) -> bool:
+    async def takes_image_volumes(self, key: Key, deployment: Manifest) -> bool:
         if self.errors.get("image volumes"):
             raise self.errors["image volumes"].pop(0)
         return self.image_volumes
@@ -75,6 +75,8 @@ class FakeCluster:
         return self.resources.get(key)
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
+        if self.errors.get(f"read {ref}"):
+            raise self.errors[f"read {ref}"].pop(0)
         return self.children.get(ref)
 
     async def create(self, key: Key, manifest: Manifest) -> Child:
@@ -98,7 +100,7 @@ class FakeCluster:
             deleting=False,
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
-            deployment=_state(body["spec"]["replicas"], old) if manifest.ref.kind == "Deployment" else None,
+            deployment=_state(body, old) if manifest.ref.kind == "Deployment" else None,
         )
         self.children[manifest.ref] = child
         return child
@@ -146,11 +148,13 @@ class FakeCluster:
             yield KEY, pod
 
 
-def _state(asked: int, old: Child | None) -> DeploymentState:
+def _state(body: Any, old: Child | None) -> DeploymentState:
     before = old.deployment if old else None
     there = before.replicas if before else 0
     return DeploymentState(
-        replicas_asked=asked,
+        replicas_asked=body["spec"]["replicas"],
+        template_digest=body["metadata"]["annotations"]["quire.dev/template"],
+        is_held=body["spec"].get("paused", False),
         generation=1,
         observed_generation=1,
         replicas=there,

@@ -144,3 +144,26 @@ async def test_health_and_metrics_are_served() -> None:
             assert "quire_operator_queue_depth 3.0" in text
     finally:
         await server.stop()
+
+
+async def test_missing_permissions_are_shown_while_the_operator_is_ready() -> None:
+    telemetry = Telemetry()
+    telemetry.unlisted({"NetworkPolicy"})
+    server = Server(
+        telemetry,
+        problem=lambda: None,
+        ready=lambda: True,
+        refresh=lambda: None,
+        shortfall=lambda: "no permission to list NetworkPolicy",
+    )
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            async with session.get("/readyz") as answer:
+                assert (answer.status, "no permission to list NetworkPolicy" in await answer.text()) == (200, True)
+            async with session.get("/metrics") as answer:
+                assert 'quire_operator_unlisted_kinds{kind="NetworkPolicy"} 1.0' in await answer.text()
+    finally:
+        await server.stop()
+    telemetry.unlisted(())
+    assert telemetry.registry.get_sample_value("quire_operator_unlisted_kinds", {"kind": "NetworkPolicy"}) is None

@@ -9,6 +9,7 @@ from quire_operator.adapters.kubernetes.image_volumes import ImageVolumes
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.ports import ClusterError, Forbidden, QuotaExceeded, Refused, Unavailable
 
+DEPLOYMENT = {"metadata": {"name": "chat"}}
 IMAGE = {"source": "oci://registry.example/llama:1"}
 
 
@@ -67,7 +68,7 @@ class Connection:
         ([{"name": "probe", "image": {"reference": "probe"}}], True),
         (None, False),
         ([{"name": "probe", "emptyDir": {}}], False),
-        (Refused("field not declared in schema"), False),
+        (Refused('.spec.template.spec.volumes[name="models"].image: field not declared in schema'), False),
     ],
 )
 async def test_what_comes_back_of_a_dry_run_tells_and_is_not_asked_for_again(
@@ -75,13 +76,34 @@ async def test_what_comes_back_of_a_dry_run_tells_and_is_not_asked_for_again(
 ) -> None:
     connection = Connection(result)
     volumes = ImageVolumes(connection)  # type: ignore[arg-type]
-    assert [await volumes.supported("prod") for _ in range(2)] == [supported] * 2
+    assert [await volumes.supported("prod", DEPLOYMENT) for _ in range(2)] == [supported] * 2
     assert [("dryRun", "All") in query for query in connection.queries] == [True]
 
 
 async def test_an_answer_that_tells_nothing_is_asked_for_again() -> None:
-    volumes = ImageVolumes(Connection(Forbidden("no"), QuotaExceeded("full"), [{"image": {}}]))  # type: ignore[arg-type]
-    for error in (Forbidden, QuotaExceeded):
-        with pytest.raises(error):
-            await volumes.supported("prod")
-    assert await volumes.supported("prod")
+    policy = Refused("ValidatingAdmissionPolicy 'registries' denied request: image is not allowed")
+    user = Refused(".spec.template.spec.nodeSelektor: field not declared in schema")
+    errors = [Forbidden("no"), QuotaExceeded("full"), policy, user]
+    volumes = ImageVolumes(Connection(*errors, [{"image": {}}]))  # type: ignore[arg-type]
+    for error in errors:
+        with pytest.raises(type(error)):
+            await volumes.supported("strict", DEPLOYMENT)
+    assert await volumes.supported("prod", DEPLOYMENT), "what one namespace rejects says nothing about another"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Refused("ValidatingAdmissionPolicy denied request"), "InvalidSpec"),
+        (QuotaExceeded("exceeded quota"), "QuotaExceeded"),
+        (Forbidden("no permission"), "Forbidden"),
+    ],
+)
+async def test_a_rejected_dry_run_is_a_condition_and_makes_nothing(
+    world: Any, error: ClusterError, reason: str
+) -> None:
+    world.cluster.errors["image volumes"] = [error] * 10
+    world.apply(model=IMAGE)
+    await world.settle()
+    assert world.condition("Ready") == f"False {reason}"
+    assert Ref("Deployment", "chat") not in world.cluster.children

@@ -118,7 +118,8 @@ async def test_additions_are_removed_or_named(world: Any) -> None:
     world.cluster.children[DEPLOYMENT] = replace(world.cluster.children[DEPLOYMENT], version="500", foreign=foreign)
     written = await world.settle()
     assert written[:2] == ["remove-fields Deployment chat", "event FieldsRemoved"]
-    assert world.condition("Degraded") == "True ForeignFields"
+    assert world.condition("ForeignFields") == "True FieldsAdded"
+    assert world.condition("Degraded") == "False AsExpected"
     assert [entry.path[-1] for entry in world.cluster.children[DEPLOYMENT].foreign] == ["f:nodeSelector"]
 
 
@@ -240,7 +241,7 @@ async def test_what_autoscaling_starts_from_is_persisted_before_anything_is_made
     world.apply(replicas=3, autoscaling=AUTOSCALING)
     written = await world.settle(passes=1)
     assert written[:2] == ["status", CHILDREN[0]]
-    assert world.cluster.statuses[0] == {"autoscaling": {"desiredReplicas": 3}}
+    assert world.cluster.statuses[0] == {"autoscaling": {"desiredReplicas": 3, "specReplicas": 3}}
     assert asked(world) == 3
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.ports import PartlyForbidden
-from quire_operator.reconcile.resync import resync
+from quire_operator.ports import Forbidden, PartlyForbidden
+from quire_operator.reconcile.resync import Unlisted, resync
 from quire_operator.reconcile.store import Store
 
 KEY = Key("prod", "chat")
@@ -120,6 +120,35 @@ async def test_a_namespace_that_may_not_be_listed_hides_no_other_and_stays_as_it
     finally:
         for name, listing in lists.items():
             setattr(type(world.cluster), name, listing.__func__)
-    assert found == {"gone"}
+    assert found == Unlisted(namespaces=frozenset({"gone"}))
     assert world.store.resource(gone) is not None and world.store.resource(other) is None
     assert world.store.children(KEY) == world.cluster.children
+
+
+async def test_a_kind_that_may_not_be_listed_hinders_no_other(world: Any, pod: Any) -> None:
+    await settled(world)
+    world.cluster.pods = {"a": pod("a")}
+
+    class Limited(type(world.cluster)):  # type: ignore[misc]
+        async def list_children(self, kind: str) -> Any:
+            if kind == "Service":
+                raise Forbidden("services is forbidden")
+            async for found in super().list_children(kind):
+                yield found
+
+    limited = Limited(children=world.cluster.children, resources=world.cluster.resources, pods=world.cluster.pods)
+    store, news = Store(), []
+    found = await resync(limited, store, kinds=KINDS, enqueue=news.append)
+    assert found == Unlisted(kinds=frozenset({"Service"}))
+    assert {ref.kind for ref in store.children(KEY)} == {ref.kind for ref in world.cluster.children} - {"Service"}
+    assert [seen.name for seen in store.pods(KEY)] == ["a"] and set(news) == {KEY}
+
+
+async def test_a_child_that_may_not_be_read_is_reported_and_hinders_no_other(world: Any) -> None:
+    budget = Ref("PodDisruptionBudget", "chat")
+    world.cluster.errors[f"read {budget}"] = [Forbidden("no permission")] * 10
+    world.cluster.errors[f"create {budget}"] = [Forbidden("no permission")] * 10
+    world.apply()
+    await world.settle()
+    assert DEPLOYMENT in world.cluster.children
+    assert world.condition("Degraded") == "True Forbidden"

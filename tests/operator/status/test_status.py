@@ -23,10 +23,13 @@ from quire_operator.domain.status.conditions import (
     last_metrics_problem,
     merged,
 )
-from quire_operator.domain.status.scaling_status import parse_time, scaling_record, scaling_sections
+from quire_operator.domain.status.scaling_status import kept_replicas, parse_time, scaling_record, scaling_sections
 from quire_operator.domain.status.status import events, status
 
-TYPES = ["Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"]
+TYPES = [
+    *("Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"),
+    *("Reconciling", "Stalled", "ForeignFields"),
+]
 
 
 def spec(**fields: Any) -> Spec:
@@ -144,12 +147,12 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
     ),
     "to be none": (
         view(target=0, deployment=deployment(0, 0), pods=()),
-        {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady"},
+        {"Ready": "True ScaledToZero", "Available": "False NoReplicaReady"},
     ),
     "none while nobody asks": (
         view(spec=ASLEEP, target=0, deployment=deployment(0, 0), pods=()),
         {
-            "Ready": "False ScaledToZero",
+            "Ready": "True ScaledToZero",
             "Available": "True HeldByGateway",
             "Progressing": "False Complete",
             "ModelLoaded": "False NoReplica",
@@ -169,7 +172,11 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
             pods=(),
             metrics_problem=MetricsProblem(reason=MetricsReason.GATEWAY_UNAVAILABLE, message="no answer"),
         ),
-        {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady", "Autoscaling": "False GatewayUnavailable"},
+        {
+            "Ready": "False GatewayUnavailable",
+            "Available": "False NoReplicaReady",
+            "Autoscaling": "False GatewayUnavailable",
+        },
     ),
     "none, and none would be started": (
         view(
@@ -178,7 +185,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
             deployment=deployment(0, 0),
             pods=(),
         ),
-        {"Ready": "False ScaledToZero", "Available": "False NoReplicaReady", "Autoscaling": "True Recommending"},
+        {"Ready": "True ScaledToZero", "Available": "False NoReplicaReady", "Autoscaling": "True Recommending"},
     ),
     "the first can't start": (
         view(
@@ -207,7 +214,10 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         view(blocking=BlockingCondition(reason="NameConflict", message="taken")),
         {"Ready": "False NameConflict", "Degraded": "True NameConflict"},
     ),
-    "added fields": (view(additions=(ADDED,)), {"Ready": "True Serving", "Degraded": "True ForeignFields"}),
+    "added fields": (
+        view(additions=(ADDED,)),
+        {"Ready": "True Serving", "Degraded": "False AsExpected", "ForeignFields": "True FieldsAdded"},
+    ),
     "recommending": (
         view(spec=spec(autoscaling=AUTOSCALING | {"mode": "Recommend"})),
         {"Autoscaling": "True Recommending"},
@@ -386,7 +396,32 @@ def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> 
     assert kept["autoscaling"] == sections["autoscaling"] and kept["capacity"] == sections["capacity"]
     invalid = made(view(spec=None, blocking=BlockingCondition(reason="InvalidSpec", message="x")), status=sections)
     assert invalid["autoscaling"] == sections["autoscaling"]
-    assert not {"autoscaling", "capacity"} & made(view(), status=sections).keys()
+    changed = made(view(spec=spec(replicas=2)), status=sections)
+    assert not {"autoscaling", "capacity"} & changed.keys()
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        (spec(replicas=1), 3),
+        (spec(replicas=2), None),
+        (spec(replicas=5), None),
+        (spec(replicas=1, autoscaling=AUTOSCALING), None),
+    ],
+    ids=["the same spec.replicas", "a lower one", "a higher one", "with an autoscaler again"],
+)
+def test_replicas_of_a_removed_autoscaler_stay_until_replicas_change(now: Spec, kept: int | None) -> None:
+    sections = scaling_sections(RECORD, SCALED)
+    assert kept_replicas(sections, now) == kept
+    if kept is not None:
+        written = made(view(spec=now, target=kept, deployment=deployment(kept, kept)), status=sections)
+        assert kept_replicas(written, now) == kept, "it is written back"
+        assert written["desiredReplicas"] == kept
+
+
+def test_a_recommendation_is_not_kept() -> None:
+    sections = scaling_sections(RECORD, spec(autoscaling=AUTOSCALING | {"mode": "Recommend"}))
+    assert kept_replicas(sections, spec(replicas=1)) is None
 
 
 def test_events_tell_of_turns_and_of_nothing_else() -> None:
@@ -398,6 +433,12 @@ def test_events_tell_of_turns_and_of_nothing_else() -> None:
     assert [(e.reason, e.warning) for e in events(starting, broken)] == [("ImagePullFailed", True)]
     assert [(e.reason, e.warning) for e in events(broken, serving)] == [("Serving", False)]
     assert events(serving, serving) == ()
+
+
+def test_additions_of_others_are_a_normal_event() -> None:
+    before = made(view())
+    (event,) = events(before, made(view(additions=(ADDED,)), status=before))
+    assert (event.reason, event.warning) == ("FieldsAdded", False)
 
 
 def test_each_change_of_the_number_of_replicas_is_told_once() -> None:

@@ -24,9 +24,12 @@ class Installation:
         self.helm, self.server, self.values, self.namespace, self._logs = helm, server, values, namespace, logs
         self.name = f"quire-{uuid.uuid4().hex[:6]}"
         self._running, self.uid = ExitStack(), uuid.uuid4()
+        self.install_flags: tuple[str, ...] = ()
 
     def __enter__(self) -> "Installation":
-        self.helm.on_chart("install", self.name, f"--namespace={self.namespace}", values=self.values)
+        self.helm.on_chart(
+            "install", self.name, f"--namespace={self.namespace}", *self.install_flags, values=self.values
+        )
         return self
 
     def __exit__(self, *_: object) -> None:

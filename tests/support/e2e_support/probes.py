@@ -4,6 +4,7 @@ They run with the Python in every quire image, in pods that comply with the stri
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from e2e_support import objects
@@ -33,6 +34,7 @@ print(json.dumps({
     "capabilities": next(l.split()[1] for l in open("/proc/self/status") if l.startswith("CapEff")),
 }))
 """
+_SERVE_TMP: Final = (PYTHON, "-m", "http.server", str(PORT), "--directory", "/tmp")
 _CONNECT: Final = """
 import socket, sys
 try:
@@ -56,10 +58,10 @@ def reaches(space: Space, pod: str, container: str, address: str) -> bool:
     return bool(json.loads(output))
 
 
-def listener(space: Space, name: str, *, image: str) -> Pod:
-    """Return a pod that accepts connections, when it does."""
+def listener(space: Space, name: str, *, image: str, command: Sequence[str] = _SERVE_TMP) -> Pod:
+    """Return a pod whose command accepts connections at PORT, when it does."""
     path = namespaced(space.name, "pods")
-    space.kube.create(path, _pod(name, image))
+    space.kube.create(path, _pod(name, image, command))
 
     def look() -> Pod | None:
         pod = objects.pod(space.kube.get(f"{path}/{name}"))
@@ -71,11 +73,11 @@ def listener(space: Space, name: str, *, image: str) -> Pod:
     return until(look, what=f"pod {space.name}/{name}", seconds=STARTED_SECONDS, explain=explain)
 
 
-def _pod(name: str, image: str) -> dict[str, Any]:
+def _pod(name: str, image: str, command: Sequence[str]) -> dict[str, Any]:
     container = {
         "name": LISTENER,
         "image": image,
-        "command": [PYTHON, "-m", "http.server", str(PORT), "--directory", "/tmp"],
+        "command": list(command),
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
         "securityContext": {

@@ -25,6 +25,7 @@ from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import QueueLimit
+from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.text.chat_template import ChatTemplate
@@ -165,6 +166,7 @@ def _app(engine: _Engine) -> Any:
         priorities=False,
         services=services,
         metrics=metrics,
+        bodies=BodyBudget(ServerOptions().body_memory_bytes),
     )
     exposition = Exposition(metrics, CacheOptions(), monotonic, None)
     access = Access(AccessOptions(), monotonic, certificates=False)

@@ -3,6 +3,8 @@
 ENGINE_COMMAND = "quire-engine"
 FETCH_COMMAND = "quire-fetch"
 """Downloads models; part of the engine's distribution and image."""
+FETCHED_VERSION = "quire-fetch: version "
+"""Begins the termination message of a download that ended well; the version follows."""
 ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
 """Variables with this prefix are flags to the engine."""
 HTTP_PORT = 8000

@@ -142,5 +142,7 @@ class StepOutput:
     finished: list[FinishedSequence]
     first_scheduled_keys: list[int]
     """Sequences that ran for the first time in this step: the end of their queueing."""
+    first_scheduled_cached: list[int] = field(default_factory=list)
+    """For each of them, the number of prompt tokens that were found in the prefix cache."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Each position of a prompt once, before the sequence's first token or with it."""

@@ -35,6 +35,7 @@ class Plan:
     feedback_tokens: list[int] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     first_scheduled_keys: list[int] = field(default_factory=list)
+    first_scheduled_cached: list[int] = field(default_factory=list)
     preempted: bool = False
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
@@ -150,4 +151,5 @@ class InFlight:
     sampled: list[Sequence]
     reporting: list[Sequence]
     first_scheduled_keys: list[int]
+    first_scheduled_cached: list[int]
     prompts: PromptWork

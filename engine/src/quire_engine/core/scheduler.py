@@ -196,6 +196,7 @@ class Scheduler:
                 sampled=plan.sampled,
                 reporting=plan.reporting,
                 first_scheduled_keys=plan.first_scheduled_keys,
+                first_scheduled_cached=plan.first_scheduled_cached,
                 prompts=plan.prompts,
             )
         )
@@ -328,6 +329,7 @@ class Scheduler:
         if sequence.num_preemptions == 0:
             sequence.num_cached = start
             plan.first_scheduled_keys.append(sequence.key)
+            plan.first_scheduled_cached.append(start)
             self._waiting.admitted(sequence)
             self.counters.prompt_tokens += sequence.num_prompt
             if self._config.enable_prefix_caching:
@@ -373,6 +375,7 @@ class Scheduler:
             logprobs=None if output.logprobs is None else _without(output.logprobs, discarded),
             finished=finished,
             first_scheduled_keys=flight.first_scheduled_keys,
+            first_scheduled_cached=flight.first_scheduled_cached,
             prompt_logprobs=[
                 PromptLogprobs(key=sequence.key, entries=entries)
                 for sequence, entries in zip(flight.reporting, output.prompt_logprobs, strict=True)

@@ -13,9 +13,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from quire_common.model_source import RemoteSource, parse_source
+from quire_common.contract.engine import FETCHED_VERSION
+from quire_common.model_source import RemoteSource, cached_version, parse_source
 from quire_common.quantities import format_bytes
 from quire_engine.errors import FetchError
 from quire_engine.fetch.remote_files import Origin, Progress, Say
@@ -43,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             found = _origin(source).describe()
             _print_json({"config": found.config, "parameters": found.parameters})
             return
-        work = _to(source, options.to) if options.to else _to_cache(source, options.cache)
+        log: Path | None = options.termination_log
+        work = _to(source, options.to, log) if options.to else _to_cache(source, options.cache)
         stopped = asyncio.run(_until_stopped(work))
     except FetchError as error:
         _report(error, options)
@@ -73,7 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print configuration and number of parameters as JSON; download no weights",
     )
-    parser.add_argument("--termination-log", type=Path, metavar="FILE", help="write the error there in one line")
+    parser.add_argument(
+        "--termination-log",
+        type=Path,
+        metavar="FILE",
+        help="write the error, or the downloaded version, there in one line",
+    )
     return parser
 
 
@@ -109,7 +117,7 @@ async def _until_stopped(work: Coroutine[None, None, None]) -> int | None:
     return None
 
 
-async def _to(source: RemoteSource, folder: Path) -> None:
+async def _to(source: RemoteSource, folder: Path, termination_log: Path | None) -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
@@ -117,6 +125,9 @@ async def _to(source: RemoteSource, folder: Path) -> None:
         raise FetchError(f"{folder} exists already", hint="choose another folder, or remove it")
     progress = ProgressLines(str(source), say, time.monotonic)
     _link(folder, await _fetch(source, folder.parent, progress=progress, say=say))
+    version = cached_version(folder.parent, source)
+    if version is not None:
+        _write_last_words(termination_log, f"{FETCHED_VERSION}{version}")
     say(f"{source} is at {folder}")
 
 
@@ -182,12 +193,15 @@ def _report(error: FetchError, options: argparse.Namespace) -> None:
         "\n".join([f"quire: {error.message}", *(f"  {detail}" for detail in details), *([hint] if hint else [])]),
         file=sys.stderr,
     )
-    if options.termination_log is not None:
-        words = "; ".join([f"quire: {error.message}", *details, *([hint] if hint else [])])
-        try:
-            options.termination_log.write_text(words.replace("\n", " "))
-        except OSError:
-            return  # standard error has the same text
+    words = "; ".join([f"quire: {error.message}", *details, *([hint] if hint else [])])
+    _write_last_words(options.termination_log, words.replace("\n", " "))
+
+
+def _write_last_words(file: Path | None, text: str) -> None:
+    """Write what the kubelet puts into the status of the pod; the output of the command says the same."""
+    if file is not None:
+        with suppress(OSError):
+            file.write_text(text)
 
 
 def _print_json(value: dict[str, object]) -> None:

@@ -22,6 +22,7 @@ from quire_engine.errors import FetchError
 from quire_engine.fetch.folder_lock import LockPace, locked
 from quire_engine.fetch.remote_files import Listing, Origin, Progress, Say, Unreachable, first_line
 from quire_engine.fetch.transfer import Patience, missing_bytes, transfer
+from quire_engine.fetch.version_lock import in_use, lock_file, remove_unused
 
 _PARTIAL = ".partial"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -64,17 +65,22 @@ class Cache:
         except OSError:
             if not self.whole(version).is_dir():  # else another was there first, where no lock held it back
                 raise
+        lock_file(self.whole(version)).touch()
         folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
 
-    def make_room(self, version: str) -> None:
-        """Forget what was begun of other versions; it would have to be fetched again."""
+    def make_room(self, version: str, *, is_enough: Callable[[], bool], say: Say) -> None:
+        """Remove incomplete versions, then the versions that no engine uses, as long as there is not enough room."""
         for path in self.folder.glob(f"*{_PARTIAL}"):
             if path != self.partial(version):
                 shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(".*.removed"):
+            shutil.rmtree(path, ignore_errors=True)
+        while not is_enough() and remove_unused(self.folder, keep=self.whole(version)):
+            say(f"removed an unused version from {self.folder}")
 
 
 async def fetch(
@@ -85,7 +91,9 @@ async def fetch(
     cache = Cache(root, source)
     known = cached_model(root, source)
     if known is not None and source.is_pinned:
-        return origin.model_folder(known)
+        with in_use(known) as is_there:
+            if is_there:
+                return origin.model_folder(known)
     try:
         listing = await _aside(origin.listing)
     except Unreachable as problem:
@@ -134,10 +142,12 @@ async def _kept(cache: Cache, origin: Origin, listing: Listing, *, progress: Pro
     async with locked(cache.folder, waiting=waiting, pace=manner.pace):
         version = listing.version
         whole = cache.whole(version)
-        if not whole.is_dir():
+        with in_use(whole) as is_there:
+            pass
+        if not is_there:
             partial = cache.partial(version)
             partial.mkdir(parents=True, exist_ok=True)
-            _check_room(cache, origin, listing)
+            _check_room(cache, origin, listing, manner.say)
             await transfer(origin, listing, partial, progress=progress, patience=manner.patience)
             await _finished(origin, listing, partial, manner.say)
             cache.complete(version)
@@ -160,12 +170,12 @@ async def _finished(origin: Origin, listing: Listing, folder: Path, say: Say) ->
         raise
 
 
-def _check_room(cache: Cache, origin: Origin, listing: Listing) -> None:
+def _check_room(cache: Cache, origin: Origin, listing: Listing, say: Say) -> None:
     partial = cache.partial(listing.version)
     missing = missing_bytes(origin, listing, partial)
     needed = missing + (listing.spare_bytes if missing else 0)
     if needed > _free(partial):
-        cache.make_room(listing.version)
+        cache.make_room(listing.version, is_enough=lambda: needed <= _free(partial), say=say)
     free = _free(partial)
     if needed > free:
         raise FetchError(

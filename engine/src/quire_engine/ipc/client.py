@@ -262,9 +262,9 @@ class EngineClient:
     def _take(self, outputs: Outputs) -> None:
         """Hand each stream what it got. A key without a stream was cancelled while the step ran."""
         streams = self._streams
-        for key in outputs.first_scheduled_keys:
+        for key, cached in zip(outputs.first_scheduled_keys, outputs.first_scheduled_cached, strict=True):
             if (stream := streams.get(key)) is not None:
-                stream.first_scheduled(outputs.first_scheduled_time)
+                stream.first_scheduled(outputs.first_scheduled_time, cached)
         for report in outputs.prompt_logprobs:
             if (stream := streams.get(report.key)) is not None:
                 stream.take_prompt_logprobs(report.entries)

@@ -186,6 +186,7 @@ def outputs_message(step: Step) -> Outputs:
         first_scheduled_keys=output.first_scheduled_keys,
         first_scheduled_time=step.began,
         prompt_logprobs=output.prompt_logprobs,
+        first_scheduled_cached=output.first_scheduled_cached,
     )
 
 

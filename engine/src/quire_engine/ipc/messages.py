@@ -72,6 +72,8 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", frozen=True, kw_on
     """Requests which ran for the first time in this step, and when that step began: the end of their queueing."""
     first_scheduled_time: float = 0.0
     prompt_logprobs: list[PromptLogprobs] = []
+    first_scheduled_cached: list[int] = []
+    """The prompt tokens of these requests that were found in the prefix cache."""
 
 
 class StepExpected(msgspec.Struct, array_like=True, tag="step_expected", frozen=True):

@@ -30,6 +30,8 @@ class Update:
     finished: FinishedSequence | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the prompt's tokens from the second on, where they were asked for: all before the first token, or with it."""
+    num_cached_tokens: int | None = None
+    """The prompt tokens that were found in the prefix cache, reported with ``first_scheduled_time``."""
 
 
 class Stream:
@@ -95,8 +97,9 @@ class Stream:
         self._update.prompt_logprobs += entries
         self._wake()
 
-    def first_scheduled(self, time: float) -> None:
+    def first_scheduled(self, time: float, num_cached_tokens: int) -> None:
         self._update.first_scheduled_time = time
+        self._update.num_cached_tokens = num_cached_tokens
         self._wake()
 
     def finish(self, finished: FinishedSequence) -> None:

@@ -1,22 +1,16 @@
 """A model folder that was found servable, before its weights are read: by a native family, or by transformers.
 
-A native family goes first wherever there is one. Which it is, is said here and nowhere else: to the runner both are a
-shape now and a ``CausalLM`` later.
+To the runner both are a shape now and a ``CausalLM`` later; ``loader`` decides between them.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
 
-from quire_engine.errors import ModelFolderError
 from quire_engine.model.family import CausalLM
 from quire_engine.model.linear import LinearBackend
-from quire_engine.model.registry import SUPPORTED
 from quire_engine.model.shape import ModelShape
-from quire_engine.model.text_part import text_config
-from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config
 
 ModelImpl = Literal["auto", "native", "transformers"]
 
@@ -66,26 +60,3 @@ class Candidate(Protocol):
     def build(self, options: BuildOptions) -> BuiltModel:
         """Reads the weights. Raises ModelFolderError."""
         ...
-
-
-def find_candidate(
-    folder: Path, *, impl: ModelImpl, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES
-) -> Candidate:
-    """Raises ModelFolderError with the reasons why the folder cannot be served."""
-    if impl == "transformers" or (impl == "auto" and not _is_native(folder, overrides)):
-        from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
-
-        return find_transformers_candidate(folder, trust_remote_code=trust_remote_code, overrides=overrides)
-    from quire_engine.model.loader import find_native_candidate
-
-    return find_native_candidate(folder, overrides)
-
-
-def _is_native(folder: Path, overrides: ConfigOverrides) -> bool:
-    """Whether there is a family by the architecture's name; what cannot be read is the native loader's to refuse."""
-    try:
-        raw = read_config(folder, overrides)
-    except ModelFolderError:
-        return True
-    architectures = (text_config(raw) or raw).get("architectures")
-    return isinstance(architectures, list) and any(name in SUPPORTED for name in architectures)

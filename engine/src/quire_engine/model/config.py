@@ -10,8 +10,9 @@ from typing import Any
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
-from quire_engine.model.dialect import Dialect, find_dialect
+from quire_engine.model.dialect import Dialect
 from quire_engine.model.experts import ExpertsConfig
+from quire_engine.model.families import find_dialect
 from quire_engine.model.rope import RopeConfig, reach, rotation_problems
 from quire_engine.model.shape import ModelShape
 from quire_engine.model.text_part import text_config

@@ -7,7 +7,6 @@ A family's own module says in what it differs and nothing else. What varies betw
 import functools
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,14 +14,14 @@ from torch import Tensor
 
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.expert_tensors import (
-    ExpertNames,
     expert_shapes,
     read_down,
     read_gate_and_up,
     read_router,
     read_stacked,
 )
-from quire_engine.model.experts import ExpertsConfig
+from quire_engine.model.experts import ExpertNames, ExpertsConfig
+from quire_engine.model.families import FAMILIES, Traits
 from quire_engine.model.family import Family, ReadTensor
 from quire_engine.model.layers import (
     Attention,
@@ -46,26 +45,9 @@ _EMBEDDING, _NORM, _LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", 
 _QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """In what a family differs from Llama."""
-
-    qkv_bias: bool = False
-    """Queries, keys and values have a bias whatever the config says, the output projection has none."""
-    qk_norm: bool = False
-    """Each head's queries and keys are normalised before they are rotated."""
-    fused: bool = False
-    """The checkpoint holds queries, keys and values as one tensor, and gate and up as one."""
-    norm_outputs: bool = False
-    """What attention and feed-forward give is normalised before it is added to the residual stream."""
-    norm_offset: float = 0.0
-    """Added to the weights of every norm."""
-    scale_embedding: bool = False
-    """Embeddings are multiplied by the square root of the hidden size."""
-    gelu: bool = False
-    """The feed-forward layers' gate passes through gelu (by tanh), else silu."""
-    experts: ExpertNames | None = None
-    """How experts are called, in the layers in which the config has them."""
+def find_family(architecture: str) -> Family:
+    """Return the family of a supported architecture."""
+    return decoder_family(FAMILIES[architecture].traits)
 
 
 def decoder_family(traits: Traits) -> Family:

@@ -3,13 +3,12 @@
 Needs no torch, as ``config`` does not. An architecture that is not listed reads as Llama's.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from quire_engine.model.config_fields import Fields
-from quire_engine.model.experts import ExpertsConfig, mixtral_experts, qwen3_moe_experts
+from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.rope import RopeConfig, parse_rope
 from quire_engine.model.shape import Windows
 
@@ -102,43 +101,3 @@ class Dialect:
     """Whether ``final_logit_softcapping`` is heeded."""
     parse_ropes: Callable[[dict[str, Any], Windows, list[str]], tuple[RopeConfig, ...]] = one_rope
     parse_experts: Callable[[Fields, int], ExpertsConfig | None] = lambda fields, layers: None
-
-
-_GELU = ("hidden_activation", "gelu_pytorch_tanh")
-_DIALECTS = {
-    "Gemma2ForCausalLM": Dialect(
-        windows=every_other_window,
-        head_dim=256,
-        tie_word_embeddings=True,
-        activation=_GELU,
-        query_scalar=256,
-        caps_attention=True,
-        caps_logits=True,
-        attention_soft_cap=50.0,
-        logit_soft_cap=30.0,
-    ),
-    "Gemma3ForCausalLM": Dialect(
-        windows=all_but_every_nth_window,
-        head_dim=256,
-        tie_word_embeddings=True,
-        activation=_GELU,
-        query_scalar=256,
-        caps_logits=True,
-        parse_ropes=local_and_global_rope,
-    ),
-    "MistralForCausalLM": Dialect(windows=one_window),
-    "MixtralForCausalLM": Dialect(
-        windows=one_window,
-        rms_norm_eps=1e-5,
-        parse_ropes=functools.partial(one_rope, default_theta=1e6),
-        parse_experts=mixtral_experts,
-    ),
-    "Phi3ForCausalLM": Dialect(windows=one_window, partial_rotary=True, rms_norm_eps=1e-5),
-    "Qwen2ForCausalLM": Dialect(windows=window_if_used),
-    "Qwen3ForCausalLM": Dialect(windows=window_if_used, head_dim=128),
-    "Qwen3MoeForCausalLM": Dialect(windows=same_window_if_used, parse_experts=qwen3_moe_experts),
-}
-
-
-def find_dialect(architecture: str) -> Dialect:
-    return _DIALECTS.get(architecture, Dialect())

@@ -5,25 +5,12 @@ Legend: E experts, I intermediate size of an expert, H hidden size.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quire_engine.model.experts import ExpertsConfig
+from quire_engine.model.experts import ExpertNames, ExpertsConfig
 from quire_engine.model.family import ReadTensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertNames:
-    """What a family calls the parts of its sparse layers."""
-
-    part: str
-    """Of the layer: what router and experts are in."""
-    gate: str
-    up: str
-    down: str
-
 
 # Where transformers' own names are in use, whatever the family's.
 _FUSED_PART, _GATE_UP, _DOWN = "mlp", "experts.gate_up_proj", "experts.down_proj"

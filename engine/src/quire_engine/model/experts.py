@@ -9,6 +9,17 @@ from quire_engine.model.config_fields import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """What a family calls the parts of its sparse layers."""
+
+    part: str
+    """Of the layer: what router and experts are in."""
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
     num_experts: int
     experts_per_token: int

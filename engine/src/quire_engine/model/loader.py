@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 
-from quire_engine.model.candidate import BuildOptions, BuiltModel
+from quire_engine.errors import ModelFolderError
+from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, ModelImpl
 from quire_engine.model.config import ModelConfig, load_config
-from quire_engine.model.registry import SUPPORTED, find_family
+from quire_engine.model.decoder import find_family
+from quire_engine.model.families import SUPPORTED
 from quire_engine.model.shape import without_idle_windows
 from quire_engine.model.text_part import text_config
 from quire_engine.model.upload import make_upload
@@ -104,3 +106,24 @@ def find_native_candidate(folder: Path, overrides: ConfigOverrides = NO_OVERRIDE
         longest=config.max_position_embeddings,
         part_of=None if text_config(raw) is None else str(raw["architectures"][0]),
     )
+
+
+def find_candidate(
+    folder: Path, *, impl: ModelImpl, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES
+) -> Candidate:
+    """Raises ModelFolderError with the reasons why the folder cannot be served."""
+    if impl == "transformers" or (impl == "auto" and not _is_native(folder, overrides)):
+        from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
+
+        return find_transformers_candidate(folder, trust_remote_code=trust_remote_code, overrides=overrides)
+    return find_native_candidate(folder, overrides)
+
+
+def _is_native(folder: Path, overrides: ConfigOverrides) -> bool:
+    """Whether there is a family by the architecture's name; what cannot be read is the native loader's to refuse."""
+    try:
+        raw = read_config(folder, overrides)
+    except ModelFolderError:
+        return True
+    architectures = (text_config(raw) or raw).get("architectures")
+    return isinstance(architectures, list) and any(name in SUPPORTED for name in architectures)

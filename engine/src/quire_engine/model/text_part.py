@@ -4,38 +4,14 @@
 tensor names become those of that family; what belongs to images is not read. Needs no torch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TextPart:
-    family: str
-    """The architecture of the decoder alone."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values that the checkpoints leave out because they are the defaults of transformers' configuration."""
-
+from quire_engine.model.families import FAMILIES
 
 _TEXT_PARTS = {
-    "Gemma3ForConditionalGeneration": _TextPart(
-        family="Gemma3ForCausalLM",
-        defaults={
-            "vocab_size": 262_208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131_072,
-        },
-    ),
-    "Mistral3ForConditionalGeneration": _TextPart(family="MistralForCausalLM"),
-    "Qwen2VLForConditionalGeneration": _TextPart(family="Qwen2ForCausalLM"),
-    "Qwen2_5_VLForConditionalGeneration": _TextPart(family="Qwen2ForCausalLM"),
-    "Qwen3VLForConditionalGeneration": _TextPart(family="Qwen3ForCausalLM"),
+    whole: (name, defaults) for name, family in FAMILIES.items() for whole, defaults in family.text_part_of.items()
 }
+"""By the architecture of a larger model, that of its decoder and the values that its checkpoints leave out."""
 _OF_THE_WHOLE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
 """Fields that are written beside ``text_config`` and mean the decoder."""
 _PREFIXES = (("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."))
@@ -50,15 +26,16 @@ def text_config(raw: dict[str, Any]) -> dict[str, Any] | None:
     part = next((_TEXT_PARTS[name] for name in names if name in _TEXT_PARTS), None)
     if part is None:
         return None
+    family, defaults = part
     given = raw.get("text_config")
     # Qwen's first checkpoints have the decoder's fields at the top.
     own = given if isinstance(given, dict) else {name: value for name, value in raw.items() if name != "vision_config"}
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
-    text = {**part.defaults, **{name: value for name, value in own.items() if value is not None}, **whole}
+    text = {**defaults, **{name: value for name, value in own.items() if value is not None}, **whole}
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(text.get(name), dict):
             text[name] = _one_rotation(text[name])
-    return {**text, "architectures": [part.family]}
+    return {**text, "architectures": [family]}
 
 
 def _one_rotation(rope: dict[str, Any]) -> dict[str, Any]:

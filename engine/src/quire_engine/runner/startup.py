@@ -13,9 +13,10 @@ import torch
 from quire_common.errors import FlagsError
 from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.core.ports import LoadedModel
-from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, find_candidate
+from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend
+from quire_engine.model.loader import find_candidate
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import (
     Arithmetic,

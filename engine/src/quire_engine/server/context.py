@@ -12,6 +12,7 @@ from quire_engine.ipc.client import EngineService
 from quire_engine.ipc.messages import Ready
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
+from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.rendering.conversation import Conversation
 from quire_engine.server.rendering.pool import Renderer
@@ -39,6 +40,7 @@ class Context:
     priorities: bool
     services: ServerServices
     metrics: Metrics
+    bodies: BodyBudget
 
     @property
     def engine(self) -> EngineService:
@@ -55,9 +57,16 @@ class Context:
         """The monotonic clock, in seconds."""
         return self.services.now
 
-    def check_model(self, name: str) -> None:
-        """Raise NotFound for a model name that this server does not serve."""
-        if name not in self.model_names:
+    @property
+    def end_token_id(self) -> int | None:
+        """The model's own end-of-sequence token: the tokenizer's, else the first that its configuration names."""
+        ready = self.engine.ready
+        ids = () if ready is None else ready.eos_token_ids
+        return self.tokenizer.eos_id if self.tokenizer.eos_id in ids else next(iter(ids), None)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise NotFound for a model name that this server does not serve; None is the served model."""
+        if name is not None and name not in self.model_names:
             raise NotFound(
                 f"model: {name[:100]!r} is not served here; this server serves {', '.join(self.model_names)}",
                 param="model",

@@ -33,6 +33,7 @@ from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import QueueLimit
+from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
@@ -164,6 +165,7 @@ class _Server:
             priorities=config.scheduler.policy == "priority",
             services=services,
             metrics=self._metrics,
+            bodies=BodyBudget(config.server.body_memory_bytes),
         )
         expiry = None if tls is None else tls.certificate_expiry
         exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry)

@@ -28,6 +28,10 @@ class Tokenizer:
         self.pieces: TokenPieces | None = token_pieces(
             backend, backend.decoder, {token_id: token.content for token_id, token in added.items()}
         )
+        first, bare = (self.encode("a", add_special_tokens=special)[:1] for special in (True, False))
+        self.first_token_id: int | None = first[0] if first and first != bare else None
+        """The token before every prompt (BOS); None if the tokenizer puts none there."""
+        self.eos_id: int | None = backend.token_to_id(named_tokens.get("eos_token", ""))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -39,8 +43,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        # The batch call lets other threads run meanwhile.
+        (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token by itself, for logprobs."""

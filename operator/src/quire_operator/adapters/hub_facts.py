@@ -7,8 +7,9 @@ LLMDeployment must not learn by it what the operator may read. Every failure is 
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -19,6 +20,7 @@ from quire_operator.domain.capacity.model_config import ModelFacts, parse_model_
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelUnknown
 
+T = TypeVar("T")
 HUB = "https://huggingface.co"
 _ANSWER_SECONDS = 5.0
 _MAX_BYTES = 8 << 20
@@ -50,8 +52,16 @@ class HubFacts:
 
     async def facts(self, source: HubSource) -> ModelFacts:
         """See ``ports.ModelReader``."""
+        return await self._answered(source, self._facts(source))
+
+    async def commit(self, source: HubSource) -> str:
+        """See ``ports.ModelReader``."""
+        return await self._answered(source, self._commit(source))
+
+    async def _answered(self, source: HubSource, answer: Awaitable[T]) -> T:
+        """Return the answer, or raise ``ModelUnknown`` for every failure."""
         try:
-            return await self._facts(source)
+            return await answer
         except (httpx.TimeoutException, httpx.TransportError) as error:
             message = f"{self._endpoint} can't be reached: {str(error) or type(error).__name__}"
             raise ModelUnknown(message, unreachable=True) from error
@@ -68,12 +78,21 @@ class HubFacts:
             ArithmeticError,
             RecursionError,
         ) as error:
-            raise ModelUnknown(f"{source} has an unknown size: {error}") from error
+            raise ModelUnknown(f"the hub's answer about {source} is not usable: {error}") from error
 
-    async def _facts(self, source: HubSource) -> ModelFacts:
-        info = await self._json(
+    async def _commit(self, source: HubSource) -> str:
+        commit = (await self._info(source))["sha"]
+        if not isinstance(commit, str) or not replace(source, revision=commit).is_pinned:
+            raise ValueError("it names no commit")
+        return commit
+
+    async def _info(self, source: HubSource) -> Mapping[str, Any]:
+        return await self._json(
             f"/api/models/{source.repository}/revision/{quote(source.revision, safe='')}?blobs=true"
         )
+
+    async def _facts(self, source: HubSource) -> ModelFacts:
+        info = await self._info(source)
         version = quote(str(info.get("sha") or source.revision), safe="")
         sizes = {str(file["rfilename"]): int(file.get("size") or 0) for file in info.get("siblings") or ()}
         where = f"/{source.repository}/resolve/{version}"

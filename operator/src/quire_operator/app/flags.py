@@ -21,9 +21,11 @@ from quire_common.flags.kinds import (
 )
 from quire_common.flags.table import FlagTable
 from quire_common.names import object_name_problem
+from quire_common.quantities import parse_bytes
 from quire_common.served_names import NameScope
 from quire_operator.domain.manifests.network_policy import peer_problems
 from quire_operator.domain.manifests.pod_security import EXCEPTIONS
+from quire_operator.domain.resource import PullPolicy
 
 _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
@@ -85,6 +87,22 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number of bytes as Kubernetes writes it."""
+
+    expected: str = "a number of bytes such as 200Gi"
+    metavar: str = "QUANTITY"
+
+    def parse(self, text: str) -> str:
+        if not parse_bytes(text):
+            raise ValueError
+        return text
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkPeers:
     """A list of NetworkPolicyPeers in JSON."""
 
@@ -137,6 +155,11 @@ usage: quire-operator [flags]
         "Pods": (
             _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
                   unset="quire-engine:VERSION"),
+            _flag("engine-pull-policy", Choice(values={policy.value: policy for policy in PullPolicy}), "the pull "
+                  "policy of the engine's image where spec.engine.imagePullPolicy is not set",
+                  unset="Kubernetes' default for its tag"),
+            _flag("model-size-limit", Quantity(), "the size limit of a model that a pod downloads without "
+                  "spec.model.cache", "200Gi"),
             _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
             _flag("oci-volumes", Choice(values={"auto": None, "image": True, "fetch": False}), "how pods get oci:// "
                   "models without a cache: image (a volume of the kubelet), fetch (a download in the pod) or auto "
@@ -175,6 +198,8 @@ usage: quire-operator [flags]
         ),
         "Work": (
             _flag("workers", Integer(1, 1024), "the number of LLMDeployments that are reconciled at once", "32"),
+            _flag("max-concurrent-rollouts", Integer(0, 100_000), "the number of LLMDeployments whose replicas a new "
+                  "operator replaces at once; 0 is any", "5"),
             _flag("resync", Duration(10.0), "how often every LLMDeployment is reconciled without a change", "10m"),
             _flag("autoscaling-period", Duration(1.0), "the time between two evaluations of the autoscaler", "15s"),
         ),

@@ -47,9 +47,10 @@ from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
-from quire_operator.reconcile.resync import resync
+from quire_operator.reconcile.resync import Unlisted, resync
 from quire_operator.reconcile.store import Store
 from quire_operator.reconcile.workqueue import Workers
 from quire_operator.scaling.autoscale import Autoscaler
@@ -127,7 +128,9 @@ class Operator:
             random=random.random,
             limit=settings.workers,
         )
-        self.capacity = self._capacity_check(connection) if settings.capacity_check else None
+        # Without the capacity check, the operator asks the hub nothing.
+        self._models = self._hub() if settings.capacity_check else None
+        self.capacity = None if self._models is None else self._capacity_check(connection, self._models)
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
         self._reconciler = Reconciler(
             cluster=self._cluster,
@@ -138,6 +141,8 @@ class Operator:
             cluster_domain=settings.cluster_domain,
             features=self._features,
             capacity=self.capacity,
+            max_concurrent_rollouts=settings.max_concurrent_rollouts,
+            revisions=ModelRevisions(self._models, now=time.monotonic),
         )
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
@@ -151,15 +156,17 @@ class Operator:
         )
         self._scaling: ClusterScaling | None = None
         """Only while leading."""
-        self._refused: frozenset[str] = frozenset()
-        """Namespaces that may not be listed, as far as that was told."""
+        self._unlisted = Unlisted()
+        """What the last resync had no permission to list."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    def _capacity_check(self, connection: Connection) -> CapacityCheck:
-        endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+    def _hub(self) -> HubFacts:
+        return HubFacts(self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT"))
+
+    def _capacity_check(self, connection: Connection, models: HubFacts) -> CapacityCheck:
         everywhere = not self._settings.watch_namespaces  # else it may not list nodes
         return CapacityCheck(
-            models=HubFacts(endpoint),
+            models=models,
             nodes=GpuNodes(connection) if everywhere else None,
             now=time.monotonic,
             enqueue=self._workers.add,
@@ -172,6 +179,7 @@ class Operator:
             self._telemetry,
             problem=self._problem,
             ready=self._watching.is_set,
+            shortfall=self._shortfall,
             refresh=self._refresh_gauges,
             decisions=lambda key: () if self._scaling is None else self._scaling.decisions(key),
             resources=lambda: resources.text(datetime.now(UTC)),
@@ -306,14 +314,21 @@ class Operator:
                 logger.warning("listing failed: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    def _tell_refused(self, namespaces: frozenset[str]) -> None:
-        if namespaces and namespaces != self._refused:
+    def _tell_refused(self, unlisted: Unlisted) -> None:
+        namespaces = unlisted.namespaces
+        if unlisted.kinds and unlisted.kinds != self._unlisted.kinds:
+            logger.error(
+                "no permission to list %s; these objects are not repaired: check the operator's role",
+                ", ".join(sorted(unlisted.kinds)),
+            )
+        if namespaces and namespaces != self._unlisted.namespaces:
             logger.warning(
                 "no permission to list in %s, which is skipped: if the namespace is gone, remove it from "
                 "--watch-namespace (the chart's watchNamespaces); otherwise check the operator's role there",
                 ", ".join(sorted(namespaces)),
             )
-        self._refused = namespaces
+        self._unlisted = unlisted
+        self._telemetry.unlisted(unlisted.kinds)
 
     async def _autoscale(self) -> None:
         options, told = self._settings.prometheus, self._telemetry.scaling
@@ -365,6 +380,12 @@ class Operator:
         if not self._watching.is_set():
             return None  # there is nothing to see while there is no CRD; ``ready`` says so
         return self._watch_health.problem()
+
+    def _shortfall(self) -> str | None:
+        """Return what this process cannot do for lack of permissions, or None."""
+        if not self._unlisted.kinds or not self._fence.is_open():
+            return None
+        return f"no permission to list {', '.join(sorted(self._unlisted.kinds))}: check the operator's role"
 
     def _refresh_gauges(self) -> None:
         self._telemetry.stands(leading=self._fence.is_open(), waiting=len(self._workers.queue))

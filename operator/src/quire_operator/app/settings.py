@@ -61,6 +61,8 @@ class Settings:
     host: str
     port: int
     workers: int
+    max_concurrent_rollouts: int
+    """0: any number."""
     resync_seconds: float
     autoscaling_period_seconds: float
     gateways: GatewayOptions
@@ -86,6 +88,8 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         watch_namespaces=values["watch-namespace"] or (),
         images=Images(
             engine=values["engine-image"] or f"quire-engine:{__version__}",
+            pull_policy=values["engine-pull-policy"],
+            model_size_limit=values["model-size-limit"],
             hub_endpoint=values["hub-endpoint"],
             image_volumes=values["oci-volumes"],
             user_id=None if values["pod-user-id"] == "none" else int(values["pod-user-id"]),
@@ -96,6 +100,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         host=values["host"],
         port=values["port"],
         workers=values["workers"],
+        max_concurrent_rollouts=values["max-concurrent-rollouts"],
         resync_seconds=values["resync"],
         autoscaling_period_seconds=values["autoscaling-period"],
         gateways=GatewayOptions(selector=values["gateway-selector"], urls=values["gateway-url"] or ()),

@@ -3,7 +3,7 @@
 Fed by ``app``; served at /metrics, /healthz and /readyz, and the autoscaler's decisions at /decisions/NAMESPACE/NAME.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -48,6 +48,12 @@ class Telemetry:
             "Delay of the watches relative to the operator's own calls.",
             registry=self.registry,
         )
+        self.unlisted_kinds = Gauge(
+            "quire_operator_unlisted_kinds",
+            "1 for each kind that the operator has no permission to list.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.scaling = ScalingTelemetry(self.registry)
         self.leading = Gauge(
             "quire_operator_leading", "1 while this process is the leader and may write.", registry=self.registry
@@ -58,6 +64,12 @@ class Telemetry:
         self.leading.set(leading)
         # One that stands by collects them too, for when it leads; none of them waits for it.
         self.queue.set(waiting if leading else 0)
+
+    def unlisted(self, kinds: Collection[str]) -> None:
+        """Show the kinds that may not be listed."""
+        self.unlisted_kinds.clear()
+        for kind in kinds:
+            self.unlisted_kinds.labels(kind=kind).set(1)
 
     def written(self, verb: str, kind: str) -> None:
         self.writes.labels(verb=verb, kind=kind).inc()
@@ -114,13 +126,17 @@ class Server:
         problem: Callable[[], str | None],
         ready: Callable[[], bool],
         refresh: Callable[[], None],
+        shortfall: Callable[[], str | None] = lambda: None,
         decisions: Callable[[str], Log] = lambda key: (),
         resources: Callable[[], str] = str,
     ) -> None:
-        """``refresh`` sets the gauges before a scrape; ``decisions`` are the leader's, by ``namespace/name``;
-        ``resources`` is what a scrape gets beside the registry."""
+        """Serve what these functions return.
+
+        ``shortfall`` says what an operator that is ready cannot do. ``refresh`` sets the gauges before a scrape.
+        ``decisions`` are the leader's, by ``namespace/name``. ``resources`` is added to the registry's metrics.
+        """
         self._telemetry, self._problem, self._ready, self._refresh = telemetry, problem, ready, refresh
-        self._decisions_of, self._resources = decisions, resources
+        self._decisions_of, self._resources, self._shortfall = decisions, resources, shortfall
         app = web.Application()
         app.add_routes(
             [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics)]
@@ -144,8 +160,11 @@ class Server:
         return web.Response(text=problem or "ok", status=200 if problem is None else 503)
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        ready = self._ready()
-        return web.Response(text="ok" if ready else "the watches have not begun", status=200 if ready else 503)
+        if not self._ready():
+            return web.Response(text="the watches have not begun", status=503)
+        # Still ready: it does its work for all other kinds, and its webhook must answer.
+        shortfall = self._shortfall()
+        return web.Response(text="ok" if shortfall is None else f"ok, but {shortfall}")
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self._refresh()

@@ -52,7 +52,8 @@ class Executor:
             try:
                 refusal = await self._try(resource, state, action, repair)
             except QuotaExceeded as error:
-                refusal, again = BlockingCondition(reason="QuotaExceeded", message=str(error)), _QUOTA_SECONDS
+                refusal = BlockingCondition(reason="QuotaExceeded", message=str(error), is_passing=True)
+                again = _QUOTA_SECONDS
             except Forbidden as error:
                 refusal, again = BlockingCondition(reason="Forbidden", message=str(error)), _FORBIDDEN_SECONDS
             except NotFound:

@@ -9,6 +9,7 @@ begun again by this process or another.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from quire_common.served_names import NameScope
@@ -17,16 +18,18 @@ from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resour
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
 from quire_operator.domain.convergence.plan import plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
+from quire_operator.domain.convergence.rollout_slots import PAUSED, begins_rollout
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import all_problems, child_refs, desired
+from quire_operator.domain.manifests.desired import Manifests, all_problems, child_refs, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
-from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
-from quire_operator.domain.status.scaling_status import scaling_record, scaling_sections
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
+from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
+from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.ports import (
     Clock,
     Cluster,
@@ -35,6 +38,7 @@ from quire_operator.ports import (
     Forbidden,
     NotFound,
     NotLeading,
+    QuotaExceeded,
     Refused,
     ScalingNotDone,
     Throttled,
@@ -42,9 +46,11 @@ from quire_operator.ports import (
 )
 from quire_operator.reconcile.capacity_check import LOOK_AGAIN_SECONDS, CapacityCheck, Finding
 from quire_operator.reconcile.executor import Executor
+from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reporting import Reporter
+from quire_operator.reconcile.rollout_slots import ASK_AGAIN_SECONDS, RolloutSlots
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
-from quire_operator.reconcile.state import Persist, ReconcileResult, ReconcileState, soonest
+from quire_operator.reconcile.state import REFUSED_SECONDS, Persist, ReconcileResult, ReconcileState, soonest
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
@@ -87,12 +93,16 @@ class Reconciler:
         cluster_domain: str = "cluster.local",
         features: Callable[[], ClusterFeatures] = ClusterFeatures,
         capacity: CapacityCheck | None = None,
+        revisions: ModelRevisions | None = None,
+        max_concurrent_rollouts: int = 0,
     ) -> None:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
         self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._clock = clock
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
+        self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
+        self._revisions = revisions or ModelRevisions(None, now=clock.now)
         self._states: dict[Key, ReconcileState] = {}
 
     def forget(self) -> None:
@@ -184,18 +194,43 @@ class Reconciler:
         if spec.only_recommends:
             children, state.other_autoscaler = following_replicas(children), None
         await self._persist(resource, state, spec, goal)
-        images = await self._images_for(key, spec)
-        manifests = desired(
-            spec, goal.replicas, uid=resource.uid, images=images, created=resource.created, features=features
-        )
+        resolution = await self._resolve(self._latest(resource), state, spec)
+        spec = with_revision(spec, resolution)
+
+        record = scaling_record(resource.status)
+
+        def rendered(images: Images) -> Manifests | Invalid:
+            return desired(
+                spec,
+                goal.replicas,
+                uid=resource.uid,
+                images=images,
+                created=resource.created,
+                features=features,
+                start_up_seconds=None if record is None else record.start_up_seconds,
+            )
+
+        try:
+            manifests = rendered(await self._images_for(resource, spec, children, rendered))
+        except (Refused, QuotaExceeded, Forbidden) as error:
+            rejected = BlockingCondition(
+                reason="InvalidSpec" if isinstance(error, Refused) else type(error).__name__,
+                message=f"the API server rejected a dry run of the Deployment with an image volume: {error}",
+                is_passing=isinstance(error, QuotaExceeded),
+            )
+            return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
         if isinstance(manifests, Invalid):
             return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
             return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
-        todo = plan(manifests, children, state.applied, name=key.name, uid=resource.uid)
-        await self._mark_victims(key, state, goal.replicas)
-        result = await self._executor.apply(resource, state, todo)
+        with self._slot(resource, spec, manifests, children) as queued:
+            applied = manifests if queued is None else manifests.held()
+            todo = plan(applied, children, state.applied, name=key.name, uid=resource.uid)
+            await self._mark_victims(key, state, goal.replicas)
+            result = await self._executor.apply(resource, state, todo)
+        if queued is not None and not spec.paused:
+            result = replace(result, again_seconds=soonest(ASK_AGAIN_SECONDS, result.again_seconds))
         if todo.conflicts:
             blocking, beside = name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
@@ -206,24 +241,53 @@ class Reconciler:
                 again_seconds=again if blocking else soonest(again, result.again_seconds),
             )
         nonblocking = result.nonblocking or found.nonblocking
-        return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking)
+        return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking, queued=queued)
+
+    def _slot(
+        self, resource: Resource, spec: Spec, manifests: Manifests, children: Mapping[Ref, Child]
+    ) -> AbstractContextManager[Queued | None]:
+        """Reserve a slot if this pass begins a rollout; the context is why it must not."""
+        live = own_deployment(resource, children)
+        if spec.paused and live is not None and live.revision:  # else its controller would create no replica at all
+            return nullcontext(PAUSED)
+        is_beginning = live is not None and begins_rollout(live, template_digest=manifests.template_digest)
+        return self._slots.requested(resource) if is_beginning else nullcontext()
 
     async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
         if self._capacity is None:
             return Finding()
         return await self._capacity.look(resource, spec, own_deployment(resource, children))
 
-    async def _images_for(self, key: Key, spec: Spec) -> Images:
-        """With what only the cluster knows of them, asked for where a spec needs it."""
+    async def _images_for(
+        self,
+        resource: Resource,
+        spec: Spec,
+        children: Mapping[Ref, Child],
+        rendered: Callable[[Images], Manifests | Invalid],
+    ) -> Images:
+        """Return the images with what only the cluster knows, requested only if a spec needs it."""
         if self._images.image_volumes is not None or not wants_image_volume(spec):
             return self._images
-        return replace(self._images, image_volumes=await self._cluster.takes_image_volumes(key))
+        with_volume = replace(self._images, image_volumes=True)
+        manifests = rendered(with_volume)
+        there = children.get(Ref("Deployment", resource.key.name))
+        is_taken = there is not None and (there.owner is None or there.owner.uid != resource.uid)
+        if isinstance(manifests, Invalid) or is_taken:
+            return with_volume  # what is wrong is reported before anything is applied
+        supported = await self._cluster.takes_image_volumes(resource.key, manifests.deployment)
+        return replace(self._images, image_volumes=supported)
 
     async def _children(self, key: Key, spec: Spec, features: ClusterFeatures) -> Mapping[Ref, Child]:
         """Also those that no watch shows: without a label of ours, theirs or ours, or just made."""
         children = dict(self._store.children(key))
         for ref in child_refs(spec, features):
-            if ref not in children and (child := await self._cluster.read_child(key, ref)) is not None:
+            if ref in children:
+                continue
+            try:
+                child = await self._cluster.read_child(key, ref)
+            except Forbidden:
+                continue  # then neither may it be created, which the executor reports
+            if child is not None:
                 children[ref] = child
         return children
 
@@ -244,6 +308,14 @@ class Reconciler:
         if handed_in is not None and state.persist is handed_in:
             state.persist = None
             handed_in.settle(None)
+
+    async def _resolve(self, resource: Resource, state: ReconcileState, spec: Spec) -> Resolution | None:
+        """Return what a moving model source means. It is stored before pods get it, so that a crash changes nothing."""
+        resolution = await self._revisions.resolution(resource, spec)
+        if resolution is not None and resolution != stored_resolution(resource, spec):
+            section = model_section(resolution, spec, self._store.pods(resource.key))
+            await self._reporter.write_status(resource, state, spec, {**resource.status, "model": section})
+        return resolution
 
     async def _mark_victims(self, key: Key, state: ReconcileState, replicas: int) -> None:
         pods = self._store.pods(key)
@@ -277,7 +349,13 @@ class Reconciler:
 
 def _goal(resource: Resource, state: ReconcileState, spec: Spec, children: Mapping[Ref, Child]) -> Target:
     record = scaling_record(resource.status)
-    goal = target(spec, decided=state.decided, record=record, deployment=own_deployment(resource, children))
+    goal = target(
+        spec,
+        decided=state.decided,
+        record=record,
+        deployment=own_deployment(resource, children),
+        kept=kept_replicas(resource.status, spec),
+    )
     if spec.autoscaling is None or spec.only_recommends:
         state.decided, state.victims = None, ()
     elif state.decided is None:

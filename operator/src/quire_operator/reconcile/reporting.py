@@ -12,6 +12,7 @@ from quire_operator.domain.cluster_state.observed import Resource, own_deploymen
 from quire_operator.domain.convergence.repairs import STATUS
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import View
+from quire_operator.domain.status.model_status import mixed_versions
 from quire_operator.domain.status.status import Event, events, status
 from quire_operator.ports import Clock, Cluster, ClusterError, NotLeading
 from quire_operator.reconcile.state import ReconcileResult, ReconcileState
@@ -37,18 +38,22 @@ class Reporter:
     ) -> float | None:
         """Say in status what there is and what came of this pass; how long to wait where others write it too."""
         now, other = self._clock.now(), state.other_autoscaler
+        deployment, pods = own_deployment(resource, self._store.children(resource.key)), self._store.pods(resource.key)
+        is_rolling = deployment is None or deployment.is_rolling
+        mixed = None if spec is None else mixed_versions(spec, pods, is_rolling=is_rolling)
         view = View(
             spec=spec,
             blocking=result.blocking,
             target=result.target,
-            deployment=own_deployment(resource, self._store.children(resource.key)),
-            pods=self._store.pods(resource.key),
+            deployment=deployment,
+            pods=pods,
             additions=result.additions,
             contested=None if other is None or not other.is_on(now) else other.manager,
             metrics_problem=state.metrics_problem,
             fought_over=state.repairs.contests(now),
-            nonblocking=result.nonblocking,
+            nonblocking=result.nonblocking or mixed,
             rival=rival,
+            queued=result.queued,
             claim=state.claim,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)

@@ -5,26 +5,38 @@ tell what was deleted meanwhile; a list does.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource
-from quire_operator.ports import Cluster, PartlyForbidden
+from quire_operator.ports import Cluster, Forbidden, PartlyForbidden
 from quire_operator.reconcile.store import Store
 
 T = TypeVar("T")
 
 
-async def resync(
-    cluster: Cluster, store: Store, *, kinds: Sequence[str], enqueue: Callable[[Key], None]
-) -> frozenset[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlisted:
+    """What the operator has no permission to list. It keeps what was known of it."""
+
+    namespaces: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    """The kinds that may not be listed in any namespace."""
+
+
+async def resync(cluster: Cluster, store: Store, *, kinds: Sequence[str], enqueue: Callable[[Key], None]) -> Unlisted:
     """List all kinds; enqueue the keys for which that was news. Raises ``ClusterError``.
 
-    The namespaces that may not be listed, where others may: of those all stays as it was known.
+    One kind that may not be listed hinders no other one, except LLMDeployments and pods, which every decision needs.
     """
-    refused = await _resync_resources(cluster, store, enqueue)
+    refused, forbidden = await _resync_resources(cluster, store, enqueue), set()
     for kind in kinds:
-        refused |= await resync_children(cluster, store, kind, enqueue)
-    return refused | await _resync_pods(cluster, store, enqueue)
+        try:
+            refused |= await resync_children(cluster, store, kind, enqueue)
+        except Forbidden:
+            forbidden.add(kind)
+    refused |= await _resync_pods(cluster, store, enqueue)
+    return Unlisted(namespaces=refused, kinds=frozenset(forbidden))
 
 
 async def _resync_resources(cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> frozenset[str]:

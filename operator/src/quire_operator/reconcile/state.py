@@ -14,7 +14,7 @@ from quire_operator.domain.cluster_state.other_autoscalers import OtherAutoscale
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Applied
 from quire_operator.domain.convergence.repairs import RepairLog
-from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued
 from quire_operator.ports import ScalingNotDone
 
 REFUSED_SECONDS = 60.0
@@ -85,6 +85,7 @@ class ReconcileResult:
     nonblocking: BlockingCondition | None = None
     """The same of what replicas serve without."""
     target: int | None = None
+    queued: Queued | None = None
     additions: tuple[ForeignField, ...] = ()
     again_seconds: float | None = None
     """When another pass is wanted though nothing changes."""

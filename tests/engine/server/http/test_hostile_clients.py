@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from starlette.datastructures import Headers
 
@@ -113,6 +114,7 @@ async def test_tokenize_keeps_the_templates_own_names_too(serving: Serving) -> N
 async def test_an_answer_that_nobody_reads_is_dropped(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.2)
     async with serving("ok") as server:
+        server.engine.ready = msgspec.structs.replace(server.engine.ready, max_model_len=1_500_000)
         body = json.dumps({"tokens": [256] * 1_500_000}).encode()
         head = b"POST /detokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         host, _, port = server.address.removeprefix("http://").partition(":")

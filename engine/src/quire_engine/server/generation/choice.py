@@ -40,6 +40,36 @@ class Delta:
 
 
 @dataclass(slots=True)
+class Collected:
+    """The deltas of one answer that is sent in one piece, joined as they arrive, so that its end costs little."""
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Append a delta."""
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def whole(self) -> Delta:
+        """Return the answer as one delta."""
+        return Delta(
+            index=self.index,
+            text="".join(self.texts),
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+@dataclass(slots=True)
 class Choice:
     """One answer. It grows with each ``append_tokens``; tokens whose text is held back are held back with it."""
 
@@ -48,6 +78,8 @@ class Choice:
     detokenizer: Detokenizer
     include_stop: bool
     stop_token_ids: frozenset[int]
+    end_token_id: int | None = None
+    """The model's own end-of-sequence token, which is no stop reason; its further ones are, as in vLLM."""
     at_once: bool = False
     num_tokens: int = 0
     num_cached_tokens: int = 0
@@ -70,8 +102,6 @@ class Choice:
         """Append tokens in the order in which they were sampled. Returns None where no text can be shown yet."""
         assert self.finish_reason is None, "tokens after the end"
         shown = token_ids
-        if finished is not None:
-            self.num_cached_tokens = finished.num_cached_tokens
         if self.at_once:
             ended = finished is not None and finished.reason != "abort"
             return self._end("", "length", None) if ended else None
@@ -88,7 +118,8 @@ class Choice:
             return self._end(piece.text, "stop", piece.stop)
         if finished is not None and finished.reason != "abort":
             stop_id = finished.stop_token_id
-            stop_reason = stop_id if stop_id in self.stop_token_ids else None
+            named = stop_id in self.stop_token_ids or stop_id != self.end_token_id
+            stop_reason = stop_id if named else None
             return self._end(piece.text + self.detokenizer.flush(), finished.reason, stop_reason)
         return self._release(piece.text) if piece.text else None
 
@@ -112,7 +143,12 @@ class Choice:
 
 
 def new_choice(
-    tokenizer: Tokenizer, index: int, prompt: Sequence[int], rules: StopRules, stop_token_ids: Sequence[int]
+    tokenizer: Tokenizer,
+    index: int,
+    prompt: Sequence[int],
+    rules: StopRules,
+    stop_token_ids: Sequence[int],
+    end_token_id: int | None,
 ) -> Choice:
     """Return an empty answer to ``prompt``."""
     detokenizer = Detokenizer(
@@ -123,4 +159,5 @@ def new_choice(
         min_tokens=rules.min_tokens,
         skip_special_tokens=rules.skip_special_tokens,
     )
-    return Choice(index, prompt, detokenizer, rules.include, frozenset(stop_token_ids), rules.at_once)
+    stops = frozenset(stop_token_ids)
+    return Choice(index, prompt, detokenizer, rules.include, stops, end_token_id, rules.at_once)

@@ -213,6 +213,8 @@ class Generation:
     def _record_times(self, run: _Run, update: Update, now: float) -> None:
         if update.first_scheduled_time is not None:
             run.times.first_scheduled = update.first_scheduled_time
+        if update.num_cached_tokens is not None:
+            run.choice.num_cached_tokens = update.num_cached_tokens
         if run.waiting and (update.first_scheduled_time is not None or update.token_ids):
             run.waiting = False
             self._services.queue.release(len(run.choice.prompt_token_ids), now, ran=True)

@@ -6,7 +6,7 @@ the body: no client can mistake it for a complete answer.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, Self
 
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire_common.contract.engine import USAGE_COMMENT, USAGE_HEADER
 from quire_engine.errors import InternalError, InvalidRequest, RequestError
-from quire_engine.server.generation.choice import Choice, Delta
+from quire_engine.server.generation.choice import Choice, Collected, Delta
 from quire_engine.server.generation.generation import ClientGone, Generation
 from quire_engine.server.http import sse
 
@@ -26,10 +26,12 @@ _SEND_TIMEOUT_SECONDS = 60.0
 
 CLIENT_CLOSED_REQUEST = 499
 
+_JSON = "application/json"
 MAX_LOGPROBS_HELD = 500_000
 """The most logprobs in an answer that is not streamed: about 30 MB of JSON, and ten times that while encoding."""
 _MANY_LOGPROBS = 10_000
-"""An answer with more logprobs is encoded in a thread, so that the event loop can serve others meanwhile."""
+_MANY_TOKENS = 50_000
+"""An answer with more logprobs or tokens is encoded in a thread, so that the event loop can serve others meanwhile."""
 
 
 class Writer(Protocol):
@@ -44,8 +46,8 @@ class Writer(Protocol):
     def last(self, choices: list[Choice]) -> bytes:
         """Return the events after the last delta of a successful generation."""
 
-    def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
-        """Return the body of an answer that is not streamed."""
+    def whole(self, choices: list[Choice], answers: list[Delta]) -> bytes:
+        """Return the body of an answer that is not streamed; each choice has its whole answer as one delta."""
 
 
 class DisconnectWatch:
@@ -67,28 +69,52 @@ class DisconnectWatch:
         self._task.cancel()
 
 
-async def respond(request: Request, generation: Generation, writer: Writer, *, stream: bool) -> Response:
-    """Return the response of a generation. Raises RequestError as long as nothing has been sent."""
+async def respond(
+    request: Request, generation: Generation, writer: Writer, *, stream: bool, keepalive_seconds: float | None
+) -> Response:
+    """Return the response of a generation. Raises RequestError as long as nothing has been sent.
+
+    A stream without output begins after ``keepalive_seconds``, and has a comment whenever it had no event for so long.
+    """
     watch = DisconnectWatch(request, generation.abandon)
+    headers: dict[str, str] = request.state.answer_headers
     handed_over = False
+    first = asyncio.ensure_future(generation.first())
     try:
-        first = await generation.first()
+        if stream and keepalive_seconds is not None:
+            await asyncio.wait({first}, timeout=keepalive_seconds)
+        else:
+            await first
+        if first.done():
+            first.result()
         if stream:
             handed_over = True
-            return _EventStream(generation, writer, first, watch, tells_usage=USAGE_HEADER in request.headers)
-        return Response(await _whole(generation, writer, first), media_type="application/json")
+            return _EventStream(
+                generation,
+                writer,
+                first,
+                watch,
+                headers,
+                keepalive_seconds,
+                tells_usage=USAGE_HEADER in request.headers,
+            )
+        return Response(await _whole(generation, writer, first.result()), media_type=_JSON, headers=headers)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         if not handed_over:
+            first.cancel()
             watch.stop()
             generation.close()
 
 
 async def _whole(generation: Generation, writer: Writer, first: list[Delta]) -> bytes:
-    deltas, held = first, _num_logprobs(first)
-    async for more in generation.deltas():
-        deltas += more
+    choices = generation.choices
+    collected = [Collected(choice.index) for choice in choices]
+    held = 0
+    async for more in _with_first(first, generation):
+        for delta in more:
+            collected[delta.index].add(delta)
         held += _num_logprobs(more)
         if held > MAX_LOGPROBS_HELD:
             raise InvalidRequest(
@@ -97,10 +123,17 @@ async def _whole(generation: Generation, writer: Writer, first: list[Delta]) -> 
                 param="stream",
                 code="answer_too_large",
             )
-    choices = generation.choices
-    if held + sum([len(choice.prompt_logprobs) for choice in choices]) > _MANY_LOGPROBS:
-        return await asyncio.to_thread(writer.whole, choices, deltas)
-    return writer.whole(choices, deltas)
+    answers = [each.whole() for each in collected]
+    num_logprobs = held + sum([len(choice.prompt_logprobs) for choice in choices])
+    if num_logprobs > _MANY_LOGPROBS or sum([choice.num_tokens for choice in choices]) > _MANY_TOKENS:
+        return await asyncio.to_thread(writer.whole, choices, answers)
+    return writer.whole(choices, answers)
+
+
+async def _with_first(first: list[Delta], generation: Generation) -> AsyncIterator[list[Delta]]:
+    yield first
+    async for deltas in generation.deltas():
+        yield deltas
 
 
 def _num_logprobs(deltas: list[Delta]) -> int:
@@ -112,18 +145,21 @@ class _EventStream(Response):
         self,
         generation: Generation,
         writer: Writer,
-        first: list[Delta],
+        first: asyncio.Future[list[Delta]],
         watch: DisconnectWatch,
+        headers: dict[str, str],
+        keepalive_seconds: float | None,
         *,
-        tells_usage: bool = False,
+        tells_usage: bool,
     ) -> None:
-        super().__init__(headers=sse.HEADERS)
+        super().__init__(headers={**sse.HEADERS, **headers})
+        self._keepalive_seconds = keepalive_seconds
+        self._tells_usage = tells_usage
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
         self._first = first
         self._watch = watch
-        self._tells_usage = tells_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -131,17 +167,24 @@ class _EventStream(Response):
                 with _PatientSender(send, deadline) as sender:
                     await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                     # A task of its own: a token then wakes this one coroutine, not all those that led here.
-                    await asyncio.create_task(self._send_events(sender))
+                    sending = asyncio.create_task(self._send_events(sender))
+                    if not self._first.done():
+                        await send({"type": "http.response.body", "body": sse.COMMENT, "more_body": True})
+                    if self._keepalive_seconds is not None:
+                        keeping = asyncio.create_task(sender.keep_alive(self._keepalive_seconds))
+                        sending.add_done_callback(lambda _: keeping.cancel())
+                    await sending
         except (ClientGone, TimeoutError):
             _log.info("client disconnected: its request is ended")
         finally:
+            self._first.cancel()
             self._watch.stop()
             self._generation.close()
 
     async def _send_events(self, sender: "_PatientSender") -> None:
         chunk = self._writer.chunk
         try:
-            await sender.send(b"".join([chunk(delta) for delta in self._first]))
+            await sender.send(b"".join([chunk(delta) for delta in await self._first]))
             async for deltas in self._generation.deltas():
                 await sender.send(b"".join([chunk(delta) for delta in deltas]))
             usage = sse.comment(USAGE_COMMENT, self._writer.usage()) if self._tells_usage else b""
@@ -168,6 +211,8 @@ class _PatientSender:
         self._send = send
         self._deadline = deadline
         self._sending = False
+        self._num_sent = 0
+        self._ended = False
         self._blocked_checks = 0
         """The number of checks that have found the current send blocked."""
 
@@ -180,10 +225,20 @@ class _PatientSender:
 
     async def send(self, body: bytes, *, more: bool = True) -> None:
         """Send one part of the body."""
+        self._num_sent += 1
+        self._ended = not more
         self._blocked_checks = 0
         self._sending = True
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._sending = False
+
+    async def keep_alive(self, seconds: float) -> None:
+        """Send a comment whenever nothing was sent for ``seconds``, until the last part."""
+        while True:
+            before = self._num_sent
+            await asyncio.sleep(seconds)
+            if self._num_sent == before and not self._sending and not self._ended:
+                await self._send({"type": "http.response.body", "body": sse.COMMENT, "more_body": True})
 
     def _schedule_check(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_SEND_TIMEOUT_SECONDS / self.CHECKS, self._check)

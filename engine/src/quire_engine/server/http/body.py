@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMedia
+from quire_engine.server.http.body_budget import BodyLease
 from quire_engine.server.http.problems import MAX_REASONS, joined_reasons, shortened
 
 _log = logging.getLogger(__name__)
@@ -36,18 +37,30 @@ def _number(text: str) -> int | float:
 
 
 _decoder = msgspec.json.Decoder(float_hook=_number)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+
+LARGE_BYTES = 128 * 1024
+"""Work on a larger body is divided, or done in a thread, so that the event loop can serve others meanwhile."""
+MAX_VALUES = 100_000
+"""The most JSON values in a body, apart from arrays of token ids."""
+MAX_TOKEN_IDS = 250_000
+"""The most token ids in one array, unless the model's context holds more."""
+_IDS_AT_ONCE = 50_000
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+async def read_object(
+    request: Request, max_bytes: int, held: BodyLease, *, max_token_ids: int = MAX_TOKEN_IDS
+) -> dict[str, Any]:
     """Return the JSON object in the body. Raises RequestError, and starlette's ClientDisconnect."""
     _check_media(request)
     try:
         async with asyncio.timeout(_READ_SECONDS):
-            body = await _read(request, max_bytes)
+            body = await _read(request, max_bytes, held)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {_READ_SECONDS:g} s") from None
     try:
-        content = _decoder.decode(body)
+        content = await _decode(body, max_token_ids)
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8", code="invalid_json") from None
     except msgspec.DecodeError as error:
@@ -57,6 +70,88 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidRequest(f"the body should be a JSON object, not {json_type(content)}", code="invalid_json")
     return content
+
+
+async def _decode(body: bytes, max_token_ids: int) -> Any:
+    """Decode a body. The time for which this blocks the event loop depends on the values, not on the bytes."""
+    if len(body) <= LARGE_BYTES or _values(body) <= MAX_VALUES:
+        return _decode_whole(body)
+    left, content = MAX_VALUES, dict[str, Any]()
+    for name, raw in _fields.decode(_repaired(body)).items():
+        text = bytes(raw)
+        await asyncio.sleep(0)
+        if _values(text) > MAX_VALUES and b'"' not in text and b"{" not in text:
+            content[name] = await _token_ids(name, text, max_token_ids)
+            continue
+        left -= _values(text) if len(text) <= LARGE_BYTES else _values_outside_strings(text)
+        if left < 0:
+            raise InvalidRequest(
+                f"{shortened(name, 100)}: the body has more than {MAX_VALUES} values", code="too_many_values"
+            )
+        content[name] = _decoder.decode(text)
+    return content
+
+
+def _values(text: bytes) -> int:
+    """Return at least the number of values in a JSON text; commas and brackets in strings count as well."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _values_outside_strings(text: bytes) -> int:
+    """Return the same without strings, or more than MAX_VALUES where there are too many strings."""
+    if text.count(b'"') > 2 * MAX_VALUES:
+        return MAX_VALUES + 1
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return _values(b"".join(unescaped.split(b'"')[::2]))
+
+
+async def _token_ids(name: str, text: bytes, most: int) -> Any:
+    """Decode an array of token ids, or of such arrays, array by array."""
+    if text.count(b"[") <= 1:
+        if text.count(b",") >= most:
+            raise InvalidRequest(f"{shortened(name, 100)}: an array has more than {most} items", code="too_many_values")
+        return _decoder.decode(text)
+    if text.count(b"[") > MAX_VALUES:
+        raise InvalidRequest(f"{shortened(name, 100)}: has more than {MAX_VALUES} arrays", code="too_many_values")
+    arrays, since = [], 0
+    for raw in _items.decode(text):
+        one = bytes(raw)
+        if one.count(b"[") > 1 or one.count(b",") >= most:
+            raise InvalidRequest(
+                f"{shortened(name, 100)}: contains an array of arrays, or of more than {most} items",
+                code="too_many_values",
+            )
+        arrays.append(_decoder.decode(one))
+        since += one.count(b",") + 1
+        if since > _IDS_AT_ONCE:
+            since = 0
+            await asyncio.sleep(0)
+    return arrays
+
+
+def _decode_whole(body: bytes) -> Any:
+    try:
+        return _decoder.decode(body)
+    except msgspec.DecodeError:
+        repaired = _repaired(body)
+        if repaired is body:
+            raise
+        return _decoder.decode(repaired)
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+)
+_MAX_ESCAPES = 10_000
+
+
+def _repaired(body: bytes) -> bytes:
+    """Return the body with U+FFFD for each half of a surrogate pair, as JavaScript writes for a cut emoji."""
+    if _SURROGATE.search(body) is None or body.count(b"\\") > _MAX_ESCAPES:
+        return body
+    repaired = _ESCAPE.sub(lambda found: found[0] if found[1] is None else b"\\ufffd", body)
+    return body if repaired == body else repaired
 
 
 def _check_media(request: Request) -> None:
@@ -71,17 +166,27 @@ def _check_media(request: Request) -> None:
         )
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, max_bytes: int, held: BodyLease) -> bytes:
     too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes (--max-body-bytes)")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise too_large
     parts = bytearray()
     async for part in request.stream():
+        held.add(len(part))
         parts += part
         if len(parts) > max_bytes:
             raise too_large
     return bytes(parts)
+
+
+async def validate_large_body(
+    model: type[Model], content: dict[str, Any], *, lenient: bool, reasons: Sequence[str] = (), num_bytes: int
+) -> Model:
+    """Return the same as ``validate_body``, which a thread does for a large body."""
+    if num_bytes <= LARGE_BYTES:
+        return validate_body(model, content, lenient=lenient, reasons=reasons)
+    return await asyncio.to_thread(validate_body, model, content, lenient=lenient, reasons=reasons)
 
 
 def validate_body(model: type[Model], content: dict[str, Any], *, lenient: bool, reasons: Sequence[str] = ()) -> Model:

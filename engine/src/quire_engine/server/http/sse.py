@@ -9,6 +9,8 @@ from quire_engine.errors import RequestError
 from quire_engine.server.http.problems import error_body
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+"""A line that clients ignore; proxies see that the connection is alive."""
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",

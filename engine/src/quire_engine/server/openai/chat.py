@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
-from quire_engine.server.generation.generation import Preparation
+from quire_engine.server.generation.generation import Generation, Preparation
 from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
@@ -30,7 +30,15 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, streamed or in one piece."""
     context = context_of(request)
     arrived = context.now()
-    body = await read_request(request, context, ChatCompletionRequest)
+    with context.bodies.lease() as held:
+        body = await read_request(request, context, ChatCompletionRequest, held)
+        generation = await _start(request, context, body, arrived)
+    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices)
+    keepalive = context.options.sse_keepalive_seconds
+    return await respond(request, generation, writer, stream=body.stream or False, keepalive_seconds=keepalive)
+
+
+async def _start(request: Request, context: Context, body: ChatCompletionRequest, arrived: float) -> Generation:
     max_tokens = body.max_completion_tokens or body.max_tokens
     limits = AnswerLimits(
         param="messages",
@@ -47,14 +55,14 @@ async def chat_completions(request: Request) -> Response:
             messages=body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
+            variables=body.template_variables,
             max_characters=longest_text(context.ready().max_model_len),
         )
         text = await context.render(conversation)
+        # The request lives as long as its answer, which needs the messages no more.
+        body.messages = []
         valid = await validate(context, body, [text], limits, add_special_tokens=body.add_special_tokens)
-        generation = start_generation(request, context, body, valid, preparation, answers=answers, arrived=arrived)
-    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices)
-    return await respond(request, generation, writer, stream=body.stream or False)
+        return start_generation(request, context, body, valid, preparation, answers=answers, arrived=arrived)
 
 
 class ChatWriter:
@@ -64,7 +72,7 @@ class ChatWriter:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
-        head = {"created": int(time.time()), "model": body.model}
+        head = {"created": int(time.time()), "model": context.model_names[0]}
         self._whole_head = {"id": id, "object": "chat.completion", **head}
         self._chunk_head = {"id": id, "object": "chat.completion.chunk", **head}
         self._usage = UsageReport(choices, len(choices), body.stream_options)
@@ -121,28 +129,25 @@ class ChatWriter:
         """Return the end of the stream."""
         return self._usage.last_events(self._chunk_head)
 
-    def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
+    def whole(self, choices: list[Choice], answers: list[Delta]) -> bytes:
         """Return the body of an answer that is not streamed."""
-        answers = [
-            self._answer(choice, [delta for delta in deltas if delta.index == choice.index]) for choice in choices
-        ]
+        written = [self._answer(answer) for answer in answers]
         return msgspec.json.encode(
-            {**self._whole_head, "choices": answers, "usage": self._usage.usage(), **self._about_prompt()}
+            {**self._whole_head, "choices": written, "usage": self._usage.usage(), **self._about_prompt()}
         )
 
-    def _answer(self, choice: Choice, deltas: list[Delta]) -> dict[str, Any]:
+    def _answer(self, whole: Delta) -> dict[str, Any]:
         answer: dict[str, Any] = {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": "".join([delta.text for delta in deltas]), "refusal": None},
+            "index": whole.index,
+            "message": {"role": "assistant", "content": whole.text, "refusal": None},
             "logprobs": None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": deltas[-1].stop_reason,
+            "finish_reason": whole.finish_reason,
+            "stop_reason": whole.stop_reason,
         }
         if self._body.logprobs:
-            sampled = [one for delta in deltas for one in delta.logprobs]
-            answer["logprobs"] = chat_logprobs(self._tokenizer, sampled, self._body.top_logprobs or 0)
+            answer["logprobs"] = self._logprobs(whole)
         if self._body.return_token_ids:
-            answer["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
+            answer["token_ids"] = whole.token_ids
         return answer
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:

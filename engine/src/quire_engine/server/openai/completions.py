@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
-from quire_engine.server.generation.generation import Preparation
+from quire_engine.server.generation.generation import Generation, Preparation
 from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
@@ -33,7 +33,15 @@ async def completions(request: Request) -> Response:
     """Continue one or several prompts, streamed or in one piece."""
     context = context_of(request)
     arrived = context.now()
-    body = await read_request(request, context, CompletionRequest)
+    with context.bodies.lease() as held:
+        body = await read_request(request, context, CompletionRequest, held)
+        generation = await _start(request, context, body, arrived)
+    writer = CompletionWriter(context, body, f"cmpl-{request.state.request_id}", generation.choices)
+    keepalive = context.options.sse_keepalive_seconds
+    return await respond(request, generation, writer, stream=body.stream or False, keepalive_seconds=keepalive)
+
+
+async def _start(request: Request, context: Context, body: CompletionRequest, arrived: float) -> Generation:
     answers = body.answers_per_prompt
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
     limits = AnswerLimits(
@@ -50,9 +58,8 @@ async def completions(request: Request) -> Response:
     lengths = [1 if isinstance(prompt, str) else len(prompt) for prompt in body.prompt for _ in range(answers)]
     with Preparation(context.services, request.state.identity, lengths) as preparation:
         valid = await validate(context, body, body.prompt, limits, add_special_tokens=body.add_special_tokens)
-        generation = start_generation(request, context, body, valid, preparation, answers=answers, arrived=arrived)
-    writer = CompletionWriter(context, body, f"cmpl-{request.state.request_id}", generation.choices)
-    return await respond(request, generation, writer, stream=body.stream or False)
+        body.prompt = []  # the request lives as long as its answer, which needs the text no more
+        return start_generation(request, context, body, valid, preparation, answers=answers, arrived=arrived)
 
 
 class CompletionWriter:
@@ -63,7 +70,8 @@ class CompletionWriter:
         self._body = body
         self._choices = choices
         self._per_prompt = body.answers_per_prompt
-        self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": body.model}
+        model = context.model_names[0]
+        self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._usage = UsageReport(choices, self._per_prompt, body.stream_options)
         self._logprobs = [
             CompletionLogprobs(
@@ -99,7 +107,7 @@ class CompletionWriter:
         return event
 
     def _payload(self, delta: Delta) -> dict[str, Any]:
-        choice = self._choice(delta.index, delta.text, [delta], delta.finish_reason)
+        choice = self._choice(delta)
         return {**self._head, "choices": [choice], **self._usage.chunk_fields()}
 
     def usage(self) -> dict[str, Any]:
@@ -111,17 +119,12 @@ class CompletionWriter:
         assert not self._pending, "a prompt that was never reported"
         return self._usage.last_events(self._head)
 
-    def whole(self, choices: list[Choice], deltas: list[Delta]) -> bytes:
+    def whole(self, choices: list[Choice], answers: list[Delta]) -> bytes:
         """Return the body of an answer that is not streamed."""
-        own: dict[int, list[Delta]] = {choice.index: [] for choice in choices}
-        for delta in deltas:
-            own[delta.index].append(delta)
-        answers = []
-        for index, choice in enumerate(self._best(choices)):
-            parts = own[choice.index]
-            text = "".join([delta.text for delta in parts])
-            answers.append({**self._choice(choice.index, text, parts, choice.finish_reason), "index": index})
-        return msgspec.json.encode({**self._head, "choices": answers, "usage": self._usage.usage()})
+        written = [
+            {**self._choice(answers[choice.index]), "index": index} for index, choice in enumerate(self._best(choices))
+        ]
+        return msgspec.json.encode({**self._head, "choices": written, "usage": self._usage.usage()})
 
     def _best(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return for each prompt the n answers with the highest log probability per token, the best first."""
@@ -133,15 +136,15 @@ class CompletionWriter:
             choice for group in groups for choice in sorted(group, key=lambda one: one.mean_logprob, reverse=True)[:n]
         ]
 
-    def _choice(self, index: int, text: str, deltas: list[Delta], finish_reason: str | None) -> dict[str, Any]:
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        index, sampled = delta.index, delta.logprobs
         answer: dict[str, Any] = {
             "index": index,
-            "text": text,
+            "text": delta.text,
             "logprobs": None,
-            "finish_reason": finish_reason,
-            "stop_reason": deltas[-1].stop_reason,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
         }
-        sampled = [one for delta in deltas for one in delta.logprobs]
         arrays = self._logprobs[index]
         about_prompt: dict[str, Any] = {}
         if index not in self._started:
@@ -151,9 +154,9 @@ class CompletionWriter:
             answer["logprobs"] = joined(echoed, arrays.of_sampled(sampled))
         elif self._body.logprobs is not None:
             answer["logprobs"] = arrays.of_sampled(sampled)
-        answer["text"] = about_prompt.pop("text", "") + text
+        answer["text"] = about_prompt.pop("text", "") + delta.text
         if self._body.return_token_ids:
-            answer["token_ids"] = [token_id for delta in deltas for token_id in delta.token_ids]
+            answer["token_ids"] = delta.token_ids
         return {**answer, **about_prompt}
 
     # --- the report of a prompt, once per answer ---

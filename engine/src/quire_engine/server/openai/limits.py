@@ -3,13 +3,14 @@
 They are pure functions; ``schemas`` has checked types and ranges before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import InvalidRequest
 from quire_engine.server.context import Context
+from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.openai.schemas import GenerationRequest
 
 _MAX_PROMPT_ENTRIES = 250_000
@@ -26,6 +27,8 @@ class ModelLimits:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
+    first_token_id: int | None
+    """The token that the tokenizer puts before every prompt; None if it puts none there."""
     priorities: bool
     """True if the scheduler of this server uses priorities."""
 
@@ -38,6 +41,7 @@ class ModelLimits:
             vocab_size=context.vocab_size,
             eos_token_ids=ready.eos_token_ids,
             max_logprobs=context.options.max_logprobs,
+            first_token_id=context.tokenizer.first_token_id,
             priorities=context.priorities,
         )
 
@@ -83,14 +87,27 @@ def check_length(texts: Sequence[str], param: str, max_model_len: int) -> None:
         )
 
 
-def check_count(messages: Any, limits: ModelLimits) -> None:
-    """Raise InvalidRequest for more messages than the context can hold, of which each costs at least one token."""
-    if isinstance(messages, list) and len(messages) > limits.max_model_len:
-        raise InvalidRequest(
-            f"messages: {len(messages)} messages exceed this model's context of {limits.max_model_len} tokens",
-            param="messages",
-            code="context_length_exceeded",
-        )
+def check_lengths(content: Mapping[str, Any], max_model_len: int, queue: QueueLimit) -> None:
+    """Raise InvalidRequest for arrays that are too long for any request, by their lengths alone.
+
+    A message costs at least one token.
+    """
+    prompt = content.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
+        queue.check_count(len(prompt))
+    truncated = content.get("truncate_prompt_tokens") is not None
+    prompts = [] if truncated or not isinstance(prompt, list) else [prompt]
+    if prompts and prompts[0] and isinstance(prompts[0][0], list | str):
+        prompts = [one for one in prompts[0] if isinstance(one, list)]
+    named: list[tuple[str, str, Any]] = [("prompt", "tokens", one) for one in prompts]
+    named += [(name, name, content.get(name)) for name in ("messages", "tokens")]
+    for name, kind, items in named:
+        if isinstance(items, list) and len(items) > max_model_len:
+            raise InvalidRequest(
+                f"{name}: {len(items)} {kind} exceed this model's context of {max_model_len} tokens",
+                param=name,
+                code="context_length_exceeded",
+            )
 
 
 def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
@@ -128,6 +145,14 @@ def check_report_size(prompts: Sequence[Sequence[int]], sampling: SamplingParams
         )
 
 
+def check_token_ids(token_ids: Sequence[int], param: str, vocab_size: int) -> None:
+    """Raise InvalidRequest for a token id beyond the vocabulary."""
+    if token_ids and (highest := max(token_ids)) >= vocab_size:
+        raise InvalidRequest(
+            f"{param}: {highest} is not a token id of this model; the highest is {vocab_size - 1}", param=param
+        )
+
+
 def checked_prompt(
     prompt: list[int], request: GenerationRequest, reserved: int | None, limits: ModelLimits
 ) -> list[int]:
@@ -137,36 +162,44 @@ def checked_prompt(
     """
     if not prompt:
         raise InvalidRequest("prompt: is empty; it should have at least one token", param="prompt")
-    beyond = next((token_id for token_id in prompt if token_id >= limits.vocab_size), None)
-    if beyond is not None:
-        raise InvalidRequest(
-            f"prompt: {beyond} is not a token id of this model; the highest is {limits.vocab_size - 1}", param="prompt"
-        )
+    check_token_ids(prompt, "prompt", limits.vocab_size)
     kept = request.truncate_prompt_tokens
     if kept == -1:
         kept = max(1, limits.max_model_len - max(1, reserved or 1))
-    return prompt if kept is None else prompt[-kept:]
+    return prompt if kept is None else _truncated(prompt, kept, request.truncation_side, limits.first_token_id)
+
+
+def _truncated(prompt: list[int], kept: int, side: str | None, first_token_id: int | None) -> list[int]:
+    """Return ``kept`` tokens of the prompt.
+
+    A token that the tokenizer puts before every prompt stays first, because models need it there.
+    """
+    if len(prompt) <= kept:
+        return prompt
+    if side == "right":
+        return prompt[:kept]
+    if kept > 1 and prompt[0] == first_token_id:
+        return [prompt[0], *prompt[1 - kept :]]
+    return prompt[-kept:]
 
 
 def token_limit(
     prompts: Sequence[Sequence[int]], requested: int | None, default: int | None, limits: ModelLimits, *, param: str
 ) -> list[int]:
-    """Return for each prompt how many tokens may follow it. Raises InvalidRequest.
+    """Return for each prompt how many tokens may follow it. Raises InvalidRequest where the context has no room.
 
-    ``requested`` is the client's limit, which must fit; ``default`` applies without one, up to the room in the model's
+    ``requested`` is the client's limit, and ``default`` applies without one; both are cut to the room in the model's
     context. ``param`` is the field that contains the prompts.
     """
     allowed = []
     for prompt in prompts:
         room = limits.max_model_len - len(prompt)
-        if room < 1 or (requested is not None and requested > room):
-            field = param if room < 1 or requested is None else "max_tokens"
-            more = f" and {requested} for the answer" if requested is not None else ""
+        if room < 1:
             raise InvalidRequest(
-                f"{field}: {len(prompt)} tokens of the prompt{more} exceed this model's context of "
-                f"{limits.max_model_len} tokens",
-                param=field,
+                f"{param}: {len(prompt)} tokens of the prompt exceed this model's context of {limits.max_model_len} "
+                "tokens, of which the answer needs at least one",
+                param=param,
                 code="context_length_exceeded",
             )
-        allowed.append(requested if requested is not None else min(room, default or room))
+        allowed.append(min(room, (default or room) if requested is None else requested))
     return allowed

@@ -87,7 +87,7 @@ class CompletionLogprobs:
         return {
             "tokens": tokens,
             "token_logprobs": values,
-            "top_logprobs": alternatives if self._top else None,
+            "top_logprobs": alternatives,
             "text_offset": offsets,
         }
 

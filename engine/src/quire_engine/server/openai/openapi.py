@@ -30,7 +30,7 @@ _ERRORS = {
     429: "The queue is full, or the limit of this key is reached: see Retry-After.",
     431: "The headers are too large.",
     500: "The server failed.",
-    503: "The engine is starting, draining or has ended: see Retry-After.",
+    503: "The engine is starting, draining or has ended, or the request bodies need too much memory: see Retry-After.",
 }
 _BODY = (400, 404, 408, 413, 415)
 _GENERATION = (*_BODY, 429, 503)
@@ -56,8 +56,8 @@ _OPERATIONS = {
     "post /v1/completions": _Operation(answer="Completion", media=_STREAM, errors=_GENERATION),
     "get /v1/models": _Operation(answer="ModelList"),
     "get /v1/models/{name}": _Operation(answer="Model", errors=(404,)),
-    "post /tokenize": _Operation(answer="Tokens", errors=_BODY),
-    "post /detokenize": _Operation(answer="PromptText", errors=_BODY),
+    "post /tokenize": _Operation(answer="Tokens", errors=_GENERATION),
+    "post /detokenize": _Operation(answer="PromptText", errors=_GENERATION),
     "get /livez": _Operation(answer="Status", others={503: "The server must be restarted."}, key=None),
     "get /readyz": _Operation(answer="Status", others=_NOT_READY, key=None),
     "get /health": _Operation(answer="Status", others=_NOT_READY),
@@ -186,6 +186,6 @@ def _is(field: str, value: Any) -> dict[str, Any]:
 
 _RULES = (_needs("stream_options", {"type": "object"}, _is("stream", True)),)
 _CHAT_RULES = (
-    _needs("top_logprobs", {"type": "integer"}, _is("logprobs", True)),
+    _needs("top_logprobs", {"type": "integer", "minimum": 1}, _is("logprobs", True)),
     _needs("continue_final_message", {"const": True}, _is("add_generation_prompt", False)),
 )

@@ -4,9 +4,10 @@
 sequences. Each raises RequestError.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -14,12 +15,13 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.server.context import Context
 from quire_engine.server.generation.choice import Choice, new_choice
 from quire_engine.server.generation.generation import Generation, Preparation, Routing, submit
-from quire_engine.server.http.body import read_object, validate_body
+from quire_engine.server.http.body import MAX_TOKEN_IDS, read_object, validate_large_body
+from quire_engine.server.http.body_budget import BodyLease
 from quire_engine.server.openai.limits import (
     ModelLimits,
     check_against_model,
-    check_count,
     check_length,
+    check_lengths,
     check_report_size,
     check_sampling,
     checked_prompt,
@@ -27,7 +29,12 @@ from quire_engine.server.openai.limits import (
 )
 from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_params, stop_rules
 from quire_engine.server.openai.schemas import GenerationRequest
-from quire_engine.server.openai.unsupported import remove_unsupported
+from quire_engine.server.openai.unsupported import remove_empty, remove_unsupported
+
+MAX_TOKENS_HEADER = "x-quire-max-tokens"
+"""The limit that applies to an answer, where the context has less room than the client's limit."""
+_PROMPTS_AT_ONCE = 50
+"""The prompts to check before the event loop may serve others."""
 
 Body = TypeVar("Body", bound=GenerationRequest)
 
@@ -56,17 +63,31 @@ class ValidatedRequest:
 
     prompts: list[list[int]]
     params: list[SamplingParams]
+    headers: dict[str, str]
+    """Response headers that say what was changed."""
 
 
-async def read_request(request: Request, context: Context, schema: type[Body]) -> Body:
-    """Read the body and check it by itself."""
+async def read_request(request: Request, context: Context, schema: type[Body], held: BodyLease) -> Body:
+    """Read the body and check it by itself; ``held`` counts its bytes."""
     context.lifecycle.check_open()
-    content = await read_object(request, context.options.max_body_bytes)
-    if context.engine.ready is not None:
-        check_count(content.get("messages"), ModelLimits.of(context))
-    body = validate_body(schema, content, lenient=context.options.lenient, reasons=remove_unsupported(content))
+    content = await read_content(request, context, held)
+    reasons = remove_unsupported(content)
+    remove_empty(content, schema.model_fields)
+    body = await validate_large_body(
+        schema, content, lenient=context.options.lenient, reasons=reasons, num_bytes=held.num_bytes
+    )
     context.check_model(body.model)
     return body
+
+
+async def read_content(request: Request, context: Context, held: BodyLease) -> dict[str, Any]:
+    """Read the JSON object in the body, and check the lengths of its arrays before anything walks through them."""
+    ready = context.engine.ready
+    most = MAX_TOKEN_IDS if ready is None else max(MAX_TOKEN_IDS, ready.max_model_len)
+    content = await read_object(request, context.options.max_body_bytes, held, max_token_ids=most)
+    if ready is not None:
+        check_lengths(content, ready.max_model_len, context.services.queue)
+    return content
 
 
 async def validate(
@@ -84,7 +105,10 @@ async def validate(
     check_length(texts, answer.param, limits.max_model_len)
     encoded = await context.encode(texts, add_special_tokens=add_special_tokens)
     ids = [*encoded, *(prompt for prompt in prompts if not isinstance(prompt, str))]
-    ids = [checked_prompt(prompt, body, answer.reserved_tokens, limits) for prompt in ids]
+    for number, prompt in enumerate(ids):
+        if number % _PROMPTS_AT_ONCE == _PROMPTS_AT_ONCE - 1:
+            await asyncio.sleep(0)
+        ids[number] = checked_prompt(prompt, body, answer.reserved_tokens, limits)
     bad_words = bad_words_of(body, context.tokenizer, limits)
     params = []
     for max_tokens in token_limit(ids, answer.max_tokens, answer.default_max_tokens, limits, param=answer.param):
@@ -99,7 +123,9 @@ async def validate(
         check_sampling(made, limits)
         params.append(made)
     check_report_size(ids, params[0], times=answer.reports)
-    return ValidatedRequest(prompts=ids, params=params)
+    least = min(sampling.max_tokens for sampling in params)
+    clamped = answer.max_tokens is not None and least < answer.max_tokens
+    return ValidatedRequest(prompts=ids, params=params, headers={MAX_TOKENS_HEADER: str(least)} if clamped else {})
 
 
 def start_generation(
@@ -120,9 +146,11 @@ def start_generation(
     params: list[SamplingParams] = []
     for prompt, first in zip(valid.prompts, valid.params, strict=True):
         for number in range(answers):
-            choices.append(new_choice(context.tokenizer, len(choices), prompt, stop_rules(body), first.stop_token_ids))
+            rules, stops = stop_rules(body), first.stop_token_ids
+            choices.append(new_choice(context.tokenizer, len(choices), prompt, rules, stops, context.end_token_id))
             params.append(of_nth(first, number))
     routing = Routing(
         arrival_time=arrived, priority=body.priority, identity=request.state.identity, cache_salt=body.cache_salt
     )
+    request.state.answer_headers = valid.headers
     return submit(context.services, choices, params, routing, preparation)

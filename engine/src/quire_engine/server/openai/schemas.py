@@ -16,7 +16,6 @@ from pydantic import (
     Field,
     GetPydanticSchema,
     SkipValidation,
-    TypeAdapter,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
@@ -76,18 +75,30 @@ def _check_prompt(value: Any) -> Any:
         return [value]
     if not isinstance(value, list) or not value:
         raise ValueError("should be a string, an array of strings, an array of token ids or an array of such arrays")
-    if all(isinstance(item, str) for item in value):
+    types = _types(value)
+    if types == {str}:
         return value
-    if all(type(item) is int for item in value):
+    if types == {int}:
         return [_token_ids(value)]
-    if all(isinstance(item, list) for item in value):
+    if types == {list}:
         return [_token_ids(item) for item in value]
     raise ValueError("mixes strings, token ids and arrays; it should contain one kind only")
 
 
 def _token_ids(value: list[Any]) -> list[int]:
-    if not value or not all(type(item) is int and item >= 0 for item in value):
+    if _types(value) != {int} or min(value) < 0:
         raise ValueError("a prompt of token ids should be a non-empty array of integers from 0")
+    return value
+
+
+def _types(value: list[Any]) -> set[type]:
+    """Return the types of the items; a loop in Python over all tokens of a long prompt would take far longer."""
+    return set(map(type, value))
+
+
+def _check_tokens(value: Any) -> Any:
+    if not isinstance(value, list) or (value and (_types(value) != {int} or min(value) < 0 or max(value) >= 2**31)):
+        raise ValueError("should be an array of token ids")
     return value
 
 
@@ -126,6 +137,11 @@ AllowedTokenIds = Annotated[
     SkipValidation[list[int]],
     BeforeValidator(_check_allowed),
     WithJsonSchema({**_ids_schema, "maxItems": MAX_ALLOWED_TOKEN_IDS}),
+]
+Tokens = Annotated[
+    SkipValidation[list[int]],
+    BeforeValidator(_check_tokens),
+    WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31}}),
 ]
 BadWords = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
@@ -179,7 +195,7 @@ class StreamOptions(Strict):
 class GenerationRequest(Strict):
     """The fields of both completion routes. None means that the client sets no value: the model's default applies."""
 
-    model: str
+    model: str | None = Field(None, description="The first served name, where it is omitted.")
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -212,6 +228,9 @@ class GenerationRequest(Strict):
     truncate_prompt_tokens: TruncatedTo | None = Field(
         None, description="Keep only the last tokens of the prompt, this number of them; -1 leaves room for the answer."
     )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="The side on which truncate_prompt_tokens cuts; left unless set."
+    )
     return_token_ids: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         None, description="Share cached prefixes only with requests that have the same salt."
@@ -229,6 +248,13 @@ class GenerationRequest(Strict):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    request_id: str | None = None
+    session_id: str | None = None
+    length_penalty: float | None = Field(None, description="Of beam search, which is not supported.")
+    early_stopping: bool | None = Field(None, description="Of beam search, which is not supported.")
+    spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     @field_validator("truncate_prompt_tokens")
     @classmethod
@@ -276,13 +302,12 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(Strict):
-    """A part of a message that is text."""
+    """A part of a message that is text. Further fields, such as cache_control, have no effect."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["text"]
     text: str
-
-
-_text_parts = TypeAdapter(list[TextPart])
 
 
 def _check_content(value: Any) -> Any:
@@ -296,8 +321,6 @@ def _check_content(value: Any) -> Any:
             raise ValueError(f"part {index} has the type {kind[:40]!r}; this version supports text parts only")
         if kind != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f'part {index} should be {{"type": "text", "text": "…"}}')
-        if len(part) > 2:
-            _text_parts.validate_python(value)  # reports each unknown field with its place
     return value
 
 
@@ -314,7 +337,6 @@ Content = Annotated[
                         "type": "object",
                         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
                         "required": ["type", "text"],
-                        "additionalProperties": False,
                     },
                 },
             ]
@@ -326,6 +348,8 @@ Content = Annotated[
 class FunctionCall(Strict):
     """The function of a tool call, with its arguments as JSON."""
 
+    model_config = ConfigDict(extra="ignore")
+
     name: str
     arguments: str
 
@@ -333,13 +357,20 @@ class FunctionCall(Strict):
 class ToolCall(Strict):
     """A tool call of an assistant's earlier message."""
 
+    model_config = ConfigDict(extra="ignore")
+
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Strict):
-    """One message of a conversation. The model's chat template defines the meaning of a role."""
+    """One message of a conversation. The model's chat template defines the meaning of a role.
+
+    Further fields have no effect, because clients send back what other servers have added to a message.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -352,14 +383,9 @@ class Message(Strict):
     reasoning: str | None = Field(None, description="The newer name of reasoning_content.")
     refusal: str | None = None
 
-    # Fields of an answer that a client sends back whole; they must be empty.
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+        if self.content is None and self.role != "assistant":
             raise ValueError("content: is required")
         return self
 
@@ -403,10 +429,25 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: TemplateVariables | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="A variable of the chat template, unless chat_template_kwargs sets it."
+    )
+    enable_thinking: bool | None = Field(
+        None, description="A variable of the chat template, unless chat_template_kwargs sets it."
+    )
+    verbosity: Literal["low", "medium", "high"] | None = None
+    echo: Literal[False] | None = None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that the request sets."""
+        named = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
+        given = {name: value for name, value in named.items() if value is not None}
+        return {**given, **(self.chat_template_kwargs or {})}
 
     @model_validator(mode="after")
     def _supported_together(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: is only allowed with logprobs set to true")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message: needs add_generation_prompt set to false")

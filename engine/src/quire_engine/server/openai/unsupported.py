@@ -3,12 +3,16 @@
 A value without an effect (null, an empty list, the default) is removed, so that clients that send every field work.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 NO_EFFECT: tuple[Any, ...] = (None, [], {}, False)
-"""The values without an effect in any field."""
+"""The values without an effect in a field of this table."""
+EMPTY: tuple[Any, ...] = (None, [], {}, "")
+"""The values without an effect in a field that is unknown."""
 
 _TOOLS = "tool calling is not supported by this version"
+_TEXT_ONLY = "only text is supported by this version"
 _STRUCTURED = "structured output is not supported by this version"
 
 # By field: further values without an effect, and the reason to give for all others.
@@ -26,8 +30,23 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_grammar": ((), _STRUCTURED),
     "modalities": ((["text"],), 'only ["text"] is supported by this version'),
     "audio": ((), "audio is not supported by this version"),
-    "reasoning_effort": ((), "is not supported; set it in chat_template_kwargs if the model's chat template reads it"),
-    "verbosity": (("medium",), 'only "medium" is supported by this version'),
+    "include_reasoning": ((True,), "reasoning is not separated from the answer by this version"),
+    "thinking_token_budget": ((), "is not supported by this version"),
+    "detokenize": ((True,), "answers always have text"),
+    "return_tokens_as_token_ids": ((), "is not supported by this version; return_token_ids returns the ids"),
+    "logprob_token_ids": ((), "is not supported by this version"),
+    "return_token_offsets": ((), "is not supported by this version"),
+    "return_prompt_text": ((), "is not supported by this version; /detokenize returns the text of tokens"),
+    "prompt_embeds": ((), "embeddings as prompts are not supported by this version"),
+    "repetition_detection": ((), "is not supported by this version"),
+    "watermarking": ((), "is not supported by this version"),
+    "kv_transfer_params": ((), "the transfer of KV caches is not supported by this version"),
+    "ec_transfer_params": ((), "the transfer of encoder caches is not supported by this version"),
+    "mm_processor_kwargs": ((), _TEXT_ONLY),
+    "media_io_kwargs": ((), _TEXT_ONLY),
+    "mm_payload": ((), _TEXT_ONLY),
+    "return_mm_kwargs": ((), _TEXT_ONLY),
+    "routed_experts_prompt_start": ((0,), "is not supported by this version"),
     "suffix": (("",), "filling in the middle is not supported by this version"),
     "prediction": ((), "predicted outputs are not supported by this version"),
     "moderation": ((), "moderation is not supported by this version"),
@@ -37,6 +56,13 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((), "is not supported in requests; start the server with --chat-template"),
     "logits_processors": ((), "is not supported by this version"),
 }
+
+
+def remove_empty(content: dict[str, Any], known: Collection[str]) -> None:
+    """Remove unknown fields without a value: whatever they mean, the client sets nothing."""
+    for name in content.keys() - set(known):
+        if any(content[name] == each and type(content[name]) is type(each) for each in EMPTY):
+            del content[name]
 
 
 def remove_unsupported(content: dict[str, Any]) -> list[str]:

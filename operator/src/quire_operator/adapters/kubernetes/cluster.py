@@ -73,9 +73,9 @@ class KubeCluster:
             return frozenset()
         return OPTIONAL_KINDS & {resource.get("kind") for resource in body.get("resources") or []}
 
-    async def takes_image_volumes(self, key: Key) -> bool:
+    async def takes_image_volumes(self, key: Key, deployment: Manifest) -> bool:
         """See ``ports.Cluster``."""
-        return await self._image_volumes.supported(key.namespace)
+        return await self._image_volumes.supported(key.namespace, deployment.body)
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         """See ``ports.Cluster``."""

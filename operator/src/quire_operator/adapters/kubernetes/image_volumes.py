@@ -1,54 +1,51 @@
-"""Whether the API server takes pods with image volumes, found out by a write that stores nothing.
+"""Find out whether the API server takes pods with image volumes, by a dry run of the Deployment that would have one.
 
-For ``kube``. A server that has them may have them turned off, and then takes the pod and silently drops the volume:
-only what comes back tells. Whether each node's container runtime mounts them it does not tell: a pod whose runtime
-can't says so.
+For ``cluster``. A server that has image volumes may have them turned off, and then accepts the pod and silently drops
+the volume: only the answer shows it. It does not show whether the container runtime of each node mounts them: a pod
+whose runtime cannot reports that itself.
+
+The trial is the Deployment itself, so that policies judge what they will judge later. What a policy or a quota of one
+namespace rejects says nothing about other namespaces, and is never remembered.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 from quire_operator.adapters.kubernetes.connection import Connection
 from quire_operator.domain.resource import names
 from quire_operator.ports import Refused
 
-_NAME = "quire-image-volume-probe"
-_LABELS = {names.LABEL_MANAGED_BY: "quire-operator"}
-_POD = {
-    "containers": [{"name": "probe", "image": "probe"}],
-    "volumes": [{"name": "probe", "image": {"reference": "probe"}}],
-}
-_PROBE = {
-    "apiVersion": "apps/v1",
-    "kind": "Deployment",
-    "metadata": {"name": _NAME},
-    "spec": {
-        "replicas": 0,
-        "selector": {"matchLabels": _LABELS},
-        "template": {"metadata": {"labels": _LABELS}, "spec": _POD},
-    },
-}
+_UNKNOWN_FIELD = "image: field not declared in schema"
+"""The answer of an API server that is too old to know the field."""
 
 
 class ImageVolumes:
-    """Asks once."""
+    """The answer of the API server, which is requested once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._supported: bool | None = None
 
-    async def supported(self, namespace: str) -> bool:
-        """Needs the right to make Deployments in this namespace. Raises ``ClusterError``."""
+    async def supported(self, namespace: str, deployment: Mapping[str, Any]) -> bool:
+        """Return whether the server keeps the image volume of this Deployment. Raises ``ClusterError``.
+
+        This requires the permission to create Deployments in the namespace.
+        """
         if self._supported is None:
-            self._supported = await self._try(namespace)
+            self._supported = await self._try(namespace, deployment)
         return self._supported
 
-    async def _try(self, namespace: str) -> bool:
-        path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{_NAME}"
-        query = (("fieldManager", names.FIELD_MANAGER), ("dryRun", "All"))
+    async def _try(self, namespace: str, deployment: Mapping[str, Any]) -> bool:
+        path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{deployment['metadata']['name']}"
+        query = (("fieldManager", names.FIELD_MANAGER), ("force", "true"), ("dryRun", "All"))
         content_type = "application/apply-patch+yaml"
         try:
             answer = await self._connection.write(
-                "try", "Deployment", "PATCH", path, query=query, body=_PROBE, content_type=content_type
+                "try", "Deployment", "PATCH", path, query=query, body=deployment, content_type=content_type
             )
-        except Refused:
-            return False  # too old to know the field
+        except Refused as error:
+            if _UNKNOWN_FIELD in str(error):
+                return False
+            raise
         volumes = answer["spec"]["template"]["spec"].get("volumes") or ()
         return any("image" in volume for volume in volumes)

@@ -14,7 +14,7 @@ from quire_operator.domain.autoscaling.decision_rules import DecisionInputs, Dem
 from quire_operator.domain.autoscaling.demand import Load, Term
 from quire_operator.domain.autoscaling.flow import Increment, flow, increment, learnt
 from quire_operator.domain.autoscaling.history import Change, Flow, History, Move, Need, ScalingRecord
-from quire_operator.domain.autoscaling.limits import kept_moves, kept_needs
+from quire_operator.domain.autoscaling.limits import kept_moves, kept_needs, whole
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample, without_duplicates
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
@@ -127,6 +127,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
         context.history,
         needs=kept_needs((*context.history.needs, demanded.need), rules=context.rules, now=now),
         ttft_correction=_ttft_correction(context, demanded),
+        idle_since=_idle_since(context, demanded),
     )
     context = replace(context, history=history)
     choice = judge(
@@ -141,6 +142,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
             held=observation.held_requests,
             in_flight=observation.in_flight_requests,
             recommended=None if context.is_enforced else history.record.desired_replicas,
+            idle_since=history.idle_since,
             now=now,
         )
     )
@@ -163,6 +165,14 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
 
 
 # --- what is remembered ---
+
+
+def _idle_since(context: DecisionContext, demanded: Demand) -> float | None:
+    """Return since when no replica is needed, and no gateway has a request."""
+    is_needed = whole(demanded.need.down) > 0 or bool(context.observation.in_flight_requests)
+    if is_needed or bool(context.observation.held_requests):
+        return None
+    return context.history.idle_since if context.history.idle_since is not None else context.now
 
 
 def _context(policy: Policy, observation: Observation, history: History, now: float) -> DecisionContext:

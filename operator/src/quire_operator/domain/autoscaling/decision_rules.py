@@ -54,6 +54,8 @@ class DecisionInputs:
     """Requests that the gateways have at a replica; None unless all of them answered."""
     recommended: int | None
     """What was last recommended; None where decisions are carried out."""
+    idle_since: float | None
+    """Since when no replica is needed; None while one is."""
     now: float
 
 
@@ -134,6 +136,12 @@ def _downward(s: DecisionInputs) -> ReplicaChoice:
         period = format_duration(limits.period_seconds)
         return _hold(s, Reason.SCALE_DOWN_LIMIT, f"scaleDown removes {limits.max_step} per {period}; {_needs(s)}")
     least = max(fewest, whole(highest.down))
+    idle = 0.0 if s.idle_since is None else s.now - s.idle_since
+    if least == 0 and idle < (after := s.rules.scale_to_zero.after_seconds):
+        if current == 1:
+            passed = f"no request for {format_duration(round(idle))}, and scaleToZero.after is {format_duration(after)}"
+            return _hold(s, Reason.SCALE_DOWN_WINDOW, f"the last replica stays: {passed}; {_needs(s)}")
+        least = 1
     if least == 0 and s.in_flight is None:
         # Nobody would hold the next request, and what streams now might be unseen.
         if current == 1:

@@ -112,6 +112,8 @@ class History:
     """The memory of one LLMDeployment's autoscaler."""
 
     record: ScalingRecord = ScalingRecord()
+    idle_since: float | None = None
+    """The first of the ticks up to now at which no replica was needed; None if one is needed, or after a restart."""
     last_tick: float | None = None
     """None before the first tick of this process."""
     settled_since: float | None = None

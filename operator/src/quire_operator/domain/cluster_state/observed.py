@@ -7,10 +7,18 @@ judge them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire_common.contract.engine import FETCHED_VERSION
 from quire_operator.domain.cluster_state.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
-from quire_operator.domain.resource.names import KIND, LABEL_DEPLOYMENT
+from quire_operator.domain.resource.names import (
+    ANNOTATION_REFRESH_MODEL,
+    ANNOTATION_TEMPLATE,
+    KIND,
+    LABEL_DEPLOYMENT,
+)
 
 JSON = Mapping[str, object]
+_MAX_ANNOTATION, _MAX_VERSION = 128, 128
+_PAUSED = ("f:spec", "f:paused")
 
 _FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
 """Kinds whose spec its own controllers write to (a claim's volume): what is foreign there is as it should be."""
@@ -57,6 +65,8 @@ class Resource:
     status: JSON
     created: str = ""
     """When, in RFC 3339; empty while it is only being asked for."""
+    refresh_model: str = ""
+    """The annotation that makes the operator resolve the model's source again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +105,15 @@ class DeploymentState:
     progressing: Condition | None
     failure: Condition | None
     """ReplicaFailure: pods can't even be created."""
+    template_digest: str = ""
+    """Of the pod template that we applied last; empty if an older operator did."""
+    is_held: bool = False
+    """True if we paused it, so that its newest template replaces no pods yet."""
 
     @property
     def is_rolling(self) -> bool:
         """Whether pods of an older template are left, or the controller has not yet looked at the newest one."""
-        return self.observed_generation < self.generation or self.updated < self.replicas
+        return not self.is_held and (self.observed_generation < self.generation or self.updated < self.replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +165,8 @@ class Pod:
     deletion_cost: str
     failed: str = ""
     """Why the kubelet gave it up for good (evicted, no device left for it), or empty."""
+    model_version: str = ""
+    """The version that its download reported; empty without one, and while it runs."""
     ready_changed: str = ""
     """When it became, or ceased to be, ready; empty before its kubelet has spoken."""
 
@@ -199,12 +215,14 @@ def trim_resource(body: JSON) -> Resource:
         body=kept,
         status=dict(_map(body, "status")),
         created=_text(metadata, "creationTimestamp"),
+        refresh_model=_text(_map(metadata, "annotations"), ANNOTATION_REFRESH_MODEL)[:_MAX_ANNOTATION],
     )
 
 
 def trim_child(body: JSON, *, kind: str) -> Child:
     """An object of one of the kinds we make."""
     metadata = _map(body, "metadata")
+    foreign = foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else ()
     return Child(
         ref=Ref(kind, _text(metadata, "name")),
         uid=_text(metadata, "uid"),
@@ -212,8 +230,8 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         owner=_controller(metadata),
         deleting="deletionTimestamp" in metadata,
         fingerprint=fingerprint(body),
-        foreign=foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else (),
-        deployment=_deployment(body) if kind == "Deployment" else None,
+        foreign=foreign,
+        deployment=_deployment(body, foreign) if kind == "Deployment" else None,
     )
 
 
@@ -239,6 +257,7 @@ def trim_pod(body: JSON) -> Pod:
         ),
         deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
         failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
+        model_version=_model_version(status),
         ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
 
@@ -250,7 +269,7 @@ def _controller(metadata: JSON) -> Owner | None:
     return None
 
 
-def _deployment(body: JSON) -> DeploymentState:
+def _deployment(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
     metadata, spec, status = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
     conditions = {_text(c, "type"): _condition(c) for c in _maps(status, "conditions")}
     return DeploymentState(
@@ -264,11 +283,23 @@ def _deployment(body: JSON) -> DeploymentState:
         revision=_text(_map(metadata, "annotations"), "deployment.kubernetes.io/revision"),
         progressing=conditions.get("Progressing"),
         failure=conditions.get("ReplicaFailure"),
+        template_digest=_text(_map(metadata, "annotations"), ANNOTATION_TEMPLATE),
+        is_held=spec.get("paused") is True and not any(field.path == _PAUSED for field in foreign),
     )
 
 
 def _condition(body: JSON) -> Condition:
     return Condition(is_true=body.get("status") == "True", reason=_text(body, "reason"), message=_text(body, "message"))
+
+
+def _model_version(status: JSON) -> str:
+    """Return what the download of a pod reported when it ended well."""
+    for container in _maps(status, "initContainerStatuses"):
+        ended = _map(_map(container, "state"), "terminated")
+        message = _text(ended, "message")
+        if message.startswith(FETCHED_VERSION) and not ended.get("exitCode"):
+            return message.removeprefix(FETCHED_VERSION).strip()[:_MAX_VERSION]
+    return ""
 
 
 def _container(status: JSON, *, init: bool) -> ContainerState:

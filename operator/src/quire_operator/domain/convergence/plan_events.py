@@ -19,7 +19,8 @@ def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[BlockingCondition | N
 
     def blocking(found: Sequence[Conflict]) -> BlockingCondition | None:
         messages = "; ".join(conflict.message for conflict in found)
-        return BlockingCondition(reason="NameConflict", message=messages) if found else None
+        is_passing = all(conflict.passing for conflict in found)
+        return BlockingCondition(reason="NameConflict", message=messages, is_passing=is_passing) if found else None
 
     beside = [conflict for conflict in conflicts if conflict.ref.kind in NONBLOCKING_KINDS]
     return blocking([conflict for conflict in conflicts if conflict not in beside]), blocking(beside)

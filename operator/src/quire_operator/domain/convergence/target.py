@@ -1,6 +1,7 @@
 """How many replicas the Deployment shall ask for: ``target(…) -> Target``, pure.
 
-Between ``spec`` and ``desired``. Without autoscaling it is what the spec says. With it: the decision in force, else the
+Between ``spec`` and ``desired``. Without autoscaling it is what the spec says, or what an
+autoscaler decided that was removed while spec.replicas stayed. With it: the decision in force, else the
 one that was persisted, else what runs now, so that switching it on or restarting changes nothing by itself.
 """
 
@@ -20,12 +21,21 @@ class Target:
 
 
 def target(
-    spec: Spec, *, decided: int | None, record: ScalingRecord | None, deployment: DeploymentState | None
+    spec: Spec,
+    *,
+    decided: int | None,
+    record: ScalingRecord | None,
+    deployment: DeploymentState | None,
+    kept: int | None = None,
 ) -> Target:
-    """``decided`` is what this process last decided; None after a restart."""
+    """Return the target.
+
+    ``decided`` is what this process last decided; None after a restart. ``kept`` is what stays in force of an
+    autoscaler that was removed from the spec.
+    """
     autoscaling = spec.autoscaling
     if autoscaling is None:
-        return Target(replicas=spec.replicas, persist=None)
+        return Target(replicas=spec.replicas if kept is None else kept, persist=None)
     running = spec.initial_replicas if deployment is None else deployment.replicas_asked
     if autoscaling.mode is AutoscalingMode.RECOMMEND:
         return Target(replicas=running, persist=None)

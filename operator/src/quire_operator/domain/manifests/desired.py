@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from json import dumps
 from math import ceil
+from typing import Any
 
 from quire_common.contract import engine
 from quire_common.served_names import NameScope
@@ -40,7 +41,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Equal for equal bodies."""
-        return blake2b(dumps(self.body, sort_keys=True).encode(), digest_size=12).hexdigest()
+        return _digest(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,18 @@ class Manifests:
         """The Deployment, which every LLMDeployment has."""
         return next(manifest for manifest in self if manifest.ref.kind == "Deployment")
 
+    @property
+    def template_digest(self) -> str:
+        """Return text that is equal for equal pod templates."""
+        metadata: Any = self.deployment.body["metadata"]
+        return str(metadata["annotations"][names.ANNOTATION_TEMPLATE])
+
+    def held(self) -> "Manifests":
+        """Return the same with a Deployment that is scaled, and replaces no replicas."""
+        body: Any = self.deployment.body
+        held = Manifest(ref=self.deployment.ref, body={**body, "spec": {**body["spec"], "paused": True}})
+        return Manifests(children=tuple(held if child.ref == held.ref else child for child in self))
+
 
 NO_FEATURES = ClusterFeatures()
 
@@ -69,8 +82,12 @@ def desired(
     images: Images,
     created: str = "",
     features: ClusterFeatures = NO_FEATURES,
+    start_up_seconds: int | None = None,
 ) -> Manifests | Invalid:
-    """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas."""
+    """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas.
+
+    ``start_up_seconds`` is the learned time in which a replica becomes ready.
+    """
     template = pod_template(
         spec,
         images,
@@ -80,7 +97,15 @@ def desired(
     )
     if not isinstance(template, dict):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=template)
-    parent = Parent(spec=spec, uid=uid, created=created, target=target, template=template, features=features)
+    parent = Parent(
+        spec=spec,
+        uid=uid,
+        created=created,
+        target=target,
+        template=template,
+        features=features,
+        start_up_seconds=start_up_seconds,
+    )
     return Manifests(children=tuple(_manifest(child, parent) for child in CHILDREN if child.is_wanted(spec, features)))
 
 
@@ -132,6 +157,7 @@ class Parent:
     target: int
     template: JSON
     features: ClusterFeatures
+    start_up_seconds: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +245,21 @@ def _service(parent: Parent) -> Content:
     served = {names.ANNOTATION_SERVED_NAME: parent.spec.model.served_name}
     if parent.created:
         served[names.ANNOTATION_SENIORITY] = f"{parent.created}/{parent.uid}"
+    served |= _holding(parent.spec, parent.start_up_seconds)
     return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [_port()]}}, annotations=served)
+
+
+def _holding(spec: Spec, start_up_seconds: int | None) -> dict[str, str]:
+    """Return how the gateway holds requests while there is no replica."""
+    if spec.autoscaling is None or spec.autoscaling.min_replicas > 0:
+        return {}
+    rules = spec.autoscaling.scale_to_zero
+    values = {
+        names.ANNOTATION_HOLD_TIMEOUT: rules.hold_timeout_seconds,
+        names.ANNOTATION_MAX_HELD: rules.max_held,
+        names.ANNOTATION_START_UP: start_up_seconds,
+    }
+    return {name: f"{value:g}" for name, value in values.items() if value is not None}
 
 
 def _headless_service(parent: Parent) -> Content:
@@ -267,7 +307,11 @@ def _deployment(parent: Parent) -> Content:
         "revisionHistoryLimit": 3,
         "template": parent.template,
     }
-    return Content(fields={"spec": deployment})
+    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: _digest(parent.template)})
+
+
+def _digest(body: JSON) -> str:
+    return blake2b(dumps(body, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def progress_deadline_seconds(spec: Spec) -> int:

@@ -31,12 +31,12 @@ def key_mount() -> JSON:
     return {"name": VOLUME, "mountPath": _PATH, "readOnly": True}
 
 
-def check_container(secret: str, *, image: str, security: JSON) -> JSON:
+def check_container(secret: str, *, image: JSON, security: JSON) -> JSON:
     """Runs, with the engine's own image, only where the secret is there and has the key."""
     reference = {"name": secret, "key": SECRET_KEY}
     return {
         "name": CHECK,
-        "image": image,
+        **image,
         "command": [ENGINE_COMMAND],
         "args": ["--version"],
         "env": [{"name": "API_KEYS", "valueFrom": {"secretKeyRef": reference}}],

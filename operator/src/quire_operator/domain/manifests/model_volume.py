@@ -43,7 +43,7 @@ class ModelVolume:
         return self.volume is not None
 
 
-def model_volume(spec: Spec, *, image_volumes: bool = False) -> ModelVolume:
+def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) -> ModelVolume:
     """The volume that a spec's source and cache ask for; ``image_volumes`` are there for whoever wants no cache."""
     claim = _claim_volume(spec)
     match spec.model.source:
@@ -52,7 +52,7 @@ def model_volume(spec: Spec, *, image_volumes: bool = False) -> ModelVolume:
         case HubSource() | BucketSource() | ImageSource() as remote:
             # A claim may be shared by many models, and is mounted elsewhere by whoever looks into it.
             path = f"{MODELS_PATH}/{link_name(remote)}"
-            return ModelVolume(model_path=path, volume=claim or {"emptyDir": {}}, fetch=remote)
+            return ModelVolume(model_path=path, volume=claim or {"emptyDir": {"sizeLimit": size_limit}}, fetch=remote)
         case ClaimSource(claim_name=name, path=path):
             # Read-only for the whole pod: a claim with ReadOnlyMany can be mounted on several nodes only like this.
             volume: JSON = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}

@@ -15,7 +15,7 @@ from quire_operator.domain.manifests.model_volume import MODELS_PATH, VOLUME, Mo
 from quire_operator.domain.manifests.pod_contract import ENGINE, contract_problems
 from quire_operator.domain.manifests.source_credentials import credentials_environment
 from quire_operator.domain.manifests.strategic_merge import merge
-from quire_operator.domain.resource import HubSource, RemoteSource, Spec
+from quire_operator.domain.resource import HubSource, PullPolicy, RemoteSource, Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.names import LABEL_APP, LABEL_INSTANCE
 
@@ -30,6 +30,8 @@ PRE_STOP_SECONDS = 5
 """Between the pod leaving the endpoints and SIGTERM: so long do clients take to notice."""
 _EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
 _SHARED_MEMORY = "256Mi"
+# Far above what is needed, so that a fault fills the pod's own limit and not the node.
+_TMP_LIMIT, _CACHE_LIMIT = "2Gi", "16Gi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
 _TERMINATION_LOG = "/dev/termination-log"
 
@@ -40,6 +42,10 @@ class Images:
 
     engine: str
     """Serves models and downloads them."""
+    pull_policy: PullPolicy | None = None
+    """Of the engine's image; None leaves it to Kubernetes."""
+    model_size_limit: str = "200Gi"
+    """Of the volume of a pod that keeps its own download, as a quantity."""
     hub_endpoint: str | None = None
     """Another address of the model hub, such as a mirror."""
     image_volumes: bool | None = None
@@ -92,7 +98,7 @@ def _scrape_annotations() -> JSON:
 
 
 def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served_names: Sequence[str]) -> JSON:
-    volume = model_volume(spec, image_volumes=bool(images.image_volumes))
+    volume = model_volume(spec, image_volumes=bool(images.image_volumes), size_limit=images.model_size_limit)
     pod: JSON = {
         "serviceAccountName": spec.name,
         "automountServiceAccountToken": False,
@@ -114,7 +120,7 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
     init: list[JSON] = []
     if spec.auth_secret is not None:
         # Before the download: what is missing is told at once.
-        image = spec.engine.image or images.engine
+        image = _image(spec, images)
         check = keys.check_container(spec.auth_secret, image=image, security=_container_security())
         init.append({**check, "resources": _init_resources(spec)})
     if volume.fetch is not None:
@@ -145,7 +151,7 @@ def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
 def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_names: Sequence[str]) -> JSON:
     container: JSON = {
         "name": ENGINE,
-        "image": spec.engine.image or images.engine,
+        **_image(spec, images),
         "command": [engine.ENGINE_COMMAND],
         "args": engine_contract.engine_args(
             spec,
@@ -184,7 +190,7 @@ def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_pat
     return {
         "name": FETCH,
         # The engine's image, so that an upgrade of the operator changes no pod template.
-        "image": spec.engine.image or images.engine,
+        **_image(spec, images),
         "command": [engine.FETCH_COMMAND],
         "args": [str(source), "--to", model_path, "--termination-log", _TERMINATION_LOG],
         "env": env + credentials_environment(source, spec.model.credentials_secret),
@@ -197,6 +203,13 @@ def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_pat
             {"name": VOLUME, "mountPath": MODELS_PATH},
         ],
     }
+
+
+def _image(spec: Spec, images: Images) -> JSON:
+    """Return the image of a container and its pull policy, which is absent if nobody chose one."""
+    policy = spec.engine.image_pull_policy or images.pull_policy
+    image: JSON = {"image": spec.engine.image or images.engine}
+    return image if policy is None else {**image, "imagePullPolicy": policy.value}
 
 
 def _environment() -> list[JSON]:
@@ -244,8 +257,8 @@ def _container_security() -> JSON:
 
 def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
     volumes: list[JSON] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "cache", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": _TMP_LIMIT}},
+        {"name": "cache", "emptyDir": {"sizeLimit": _CACHE_LIMIT}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
     ]
     if volume.volume is not None:

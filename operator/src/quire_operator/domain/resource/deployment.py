@@ -49,6 +49,8 @@ class Spec:
     auth_secret: str | None
     """Holds the API keys in a cluster; locally QUIRE_API_KEY_FILE does. None: open to all."""
     drain: Drain
+    paused: bool
+    """Replicas are scaled, and not replaced."""
     pod_template: Mapping[str, object]
     """Merged into the pods by strategic merge; has no meaning without a cluster."""
 
@@ -123,6 +125,7 @@ def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
     rollout = read_rollout(fields.section("rollout"))
     auth_secret = read_secret_name(fields, "auth")
     drain = read_drain(fields.section("drain"))
+    paused = fields.flag("paused")
     pod_template = fields.mapping("podTemplate")
     fields.done()
     return Spec(
@@ -136,5 +139,6 @@ def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
         rollout=rollout,
         auth_secret=auth_secret,
         drain=drain,
+        paused=paused,
         pod_template=pod_template,
     )

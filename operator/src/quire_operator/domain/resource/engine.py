@@ -40,6 +40,12 @@ class Preemption(StrEnum):
     RECOMPUTE = "Recompute"
 
 
+class PullPolicy(StrEnum):
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheShare:
     """The KV cache takes this share of the GPU's memory, else of the pod's limit; locally of RAM ÷ maxReplicas."""
@@ -57,6 +63,8 @@ class KVCacheSize:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     image: str | None
+    """None takes the operator's default."""
+    image_pull_policy: PullPolicy | None
     """None takes the operator's default."""
     image_pull_secrets: tuple[str, ...]
     dtype: DType
@@ -121,6 +129,7 @@ def read_engine(fields: Fields) -> Engine:
         )
     engine = Engine(
         image=fields.text("image", default=None),
+        image_pull_policy=fields.optional_choice("imagePullPolicy", PullPolicy),
         image_pull_secrets=_read_pull_secrets(fields),
         dtype=fields.choice("dtype", DType, default=DType.AUTO),
         max_model_length=fields.integer("maxModelLength", default=None, minimum=1),
@@ -170,8 +179,6 @@ def _read_kv_cache(fields: Fields) -> KVCacheShare | KVCacheSize:
     cache = fields.section("kvCache")
     percent = cache.integer("memoryPercent", default=90, minimum=1, maximum=100)
     size = cache.byte_size("size")
-    if cache.has("memoryPercent") and cache.has("size"):
-        fields.problem("kvCache", "memoryPercent and size are mutually exclusive: remove one of them")
     cache.done()
     return KVCacheShare(memory_percent=percent) if size is None else KVCacheSize(size_bytes=size)
 

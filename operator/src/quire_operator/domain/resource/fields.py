@@ -159,6 +159,14 @@ class Fields:
             return default
         return value
 
+    def flag(self, key: str) -> bool:
+        """Return true or false; absent is false."""
+        value = self.raw(key)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        self.problem(key, f"must be true or false, got {shown(value)}")
+        return False
+
     def duration(self, key: str, *, default: float, minimum: float = 0.0, maximum: float = 86_400.0) -> float:
         """Seconds of a duration string."""
         value = self.raw(key)
@@ -197,6 +205,10 @@ class Fields:
         near = _near(value, words)
         self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
         return default
+
+    def optional_choice(self, key: str, kind: type[E]) -> E | None:
+        """Return one of the words of ``kind``, or None if the field is absent."""
+        return self.choice(key, kind, default=next(iter(kind))) if self.has(key) else None
 
     def _list(self, key: str) -> Sequence[object]:
         value = self.raw(key)

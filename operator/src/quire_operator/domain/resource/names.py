@@ -5,8 +5,11 @@ Pure text; the CRD, the manifests, the watches and the gateway's discovery all t
 
 import re
 
+from quire_common.contract.kubernetes import ANNOTATION_HOLD_TIMEOUT as ANNOTATION_HOLD_TIMEOUT
+from quire_common.contract.kubernetes import ANNOTATION_MAX_HELD as ANNOTATION_MAX_HELD
 from quire_common.contract.kubernetes import ANNOTATION_SENIORITY as ANNOTATION_SENIORITY
 from quire_common.contract.kubernetes import ANNOTATION_SERVED_NAME as ANNOTATION_SERVED_NAME
+from quire_common.contract.kubernetes import ANNOTATION_START_UP as ANNOTATION_START_UP
 from quire_common.contract.kubernetes import API_VERSION as API_VERSION
 from quire_common.contract.kubernetes import GROUP as GROUP
 from quire_common.contract.kubernetes import KIND as KIND
@@ -20,6 +23,10 @@ LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+ANNOTATION_REFRESH_MODEL = "quire.dev/refresh-model"
+"""Of an LLMDeployment: another value makes the operator resolve a moving model source again."""
+ANNOTATION_TEMPLATE = "quire.dev/template"
+"""Of a Deployment: the digest of the pod template that was applied to it."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 HEADLESS_SUFFIX, CACHE_CLAIM_SUFFIX = "-headless", "-models"

@@ -54,6 +54,18 @@ class ScaleDown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleToZero:
+    """How the last replica goes, and how requests wait for the first one; used while ``min_replicas`` is 0."""
+
+    after_seconds: float = 0.0
+    """Without a request, in addition to the window of scale-down."""
+    hold_timeout_seconds: float | None = None
+    """None: the gateway derives it from the learned start-up time."""
+    max_held: int | None = None
+    """None: the limit of the gateway alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling:
     mode: AutoscalingMode
     min_replicas: int
@@ -64,6 +76,7 @@ class Autoscaling:
     targets: ScalingTargets
     scale_up: ScaleUp
     scale_down: ScaleDown
+    scale_to_zero: ScaleToZero = ScaleToZero()
 
 
 def read_autoscaling(fields: Fields) -> Autoscaling:
@@ -84,6 +97,7 @@ def read_autoscaling(fields: Fields) -> Autoscaling:
         targets=_read_targets(fields.section("targets")),
         scale_up=_read_scale_up(fields.section("scaleUp")),
         scale_down=_read_scale_down(fields.section("scaleDown")),
+        scale_to_zero=_read_scale_to_zero(fields.section("scaleToZero")),
     )
     fields.done()
     return autoscaling
@@ -122,6 +136,17 @@ def _read_scale_down(fields: Fields) -> ScaleDown:
         window_seconds=fields.duration("window", default=300.0),
         max_step=fields.integer("maxStep", default=1),
         period_seconds=fields.duration("period", default=60.0, minimum=1.0),
+    )
+    fields.done()
+    return rules
+
+
+def _read_scale_to_zero(fields: Fields) -> ScaleToZero:
+    hold_timeout = fields.duration("holdTimeout", default=0.0, minimum=1.0, maximum=3600.0)
+    rules = ScaleToZero(
+        after_seconds=fields.duration("after", default=0.0),
+        hold_timeout_seconds=hold_timeout if fields.has("holdTimeout") else None,
+        max_held=fields.integer("maxHeld", default=None, minimum=1, maximum=100_000),
     )
     fields.done()
     return rules

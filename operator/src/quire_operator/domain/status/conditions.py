@@ -22,6 +22,9 @@ JSON = Mapping[str, object]
 
 READY, PROGRESSING, AVAILABLE = "Ready", "Progressing", "Available"
 MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
+RECONCILING, STALLED = "Reconciling", "Stalled"
+"""The conditions of kstatus, which Flux and helm read. Exactly one of Ready, Reconciling and Stalled is true."""
+FOREIGN_FIELDS = "ForeignFields"
 _MAX_MESSAGE = 2000
 
 
@@ -31,11 +34,21 @@ class BlockingCondition:
 
     reason: str
     message: str
+    is_passing: bool = False
+    """True if it can end without a change by a person."""
 
     @classmethod
     def invalid(cls, problems: Sequence[Problem]) -> "BlockingCondition":
         """All that is wrong with the spec."""
         return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """Why a rollout does not begin yet."""
+
+    reason: str
+    message: str
 
 
 class MetricsReason(StrEnum):
@@ -85,6 +98,8 @@ class View:
     """Why something that replicas serve without is not as desired."""
     rival: str | None = None
     """Why requests for the served name go to another LLMDeployment; None if they come to this one."""
+    queued: Queued | None = None
+    """Why a newer pod template replaces no replicas yet."""
     claim: Claim | None = None
     """The claim to the served name that the status records."""
     fought_over: str = ""
@@ -102,13 +117,18 @@ class ConditionState:
 def conditions(view: View) -> tuple[ConditionState, ...]:
     """All of them, always, in the order of the CRD."""
     failure = _advised(worst_failure(view.pods, view.deployment), view)
+    ready = _ready(view, failure)
+    stalled = _stalled(view, ready, failure)
     return (
-        _ready(view, failure),
+        ready,
         _progressing(view, failure),
         _available(view, failure),
         _model_loaded(view, failure),
         _autoscaling(view),
         _degraded(view, failure),
+        _reconciling(ready, stalled),
+        stalled,
+        _foreign_fields(view),
     )
 
 
@@ -152,13 +172,24 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if deployment is None:
         return no("Creating", "the Deployment does not exist yet")
     if deployment.replicas_asked == 0:
-        return no("ScaledToZero", _why_none(view.spec))
+        return _at_zero(view, view.spec)
     counts = rollout.standing(deployment, view.pods)
     if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec, deployment):
         return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
     return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", counts)
+
+
+def _at_zero(view: View, spec: Spec) -> ConditionState:
+    """Return Ready without replicas: true if that is what was requested, and a request would start one if it may."""
+    if view.target:
+        return ConditionState(type=READY, is_true=False, reason="Starting", message="no replica was requested yet")
+    is_enforced = spec.autoscaling is not None and not spec.only_recommends
+    if is_enforced and view.metrics_problem is not None:
+        problem = view.metrics_problem
+        return ConditionState(type=READY, is_true=False, reason=problem.reason, message=problem.message)
+    return ConditionState(type=READY, is_true=True, reason="ScaledToZero", message=_why_none(spec))
 
 
 def _why_none(spec: Spec) -> str:
@@ -171,10 +202,43 @@ def _why_none(spec: Spec) -> str:
 
 def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
     if spec.autoscaling is None:
-        return max(1, spec.replicas)
+        return max(1, spec.replicas, deployment.replicas_asked)
     # More may be asked for than is ready at any time, and that takes nothing from those who serve.
     fewest = max(1, spec.autoscaling.min_replicas)
     return min(fewest, deployment.replicas_asked) if spec.only_recommends else fewest  # then nobody makes more
+
+
+def _stalled(view: View, ready: ConditionState, failure: Failure | None) -> ConditionState:
+    """Return whether the spec will not be reached without a change by a person."""
+    blocking, deployment = view.blocking, view.deployment
+    is_blocked = blocking is not None and not blocking.is_passing
+    is_overdue = blocking is None and deployment is not None and rollout.is_overdue(deployment)
+    if not ready.is_true and view.spec is not None and is_overdue and deployment is not None:
+        message = rollout.overdue(
+            deployment, view.pods, deadline_seconds=progress_deadline_seconds(view.spec), failure=failure
+        )
+        return ConditionState(type=STALLED, is_true=True, reason=FailureReason.DEADLINE_EXCEEDED, message=message)
+    if not ready.is_true and (is_blocked or view.spec is None or view.rival is not None):
+        return ConditionState(type=STALLED, is_true=True, reason=ready.reason, message=ready.message)
+    return ConditionState(type=STALLED, is_true=False, reason="AsExpected", message="no change by a person is needed")
+
+
+def _reconciling(ready: ConditionState, stalled: ConditionState) -> ConditionState:
+    if ready.is_true or stalled.is_true:
+        reason = "Stalled" if stalled.is_true else "Complete"
+        message = "see the condition Stalled" if stalled.is_true else "the deployment is as specified"
+        return ConditionState(type=RECONCILING, is_true=False, reason=reason, message=message)
+    return ConditionState(type=RECONCILING, is_true=True, reason=ready.reason, message=ready.message)
+
+
+def _foreign_fields(view: View) -> ConditionState:
+    """Return the additions of others, which are no fault: admission policies and other controllers make them."""
+    if not view.additions:
+        return ConditionState(
+            type=FOREIGN_FIELDS, is_true=False, reason="NoneFound", message="other clients added no fields"
+        )
+    message = f"other clients added {', '.join(map(str, view.additions))}"
+    return ConditionState(type=FOREIGN_FIELDS, is_true=True, reason="FieldsAdded", message=message)
 
 
 def _progressing(view: View, failure: Failure | None) -> ConditionState:
@@ -188,6 +252,8 @@ def _progressing(view: View, failure: Failure | None) -> ConditionState:
         message = rollout.overdue(deployment, view.pods, deadline_seconds=seconds, failure=failure)
     elif failure is not None:
         is_true, reason, message = False, failure.reason, failure.message
+    elif view.queued is not None:
+        reason, message = view.queued.reason, view.queued.message
     elif deployment is not None:
         finished = not deployment.is_rolling and deployment.ready >= deployment.replicas_asked
         done = finished and deployment.replicas == deployment.replicas_asked
@@ -239,7 +305,7 @@ def _model_loaded(view: View, failure: Failure | None) -> ConditionState:
 
 
 def _autoscaling(view: View) -> ConditionState:
-    is_true, reason, message = False, "NotConfigured", "spec.autoscaling is not set"
+    is_true, reason, message = False, "NotConfigured", _without_autoscaling(view)
     autoscaling = None if view.spec is None else view.spec.autoscaling
     if view.spec is None:
         reason, message = "InvalidSpec", "the spec is invalid"
@@ -256,6 +322,15 @@ def _autoscaling(view: View) -> ConditionState:
     return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
 
 
+def _without_autoscaling(view: View) -> str:
+    if view.spec is None or view.target is None or view.target <= view.spec.replicas:
+        return "spec.autoscaling is not set"
+    return (
+        f"spec.autoscaling was removed; its {view.target} replicas stay until spec.replicas, "
+        f"which is {view.spec.replicas}, is changed"
+    )
+
+
 def _degraded(view: View, failure: Failure | None) -> ConditionState:
     is_true, reason, message = True, "AsExpected", ""
     if view.blocking is not None:
@@ -268,9 +343,6 @@ def _degraded(view: View, failure: Failure | None) -> ConditionState:
         reason, message = view.nonblocking.reason, view.nonblocking.message
     elif view.fought_over:
         reason, message = "FieldsContested", view.fought_over
-    elif view.additions:
-        reason = "ForeignFields"
-        message = f"other clients added {', '.join(map(str, view.additions))}"
     else:
         is_true, message = False, "no problems found"
     return ConditionState(type=DEGRADED, is_true=is_true, reason=reason, message=message)

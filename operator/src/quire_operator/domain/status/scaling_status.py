@@ -19,10 +19,36 @@ _MAX_MESSAGE = 1024
 def scaling_sections(record: ScalingRecord, spec: Spec) -> dict[str, object]:
     """The sections of status that hold a record; one that would be empty is absent."""
     sections = {
-        "autoscaling": autoscaling_status(record),
+        "autoscaling": autoscaling_status(record) | _fixed_number(record, spec),
         "capacity": capacity_status(record, block_size=spec.engine.block_size),
     }
     return {name: section for name, section in sections.items() if section}
+
+
+def _fixed_number(record: ScalingRecord, spec: Spec) -> dict[str, object]:
+    """Return the spec.replicas at the time of the decision; absent if it was only recommended."""
+    is_in_force = record.desired_replicas is not None and not spec.only_recommends
+    return {"specReplicas": spec.replicas} if is_in_force else {}
+
+
+def kept_section(status: JSON, spec: Spec) -> dict[str, object]:
+    """Return the part of ``status.autoscaling`` that stays after spec.autoscaling was removed: empty if none does.
+
+    The autoscaler's number of replicas stays in force until spec.replicas changes, so that nobody drops a fleet to the
+    number of a year ago by turning the autoscaler off.
+    """
+    section, record = status.get("autoscaling"), scaling_record(status)
+    if spec.autoscaling is not None or not isinstance(section, Mapping) or record is None:
+        return {}
+    is_same = section.get("specReplicas") == spec.replicas
+    if not is_same or record.desired_replicas is None or record.desired_replicas <= spec.replicas:
+        return {}
+    return {"desiredReplicas": record.desired_replicas, "specReplicas": spec.replicas}
+
+
+def kept_replicas(status: JSON, spec: Spec) -> int | None:
+    """Return the autoscaler's last number of replicas if it is still in force after spec.autoscaling was removed."""
+    return _count(kept_section(status, spec), "desiredReplicas") or None
 
 
 def autoscaling_status(record: ScalingRecord) -> dict[str, object]:

@@ -13,8 +13,9 @@ from quire_operator.domain.manifests.desired import selector
 from quire_operator.domain.manifests.served_names import status_section
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged
+from quire_operator.domain.status.model_status import model_section, stored_resolution
 from quire_operator.domain.status.pod_failures import FailureReason
-from quire_operator.domain.status.scaling_status import format_time, scaling_record, scaling_sections
+from quire_operator.domain.status.scaling_status import format_time, kept_section, scaling_record, scaling_sections
 
 JSON = Mapping[str, object]
 _BEGINNINGS = ("Creating", "Starting")
@@ -54,18 +55,24 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
         result["desiredReplicas"] = view.target
     if deployment is not None and deployment.revision:
         result["currentRevision"] = deployment.revision
+    resolution = None if view.spec is None else stored_resolution(resource, view.spec)
+    if model := model_section(resolution, view.spec, view.pods):
+        result["model"] = model
     if view.spec is None:
         # An invalid spec says nothing of autoscaling; what was learnt stays.
-        kept = ("autoscaling", "capacity")
-        return result | {section: resource.status[section] for section in kept if section in resource.status}
+        sections = ("autoscaling", "capacity", "model")
+        return result | {name: resource.status[name] for name in sections if name in resource.status}
     record = scaling_record(resource.status)
     if view.spec.autoscaling is not None and record is not None:
         result |= scaling_sections(record, view.spec)
+    if kept := kept_section(resource.status, view.spec):
+        result["autoscaling"] = kept
     return result
 
 
 def events(before: JSON, after: JSON, *, recommends: bool = False) -> tuple[Event, ...]:
-    """What is worth telling of the way from one status to the next: turns of Ready and Degraded, and scaling.
+    """What is worth telling of the way from one status to the next: turns of Ready, Degraded and
+    ForeignFields, and scaling.
 
     ``recommends``: what was decided is not carried out.
     """
@@ -88,7 +95,10 @@ def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
         )
         # That replicas start is no news while none has served yet.
         begins = condition["reason"] in _BEGINNINGS and old.get("status") != "True"
-        worth_telling = (kind == c.READY and not begins) or (warning and not (kind == c.AUTOSCALING and is_true))
+        added = kind == c.FOREIGN_FIELDS and is_true
+        worth_telling = (
+            added or (kind == c.READY and not begins) or (warning and not (kind == c.AUTOSCALING and is_true))
+        )
         if worth_telling:
             told.append(Event(warning=warning, reason=str(condition["reason"]), message=str(condition["message"])))
     # Ready and Degraded often turn for the same reason: that is one piece of news.

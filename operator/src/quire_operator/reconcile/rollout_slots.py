@@ -1,0 +1,46 @@
+"""The slots for rollouts of the whole fleet: a pass asks for one before it replaces replicas. Called by ``reconcile``.
+
+What takes a slot is read from the store, so that a new leader knows it at once. Between the decision of a pass and its
+write, the key is reserved.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quire_operator.domain.cluster_state.observed import Key, Resource, own_deployment
+from quire_operator.domain.convergence.rollout_slots import is_own_idea, queued, takes_slot
+from quire_operator.domain.status.conditions import Queued
+from quire_operator.reconcile.store import Store
+
+ASK_AGAIN_SECONDS = 30.0
+
+
+class RolloutSlots:
+    """``limit`` 0 is none."""
+
+    def __init__(self, store: Store, *, limit: int) -> None:
+        self._store, self._limit = store, limit
+        self._reserved: set[Key] = set()
+
+    @contextmanager
+    def requested(self, resource: Resource) -> Iterator[Queued | None]:
+        """Reserve a slot while the pass writes; yield why it has to wait instead."""
+        if self._limit and is_own_idea(resource):
+            wait = queued(self._rolling() - {resource.key}, self._limit)
+            if wait is not None:
+                yield wait
+                return
+        self._reserved.add(resource.key)
+        try:
+            yield None
+        finally:
+            self._reserved.discard(resource.key)
+
+    def _rolling(self) -> set[Key]:
+        rolling = set(self._reserved)
+        for key in self._store.live_keys():
+            resource = self._store.resource(key)
+            state = None if resource is None else own_deployment(resource, self._store.children(key))
+            if state is not None and takes_slot(state):
+                rolling.add(key)
+        return rolling

@@ -1,0 +1,90 @@
+"""A rollout that waits for a slot, or is paused by its spec: scaled meanwhile, reported, and begun in the end."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.cluster_state.observed import Key, Owner, Ref
+from quire_operator.reconcile.reconciler import Reconciler
+
+DEPLOYMENT = Ref("Deployment", "chat")
+OTHER = Key("prod", "other")
+
+
+@pytest.fixture
+async def upgraded(world: Any) -> Any:
+    """Two LLMDeployments that serve; a new operator takes over, and the other one is rolling already."""
+    world.apply(replicas=2)
+    await world.settle()
+    world.run_replicas()
+    await world.settle()
+    (key,) = world.cluster.resources
+    live = world.cluster.children[DEPLOYMENT]
+    assert live.deployment is not None
+    world.reconciler = Reconciler(
+        cluster=world.cluster,
+        store=world.store,
+        clock=world.clock,
+        images=replace(world.reconciler._images, engine="engine:2"),
+        enqueue=world.enqueued.append,
+        max_concurrent_rollouts=1,
+    )
+    world.store.put_resource(replace(world.cluster.resources[key], key=OTHER, uid="other"))
+    owner = Owner(kind="LLMDeployment", name=OTHER.name, uid="other")
+
+    def other_rolls(is_rolling: bool, version: str) -> None:
+        state = replace(live.deployment, updated=1 if is_rolling else 2)
+        child = replace(
+            live, ref=Ref("Deployment", OTHER.name), uid="d", version=version, owner=owner, deployment=state
+        )
+        world.store.put_child(OTHER, child)
+
+    world.other_rolls = other_rolls
+    other_rolls(True, "5000")
+    return world
+
+
+def deployment(world: Any) -> dict[str, Any]:
+    spec = world.cluster.manifests[DEPLOYMENT].body["spec"]
+    (engine,) = spec["template"]["spec"]["containers"]
+    return {"image": engine["image"], "paused": spec.get("paused", False), "replicas": spec["replicas"]}
+
+
+async def test_a_rollout_waits_for_a_slot_while_it_serves(upgraded: Any) -> None:
+    await upgraded.settle()
+    assert deployment(upgraded) == {"image": "engine:2", "paused": True, "replicas": 2}
+    assert upgraded.condition("Ready") == "True Serving"
+    assert upgraded.condition("Progressing") == "True RolloutQueued"
+    assert "prod/other" in upgraded.message("Progressing")
+    assert await upgraded.reconciler.reconcile(Key("prod", "chat")) == 30.0
+
+    upgraded.other_rolls(False, "6000")
+    await upgraded.settle()
+    assert deployment(upgraded) == {"image": "engine:2", "paused": False, "replicas": 2}
+
+
+async def test_a_changed_spec_does_not_wait(upgraded: Any) -> None:
+    await upgraded.settle()
+    upgraded.apply(replicas=3)
+    await upgraded.settle()
+    assert deployment(upgraded) == {"image": "engine:2", "paused": False, "replicas": 3}
+
+
+async def test_a_paused_spec_is_scaled_and_replaces_nothing(world: Any) -> None:
+    world.apply(replicas=2)
+    await world.settle()
+    world.run_replicas()
+    world.apply(replicas=3, paused=True, engine={"image": "engine:3"})
+    await world.settle()
+    assert deployment(world) == {"image": "engine:3", "paused": True, "replicas": 3}
+    assert world.condition("Progressing") == "True Paused"
+    world.apply(replicas=3, engine={"image": "engine:3"})
+    await world.settle()
+    assert deployment(world)["paused"] is False
+
+
+async def test_a_paused_spec_still_gets_its_first_replicas(world: Any) -> None:
+    world.apply(replicas=2, paused=True)
+    await world.settle(passes=1)
+    assert deployment(world)["paused"] is False
