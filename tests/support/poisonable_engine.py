@@ -16,7 +16,7 @@ from typing import Any
 from quire_engine import flags
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
-from quire_engine.core.fake_runner import FakePending, FakeRunner, load_fake_model
+from quire_engine.core.fake_runner import FakeForward, FakeRunner, load_fake_model
 from quire_engine.core.ports import LoadedModel
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
@@ -31,7 +31,7 @@ CRASH, HANG, OUT_OF_MEMORY = 4001, 4002, 4003
 class PoisonableRunner(FakeRunner):
     """A fake runner that one prompt can kill."""
 
-    def execute(self, batch: Batch) -> FakePending:
+    def execute(self, batch: Batch) -> FakeForward:
         for token in (CRASH, HANG, OUT_OF_MEMORY):
             if any(token in admission.prompt_token_ids for admission in batch.admitted):
                 _die(token)

@@ -78,7 +78,7 @@ class Engine:
         if batch is not None:
             if self.on_scheduled is not None:
                 self.on_scheduled(self._scheduler.expected_seconds)
-            issued = _Flight(batch=batch, pending=self._runner.execute(batch), began=began)
+            issued = _Flight(batch=batch, pending=self._runner.execute(batch).sample(), began=began)
         if self._overlap:
             issued, self._flight = self._flight, issued
         if issued is None:

@@ -102,6 +102,7 @@ def make_world(
     max_stall: float = 0.0,
     max_step: float | None = None,
     step_costs: StepCosts | None = None,
+    tokens_at_once: int = 1,
 ) -> World:
     """``max_stall`` and ``max_step``, while nobody decodes, in seconds as the runner's ``token_seconds`` has them; 0
     and None are no bound."""
@@ -128,7 +129,7 @@ def make_world(
     if seconds is not None and seconds > 0.0:
         bound = StallBound(seconds, at_least=block_size, costs=step_costs, alone_seconds=max_step)
     scheduler = Scheduler(config, layout, rates, bound)
-    runner = FakeRunner(layout=layout, vocab_size=vocab_size)
+    runner = FakeRunner(layout=layout, vocab_size=vocab_size, tokens_at_once=tokens_at_once)
     return World(Engine(scheduler=scheduler, runner=runner, overlap=overlap), scheduler, runner)
 
 

@@ -67,7 +67,7 @@ def second_row(block: int) -> dict[str, Any]:
 )
 def test_broken_rule_is_noticed(second: dict[str, Any], complaint: str) -> None:
     runner = FakeRunner(layout=LAYOUT, vocab_size=50)
-    runner.execute(batch(1))
+    runner.execute(batch(1)).sample()
     with pytest.raises(AssertionError, match=complaint or None):
         runner.execute(batch(2, **second))
 
@@ -75,18 +75,18 @@ def test_broken_rule_is_noticed(second: dict[str, Any], complaint: str) -> None:
 @pytest.mark.parametrize("block", [4, 5])
 def test_block_given_to_two_sequences_is_noticed(block: int) -> None:
     runner = FakeRunner(layout=LAYOUT, vocab_size=50)
-    runner.execute(batch(1))
-    runner.execute(batch(2, **second_row(block)))
+    runner.execute(batch(1)).sample()
+    runner.execute(batch(2, **second_row(block))).sample()
     with pytest.raises(AssertionError, match="was overwritten|was stored for"):
         runner.execute(batch(3))
 
 
 def test_blocks_kept_apart_give_the_answer_of_each_alone() -> None:
     together, alone = (FakeRunner(layout=LAYOUT, vocab_size=50) for _ in range(2))
-    together.execute(batch(1))
-    alone.execute(batch(1))
-    together.execute(batch(2, **second_row(6)))
-    assert together.execute(batch(3)).wait().token_ids == alone.execute(batch(2)).wait().token_ids
+    together.execute(batch(1)).sample()
+    alone.execute(batch(1)).sample()
+    together.execute(batch(2, **second_row(6))).sample()
+    assert together.execute(batch(3)).sample().wait().token_ids == alone.execute(batch(2)).sample().wait().token_ids
 
 
 def test_engine_that_forgets_a_block_is_noticed(make_world: Callable[..., Any]) -> None:
@@ -103,9 +103,9 @@ def swapping(**copies: Any) -> FakeRunner:
     """Row 0 was written to blocks 4 and 5, and these were copied out; then ``copies`` bring something back."""
     layout = KVCacheLayout(block_size=2, groups=(KVCacheGroup(layers=(0,), num_blocks=8, num_swap_blocks=3),))
     runner = FakeRunner(layout=layout, vocab_size=50)
-    runner.execute(batch(1))
-    runner.execute(batch(2, **second_row(6), swap_out=(BlockCopies(sources=[4, 5], targets=[0, 2]),)))
-    runner.execute(batch(3, **copies))
+    runner.execute(batch(1)).sample()
+    runner.execute(batch(2, **second_row(6), swap_out=(BlockCopies(sources=[4, 5], targets=[0, 2]),))).sample()
+    runner.execute(batch(3, **copies)).sample()
     return runner
 
 

@@ -112,6 +112,18 @@ def slow_world(make_world: Make, **shape: Any) -> Any:
     )
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A forward pass that says to have taken so long."""
+
+    forward: Any
+    seconds: float
+
+    def sample(self) -> Any:
+        pending = self.forward.sample()
+        return replace(pending, output=replace(pending.output, run_seconds=self.seconds))
+
+
 def clocked(here: Any, until: Callable[[], bool]) -> list[float]:
     """The seconds of each step until then, on a fake clock, by the costs that the world's machine has."""
     seconds: list[float] = []
@@ -120,8 +132,7 @@ def clocked(here: Any, until: Callable[[], bool]) -> list[float]:
         def execute(self, batch: Batch) -> Any:
             prompts = sum(count for count in batch.num_scheduled if count > 1)
             seconds.append(0.5 + 0.02 * prompts)
-            pending = runner.execute(batch)
-            return replace(pending, output=replace(pending.output, run_seconds=seconds[-1]))
+            return Timed(runner.execute(batch), seconds[-1])
 
     runner, here.engine._runner = here.engine._runner, Clocked()
     while not until():

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire_engine.core.batch import Batch
+from quire_engine.core.batch import Batch, TokenMasks, mask_bytes
+from quire_engine.core.fake_runner import draw
 from quire_engine.core.sampling_params import SamplingParams
 
 World = Any
@@ -416,3 +417,51 @@ def test_first_scheduled_requests_are_named_once(make_world: MakeWorld) -> None:
     while world.engine.has_work:
         named.append(world.step().output.first_scheduled_keys)
     assert named == [[7], [], [8], []] or named == [[7], [], [8], [], []]
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 7])
+def test_step_may_sample_several_tokens_for_a_sequence(
+    make_world: MakeWorld, expected_tokens: Callable[..., list[int]], at_once: int
+) -> None:
+    """The later ones are computed together in the next step, as decoding and not as a prompt."""
+    world = make_world(tokens_at_once=at_once, max_num_seqs=3, budget=24, step_costs=None, max_stall=0.001)
+    prompts = {1: [5, 6, 7], 2: [8] * 9, 3: [9]}
+    for key, prompt in prompts.items():
+        assert world.add(key, prompt, max_tokens=20) is None
+    batches = steps_of(world)
+    for key, prompt in prompts.items():
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        assert world.tokens[key] == expected_tokens(prompt, params, vocab_size=50, max_model_len=200)
+    assert batches[-1].num_scheduled == [at_once] * 3
+    assert world.engine.counters.generation_tokens == 60
+    assert world.engine.counters.discarded_tokens == 3 * (-20 % at_once)
+    assert world.engine.gauges().prefilling_tokens == 0
+
+
+def test_tokens_after_a_stop_token_of_the_same_step_are_dropped(
+    make_world: MakeWorld, expected_tokens: Callable[..., list[int]]
+) -> None:
+    plain = SamplingParams(max_tokens=12, ignore_eos=True)
+    said = expected_tokens([5, 6], plain, vocab_size=50, max_model_len=200)
+    stop = next(token for place, token in enumerate(said) if place % 4 == 1 and token not in said[:place])
+    world = make_world(tokens_at_once=4)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=(stop,), logprobs=1)
+    assert world.add(1, [5, 6], params=params) is None
+    world.run()
+    assert world.tokens[1] == said[: said.index(stop) + 1]
+    assert (world.finished[1].reason, world.finished[1].stop_token_id) == ("stop", stop)
+    assert world.engine.counters.discarded_tokens == 2
+
+
+def test_masks_come_between_the_forward_pass_and_sampling(make_world: MakeWorld) -> None:
+    world = make_world()
+    for key in (1, 2):
+        assert world.add(key, [key, 3], max_tokens=4) is None
+    batch = world.scheduler.schedule()
+    forward = world.runner.execute(batch)
+    with pytest.raises(AssertionError, match="not sampled"):
+        world.runner.execute(batch)
+    bits = (1 << 30).to_bytes(mask_bytes(50), "little")
+    plain = [draw(digest, 50) for digest in forward.digests]
+    output = forward.sample(TokenMasks(places=[1], bits=bits)).wait()
+    assert output.token_ids == [plain[0], 30] and plain[1] != 30

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
-from quire_engine.core.fake_runner import FakePending, FakeRunner, load_fake_model
+from quire_engine.core.fake_runner import FakeForward, FakeRunner, load_fake_model
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.errors import ModelFolderError
@@ -47,7 +47,7 @@ def load_once(config: EngineConfig, *, once: str) -> LoadedModel:
 
 
 class FailingRunner(FakeRunner):
-    def execute(self, batch: Batch) -> FakePending:
+    def execute(self, batch: Batch) -> FakeForward:
         if self.steps == 3:
             raise RuntimeError("the third step was too much")
         return super().execute(batch)

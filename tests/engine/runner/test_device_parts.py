@@ -15,7 +15,7 @@ from quire_parity.batches import batch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.errors import OutOfResources
 
-from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates, PromptPositions
+from quire_engine.core.batch import Admission, Batch, BlockCopies, BlockUpdates, PromptPositions, TokenMasks, mask_bytes
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import DeviceError
@@ -299,7 +299,7 @@ class _LostAccelerator(InterpretedAccelerator):
 
 def test_a_step_that_failed_on_the_device_gives_no_tokens() -> None:
     runner = make_runner(_LostAccelerator(torch.device("cpu")), torch.device("cpu"))
-    under_way = runner.execute(two_steps()[0])
+    under_way = runner.execute(two_steps()[0]).sample()
     with pytest.raises(DeviceError, match="running a step of 4 tokens.*illegal memory access"):
         under_way.wait()
 
@@ -334,12 +334,31 @@ def test_a_step_is_issued_without_waiting_for_the_device() -> None:
     runner.capture_graphs()
     for issue in (nullcontext, without_waiting):  # once to compile
         with issue():
-            under_way = [runner.execute(step) for step in two_steps()]
+            under_way = [runner.execute(step).sample() for step in two_steps()]
         outputs = [step.wait() for step in under_way]
     assert [len(output.token_ids) for output in outputs] == [2, 2]
     assert outputs[0].logprobs is not None and len(outputs[0].prompt_logprobs[0]) == 2
     assert runner.gpu_seconds > 0.0
     runner.close()
+
+
+def test_masks_are_applied_on_the_device() -> None:
+    runner = make_runner(make_accelerator(DEVICE), DEVICE)
+    first, second = two_steps()
+    runner.execute(first).sample().wait()
+    bits = (1 << VOCABULARY - 5).to_bytes(mask_bytes(VOCABULARY), "little")
+    with without_waiting():
+        under_way = runner.execute(second).sample(TokenMasks(places=[1], bits=bits))
+    output = under_way.wait()
+    assert output.token_ids[1] == VOCABULARY - 5
+    # The model's own probabilities are reported, and the mask leaves the other row as it is.
+    assert output.logprobs is not None and output.logprobs[0] is None
+    assert output.logprobs[1] is not None and output.logprobs[1].logprobs[0] < 0.0
+    plain = make_runner(make_accelerator(DEVICE), DEVICE)
+    unmasked = [plain.execute(step).sample().wait() for step in two_steps()][1]
+    assert output.token_ids[0] == unmasked.token_ids[0] and unmasked.token_ids[1] != VOCABULARY - 5
+    for each in (runner, plain):
+        each.close()
 
 
 def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:

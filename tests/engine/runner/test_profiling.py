@@ -76,6 +76,9 @@ class FakeDevice:
 class FakePending:
     device: FakeDevice
 
+    def sample(self, masks: object = None) -> "FakePending":
+        return self
+
     def wait(self) -> RunnerOutput:
         self.device.log.append("wait")
         return RunnerOutput(token_ids=[0])

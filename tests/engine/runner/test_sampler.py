@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_engine.core.batch import Admission
+from quire_engine.core.batch import Admission, TokenMasks, mask_bytes
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.runner.sampler import Drawn, Sampler
 
@@ -242,3 +242,37 @@ def test_sixteen_bit_logits_are_drawn_from_too() -> None:
     logits = peaked(4, 5).repeat(2, 1).bfloat16()
     assert draw(here, logits, [0, 1]).token_ids.tolist() == [4, 4]
     assert draw(here, logits[:1], [0]).token_ids.tolist() == [4]
+
+
+def masks(**allowed: Any) -> TokenMasks:
+    """``row2=[4, 5]``: of the third sampled sequence."""
+    words = [sum(1 << token for token in tokens) for tokens in allowed.values()]
+    return TokenMasks(
+        places=[int(name.removeprefix("row")) for name in allowed],
+        bits=b"".join(word.to_bytes(mask_bytes(VOCABULARY), "little") for word in words),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shaped", [{}, {"presence_penalty": 1.0}, {"logit_bias": ((9, 50.0),)}])
+def test_masked_rows_take_only_what_their_mask_allows(temperature: float, shaped: dict[str, Any]) -> None:
+    admissions = [admission(row, temperature=temperature, logprobs=1, **shaped) for row in range(3)]
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    free = draw(sampler(*admissions), logits.clone(), [0, 1, 2])
+    allowed = masks(row2=[39], row0=[4, 5, 33])
+    here = sampler(*admissions).draw(logits.clone(), np.arange(3), np.full(3, 5), allowed)
+    assert here.token_ids[1] == free.token_ids[1], "others take any token"
+    assert here.token_ids[0] in (4, 5, 33) and here.token_ids[2] == 39
+    raw = torch.log_softmax(logits, dim=1)
+    assert here.logprobs is not None
+    for row, entry in enumerate(here.logprobs):
+        assert entry is not None and entry.logprobs[0] == pytest.approx(float(raw[row, here.token_ids[row]]), abs=1e-5)
+
+
+def test_mask_that_allows_all_changes_nothing() -> None:
+    admissions = [admission(row, temperature=0.8, top_p=0.9) for row in range(2)]
+    logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(4))
+    every = masks(row0=range(VOCABULARY), row1=range(VOCABULARY))
+    free = draw(sampler(*admissions), logits.clone(), [0, 1])
+    same = sampler(*admissions).draw(logits.clone(), np.arange(2), np.full(2, 5), every)
+    assert same.token_ids.tolist() == free.token_ids.tolist()

@@ -22,6 +22,9 @@ class FakeRunner:
         self.lengths += batch.num_scheduled
         return self
 
+    def sample(self, masks: object = None) -> "FakeRunner":
+        return self
+
     def wait(self) -> RunnerOutput:
         return RunnerOutput(token_ids=[0], run_seconds=0.01)
 

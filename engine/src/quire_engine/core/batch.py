@@ -97,12 +97,30 @@ class TokenLogprobs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMasks:
+    """The tokens that some of the sampled sequences may take next; the others may take any token."""
+
+    places: list[int]
+    """The masked sequences: places among those that ``Batch.samples`` names."""
+    bits: bytes
+    """The masks one after another, ``mask_bytes`` each. Token i is bit i % 8 of byte i // 8, and 1 allows it."""
+
+
+def mask_bytes(vocab_size: int) -> int:
+    """Return the length of one mask: whole words of 32 bits."""
+    return -(-vocab_size // 32) * 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOutput:
-    """What the runner drew: one entry per True in ``Batch.samples``, in batch order."""
+    """The sampled tokens of a step, in the order of the sequences that ``Batch.samples`` names."""
 
     token_ids: list[int]
+    counts: list[int] | None = None
+    """The number of tokens of each of these sequences, at least 1. None if each has one. A step that samples several
+    for a sequence must be committed before the next one is scheduled."""
     logprobs: list[TokenLogprobs | None] | None = None
-    """None when no sequence of the batch asked for any."""
+    """One entry per token. None when no sequence of the batch asked for any."""
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
     """For each of ``Batch.prompt_logprobs`` one entry a position."""
     prepare_seconds: float = 0.0

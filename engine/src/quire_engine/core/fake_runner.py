@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from quire_engine.config import EngineConfig
-from quire_engine.core.batch import Admission, Batch, BlockCopies, PromptPositions, RunnerOutput, TokenLogprobs
+from quire_engine.core.batch import (
+    Admission,
+    Batch,
+    BlockCopies,
+    PromptPositions,
+    RunnerOutput,
+    TokenLogprobs,
+    TokenMasks,
+    mask_bytes,
+)
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.ports import LoadedModel
 
@@ -60,13 +69,18 @@ class FakeRunner:
     token_seconds: float = 0.0
     """Said to be spent on each token, and on each block that is copied; neither is slept."""
     copy_seconds: float = 0.0
+    tokens_at_once: int = 1
+    """Tokens that a step samples for each sequence; the later ones are computed in the next step."""
     steps: int = 0
+    _unsampled: bool = False
 
     def __post_init__(self) -> None:
         self.cache = [{} for _ in self.layout.groups]
         self.host = [{} for _ in self.layout.groups]
 
-    def execute(self, batch: Batch) -> "FakePending":
+    def execute(self, batch: Batch) -> "FakeForward":
+        assert not self._unsampled, "the step before was not sampled"
+        self._unsampled = True
         self.steps += 1
         assert batch.step == self.steps, "steps out of order"
         self._check_columns(batch)
@@ -80,7 +94,9 @@ class FakeRunner:
             for row, place, block in zip(updates.rows, updates.positions, updates.blocks, strict=True):
                 assert 0 <= block < self.layout.groups[group].num_blocks
                 self.rows[row].tables[group][place] = block
-        return FakePending(self._run(batch), monotonic() + self.step_seconds if self.step_seconds else None)
+        due = monotonic() + self.step_seconds if self.step_seconds else None
+        reports = [self._report(batch, asked) for asked in batch.prompt_logprobs]
+        return FakeForward(runner=self, batch=batch, digests=self._run(batch), reports=reports, due=due)
 
     def _swap(self, batch: Batch) -> None:
         """Copy blocks out, then in."""
@@ -112,14 +128,13 @@ class FakeRunner:
         assert len(batch.block_updates) == len(self.layout.groups)
         assert {len(batch.swap_out), len(batch.swap_in)} <= {0, len(self.layout.groups)}
 
-    def _run(self, batch: Batch) -> RunnerOutput:
+    def _run(self, batch: Batch) -> list[int]:
+        """Store the inputs, and return the digest of each sequence that samples."""
         feedback = set(batch.feedback_tokens)
         admitted = {admission.row for admission in batch.admitted}
-        token_ids: list[int] = []
-        logprobs: list[TokenLogprobs | None] = []
+        digests: list[int] = []
         place = 0
         columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, strict=True)
-        reports = [self._report(batch, asked) for asked in batch.prompt_logprobs]
         for number, start, count, samples in columns:
             row = self.rows[number]
             assert number in admitted or start == row.num_tokens, (
@@ -131,18 +146,31 @@ class FakeRunner:
                 inputs = [row.drawn]
             place += count
             digest = self._write(row, start, inputs)
+            row.drawn = None
             if samples:
-                row.drawn = draw(digest, self.vocab_size)
+                digests.append(digest)
+        return digests
+
+    def sample(self, forward: "FakeForward", masks: TokenMasks | None) -> RunnerOutput:
+        """Draw the tokens that follow the texts of a step."""
+        self._unsampled = False
+        batch = forward.batch
+        rows = [self.rows[number] for number, samples in zip(batch.rows, batch.samples, strict=True) if samples]
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        for place, (row, digest) in enumerate(zip(rows, forward.digests, strict=True)):
+            for _ in range(self.tokens_at_once):
+                row.drawn = _allowed(draw(digest, self.vocab_size), place, masks, self.vocab_size)
+                digest = next_digest(digest, row.drawn)
                 token_ids.append(row.drawn)
                 logprobs.append(_logprobs(row.admission, row.drawn, self.vocab_size))
-            else:
-                row.drawn = None
         wanted = any(entry is not None for entry in logprobs)
         copied = sum(len(copies.sources) for copies in (*batch.swap_out, *batch.swap_in))
         return RunnerOutput(
             token_ids=token_ids,
+            counts=None if self.tokens_at_once == 1 else [self.tokens_at_once] * len(rows),
             logprobs=logprobs if wanted else None,
-            prompt_logprobs=reports,
+            prompt_logprobs=forward.reports,
             run_seconds=self.token_seconds * batch.num_tokens,
             swap_seconds=self.copy_seconds * copied,
         )
@@ -193,6 +221,22 @@ class FakeRunner:
         self.rows.clear()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeForward:
+    """A forward pass of the fake runner, whose tokens are not drawn yet."""
+
+    runner: FakeRunner
+    batch: Batch
+    digests: list[int]
+    """Of each sequence that samples, as read back."""
+    reports: list[list[TokenLogprobs]]
+    due: float | None
+
+    def sample(self, masks: TokenMasks | None = None) -> "FakePending":
+        """Draw the tokens."""
+        return FakePending(self.runner.sample(self, masks), self.due)
+
+
 @dataclass(frozen=True, slots=True)
 class FakePending:
     output: RunnerOutput
@@ -202,6 +246,17 @@ class FakePending:
         if self.due is not None:
             sleep(max(0.0, self.due - monotonic()))
         return self.output
+
+
+def _allowed(token_id: int, place: int, masks: TokenMasks | None, vocab_size: int) -> int:
+    """Return the token, or the next one that the mask of its sequence allows."""
+    if masks is None or place not in masks.places:
+        return token_id
+    width = mask_bytes(vocab_size)
+    mask = masks.bits[masks.places.index(place) * width :][:width]
+    while not mask[token_id // 8] >> token_id % 8 & 1:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
 
 
 def _logprobs(admission: Admission, token_id: int, vocab_size: int) -> TokenLogprobs | None:

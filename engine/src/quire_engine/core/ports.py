@@ -3,15 +3,22 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire_engine.core.batch import Batch, RunnerOutput
+from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.stall_bound import StepCosts
 
 
 class PendingOutput(Protocol):
-    """A step under way. On a CPU it is done when ``execute`` returns; on a GPU ``wait`` is where the host stops."""
+    """A step under way. On a CPU it is done when ``sample`` returns; on a GPU ``wait`` is where the host stops."""
 
     def wait(self) -> RunnerOutput: ...
+
+
+class ForwardPass(Protocol):
+    """A step whose logits are computed, or will be on a GPU, while the host may work on masks."""
+
+    def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
+        """Sample the next tokens, or issue this. It must be called once, before the next ``Runner.execute``."""
 
 
 class Runner(Protocol):
@@ -24,7 +31,7 @@ class Runner(Protocol):
     attends: the scheduler hands a block on as soon as the step that fills it (or that last reads it) was issued.
     """
 
-    def execute(self, batch: Batch) -> PendingOutput: ...
+    def execute(self, batch: Batch) -> ForwardPass: ...
 
     def close(self) -> None: ...
 

@@ -216,24 +216,27 @@ class Scheduler:
             start = sequence.num_computed
             if sequence.num_tokens >= sequence.limit:
                 continue  # its last draw is under way
-            count = sequence.num_tokens - start
+            count = sequence.num_tokens - start  # more than one also after a step that sampled several
             is_prompt = start < sequence.num_prefill
             if is_prompt:
                 # One token is left for everyone behind: a long prompt does not starve those that decode.
                 count = self._prompt_chunk(plan, sequence, budget - behind)
                 if count < 1:
                     continue  # it waits for short ones, or another prompt has taken this step's time
+            elif count > 1:
+                count = min(count, budget - behind)
             end = start + count
             if end > sequence.capacity and not self._preemptor.make_room(sequence, end, plan):
                 break
-            if is_prompt:
-                token_ids += sequence.token_ids[start:end]
-                plan.prompts.add(start, count)
-            elif sequence.num_pending:
+            if sequence.num_pending:
                 plan.feedback_tokens.append(len(token_ids))
                 token_ids.append(0)
-            else:
+            elif count == 1:
                 token_ids.append(sequence.token_ids[start])
+            else:
+                token_ids += sequence.token_ids[start:end]
+            if is_prompt:
+                plan.prompts.add(start, count)
             sequences.append(sequence)
             if start < sequence.num_to_report:
                 plan.report(sequence, start, end)
@@ -347,7 +350,8 @@ class Scheduler:
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
-        self._waiting.drew(flight.sampled)
+        sampled = flight.sampled if output.counts is None else _grown(flight.sampled, output.counts)
+        self._waiting.drew(sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
             self._stall_bound.observe(flight.prompts, seconds)
@@ -355,7 +359,7 @@ class Scheduler:
         reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
         finished: list[FinishedSequence] = []
         discarded: list[int] = []
-        for index, (sequence, token_id) in enumerate(zip(flight.sampled, output.token_ids, strict=True)):
+        for index, (sequence, token_id) in enumerate(zip(sampled, output.token_ids, strict=True)):
             if sequence.finished:
                 discarded.append(index)
                 continue
@@ -445,6 +449,15 @@ class Scheduler:
         self._rows.check_integrity([sequence.row for sequence in self._running if sequence.row is not None])
         self._parked.check_integrity(self._sequences)
         check_sequences(self._sequences, running=self._running, queue=self._waiting, parked=parked)
+
+
+def _grown(sampled: list[Sequence], counts: list[int]) -> list[Sequence]:
+    """Let sequences grow by the tokens that a step sampled beyond one each; return the sequence of each token."""
+    for sequence, count in zip(sampled, counts, strict=True):
+        assert count == 1 or (count > 1 and (sequence.finished or sequence.num_pending == 1))
+        sequence.num_tokens += count - 1
+        sequence.num_pending += count - 1
+    return [sequence for sequence, count in zip(sampled, counts, strict=True) for _ in range(count)]
 
 
 def _without(column: list[T], places: list[int]) -> list[T]:

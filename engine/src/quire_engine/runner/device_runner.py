@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_engine.core.batch import Batch
+from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
-from quire_engine.runner.device.accelerator import Accelerator, make_accelerator
+from quire_engine.runner.device.accelerator import Accelerator, Mark, make_accelerator
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphStore
 from quire_engine.runner.device.inputs import (
@@ -38,7 +38,7 @@ from quire_engine.runner.device.pending import GpuClock, PendingStep
 from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
 from quire_engine.runner.device.sampler import DeviceDraw, DeviceSampler, DrawPlan
 from quire_engine.runner.device.staging import InputSizes, Parcel, StepInputs, StepStaging
-from quire_engine.runner.device.swap import DeviceSwapper
+from quire_engine.runner.device.swap import DeviceSwapper, TimedCopy
 from quire_engine.runner.inputs import step_columns
 from quire_engine.runner.logprobs import logits_rows
 from quire_kernels.kv_cache import KVCache
@@ -108,7 +108,7 @@ class DeviceRunner:
         self._clock = GpuClock()
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> PendingStep:
+    def execute(self, batch: Batch) -> "IssuedForward":
         with device_faults(f"running a step of {batch.num_tokens} tokens", when_full=FULL_IN_STEP):
             return self._execute(batch)
 
@@ -131,31 +131,49 @@ class DeviceRunner:
 
     # --- a step ---
 
-    def _execute(self, batch: Batch) -> PendingStep:
+    def _execute(self, batch: Batch) -> "IssuedForward":
         began = time.perf_counter()
         issued = self._prepare(batch)
         prepared = time.perf_counter()
         copies = self._swapper.apply(batch)
         started = self._accelerator.mark()
         logits = self._run(issued)
-        ran = self._accelerator.mark()
+        return IssuedForward(
+            runner=self,
+            batch=batch,
+            issued=issued,
+            logits=logits,
+            copies=copies,
+            started=started,
+            ran=self._accelerator.mark(),
+            prepare_seconds=prepared - began,
+        )
+
+    @torch.inference_mode()
+    def sample(self, forward: "IssuedForward", masks: TokenMasks | None) -> PendingStep:
+        """Issue the sampling of a step whose forward pass was issued last."""
+        with device_faults(f"running a step of {forward.batch.num_tokens} tokens", when_full=FULL_IN_STEP):
+            return self._sample(forward, masks)
+
+    def _sample(self, forward: "IssuedForward", masks: TokenMasks | None) -> PendingStep:
+        issued = forward.issued
         prompts = None
         if issued.prompts is not None:
-            prompts = issued.prompts.launch(logits).download(self._accelerator)
-        drawn = self._draw(issued, logits)
+            prompts = issued.prompts.launch(forward.logits).download(self._accelerator)
+        drawn = self._draw(issued, forward.logits, masks)
         report = drawn.report if drawn is not None else None
         return PendingStep(
-            batch=batch,
+            batch=forward.batch,
             plan=issued.draw,
             token_ids=None if drawn is None else self._accelerator.download(drawn.token_ids),
             report=None if report is None else report.download(self._accelerator),
             prompts=prompts,
-            copies=copies,
+            copies=forward.copies,
             clock=self._clock,
-            started=started,
-            ran=ran,
+            started=forward.started,
+            ran=forward.ran,
             done=self._accelerator.mark(),
-            prepare_seconds=prepared - began,
+            prepare_seconds=forward.prepare_seconds,
         )
 
     def _prepare(self, batch: Batch) -> "_Issued":
@@ -206,14 +224,14 @@ class DeviceRunner:
 
         return forward
 
-    def _draw(self, issued: "_Issued", logits: Tensor) -> DeviceDraw | None:
+    def _draw(self, issued: "_Issued", logits: Tensor, masks: TokenMasks | None) -> DeviceDraw | None:
         count = issued.draw.count
         if not count:
             return None
         inputs = issued.inputs
         # Nearly always the first lines, as they are: others lie between where prompts report, or compute one token.
         drawn_from = logits[:count] if issued.all_drawn else logits.index_select(0, inputs.drawn_lines[:count])
-        drawn = self._sampler.draw(drawn_from, inputs, issued.draw)
+        drawn = self._sampler.draw(drawn_from, inputs, issued.draw, masks)
         self._rows.remember(inputs.drawn_rows[:count], drawn.token_ids)
         return drawn
 
@@ -251,6 +269,25 @@ class _Issued:
     all_drawn: bool
     """Whether what is drawn from are the first lines of logits, in their order."""
     prompts: PromptReport | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedForward:
+    """The ``core.ports.ForwardPass`` of a GPU: the host has issued the model, and need not wait for it."""
+
+    runner: DeviceRunner
+    batch: Batch
+    issued: _Issued
+    logits: Tensor  # [R, V]
+    copies: list[TimedCopy]
+    started: Mark
+    """Before the model; ``ran`` after it."""
+    ran: Mark
+    prepare_seconds: float
+
+    def sample(self, masks: TokenMasks | None = None) -> PendingStep:
+        """Issue the sampling and the download of the tokens."""
+        return self.runner.sample(self, masks)
 
 
 def _make_workspace(

@@ -1,7 +1,7 @@
 """Runs the model over one batch after another: ``core.ports.Runner`` on a CPU.
 
-A step: copy what is swapped, take in what else the batch says is new, build the inputs, run the model, draw. It is done
-when ``execute`` returns.
+``execute`` copies what is swapped, takes in what else the batch says is new, builds the inputs and runs the model;
+``sample`` draws. Each is done when it returns.
 """
 
 import time
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quire_engine.core.batch import Batch, RunnerOutput
+from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.inputs import RowState, build
-from quire_engine.runner.logprobs import logits_rows, report_prompts
+from quire_engine.runner.logprobs import LogitsRows, logits_rows, report_prompts
 from quire_engine.runner.sampler import Drawn, Sampler
 from quire_engine.runner.swap import Swapper
 from quire_engine.runner.threads import ThreadChooser
@@ -58,7 +58,7 @@ class ModelRunner:
         self._sampler = Sampler(max_rows=max_rows, vocab_size=vocab_size)
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> FinishedStep:
+    def execute(self, batch: Batch) -> "ComputedLogits":
         arrived = time.perf_counter()
         self._swapper.apply(batch)
         began = time.perf_counter()
@@ -72,33 +72,61 @@ class ModelRunner:
         inputs = build(batch, self._rows, self._layout, wanted.rows, deterministic=self._deterministic)
         prepared = time.perf_counter()
         logits = self._model(inputs, self._caches)  # [R, V]
-        ran = time.perf_counter()
-        prompt_logprobs = report_prompts(batch, logits, wanted.reported)
-        if batch.prompt_logprobs:
-            logits = logits[torch.from_numpy(wanted.sampled)]
-        drawn = self._draw(batch, logits)
-        return FinishedStep(
-            RunnerOutput(
-                token_ids=[] if drawn is None else drawn.token_ids.tolist(),
-                logprobs=None if drawn is None else drawn.logprobs,
-                prompt_logprobs=prompt_logprobs,
-                prepare_seconds=prepared - began,
-                run_seconds=ran - prepared,
-                sample_seconds=time.perf_counter() - ran,
-                swap_seconds=began - arrived,
-            )
+        return ComputedLogits(
+            runner=self,
+            batch=batch,
+            wanted=wanted,
+            logits=logits,
+            prepare_seconds=prepared - began,
+            run_seconds=time.perf_counter() - prepared,
+            swap_seconds=began - arrived,
         )
 
     def close(self) -> None:
         """The caches and weights go with the object."""
         self._threads.close()
 
-    def _draw(self, batch: Batch, logits: torch.Tensor) -> Drawn | None:
+    def draw(self, batch: Batch, logits: torch.Tensor, masks: TokenMasks | None) -> Drawn | None:
+        """Draw a token for each sequence that samples from ``logits`` [R, V]; None if none does."""
         sampled = np.asarray(batch.samples, dtype=np.bool_)
         if not sampled.any():
             return None
         rows = np.asarray(batch.rows, dtype=np.int64)[sampled]
         lengths = np.asarray(batch.num_computed, dtype=np.int64) + np.asarray(batch.num_scheduled, dtype=np.int64)
-        drawn = self._sampler.draw(logits, rows, lengths[sampled])
+        drawn = self._sampler.draw(logits, rows, lengths[sampled], masks)
         self._rows.last_token[rows] = drawn.token_ids
         return drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputedLogits:
+    """The ``ForwardPass`` of a CPU: the model has run."""
+
+    runner: ModelRunner
+    batch: Batch
+    wanted: LogitsRows
+    logits: torch.Tensor  # [R + P, V]
+    prepare_seconds: float
+    run_seconds: float
+    swap_seconds: float
+
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks | None = None) -> FinishedStep:
+        """Sample, and report the logprobs of prompts."""
+        began = time.perf_counter()
+        batch, logits = self.batch, self.logits
+        prompt_logprobs = report_prompts(batch, logits, self.wanted.reported)
+        if batch.prompt_logprobs:
+            logits = logits[torch.from_numpy(self.wanted.sampled)]
+        drawn = self.runner.draw(batch, logits, masks)
+        return FinishedStep(
+            RunnerOutput(
+                token_ids=[] if drawn is None else drawn.token_ids.tolist(),
+                logprobs=None if drawn is None else drawn.logprobs,
+                prompt_logprobs=prompt_logprobs,
+                prepare_seconds=self.prepare_seconds,
+                run_seconds=self.run_seconds,
+                sample_seconds=time.perf_counter() - began,
+                swap_seconds=self.swap_seconds,
+            )
+        )

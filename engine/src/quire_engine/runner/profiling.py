@@ -80,7 +80,7 @@ def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Met
     before = meter.free()
     runner = make_runner()
     try:
-        runner.execute(batch).wait()
+        runner.execute(batch).sample().wait()
         after = meter.free()
         graph = 0
         if captures:

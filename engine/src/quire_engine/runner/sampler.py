@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_engine.core.batch import Admission, TokenLogprobs
+from quire_engine.core.batch import Admission, TokenLogprobs, TokenMasks
 from quire_engine.core.sampling_params import FILTER_NAMES
 from quire_engine.runner.logit_shaping import LogitShaping
 from quire_engine.runner.logprobs import report
+from quire_engine.runner.token_masks import apply_masks
 from quire_kernels.sampling import greedy, sample
 
 _SEED_MASK = (1 << 64) - 1
@@ -53,19 +54,22 @@ class Sampler:
         self._shaping.release(row)
         self._reported[row] = False
 
-    def draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> Drawn:
-        """A token for each of ``rows`` [R] from ``logits`` [R, V], which may be changed.
+    def draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, masks: TokenMasks | None = None) -> Drawn:
+        """Draw a token for each of ``rows`` [R] from ``logits`` [R, V], which may be changed. ``masks`` apply first.
 
         positions  [R] int64: of the drawn tokens in their sequences
         """
         shaped = self._shaping.shaped(rows)  # [S]
         reported = np.flatnonzero(self._reported[rows])  # [K]
-        # Reported probabilities are the model's own: before biases, penalties and temperature.
+        # Reported probabilities are the model's own: before masks, biases, penalties and temperature.
         own, lines = logits, reported
-        if len(shaped):
+        if len(shaped) or masks is not None:
             logits = logits.float()
             if len(reported) and logits is own:
                 own, lines = logits[torch.from_numpy(reported)], np.arange(len(reported))
+        if masks is not None:
+            apply_masks(logits, masks)
+        if len(shaped):
             self._shaping.apply(logits, shaped, rows[shaped])
         drawn = self._draw(logits, rows, positions)
         if len(shaped):

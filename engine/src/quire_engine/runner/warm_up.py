@@ -158,6 +158,6 @@ class _Steps:
             swap_in=swap_in,
         )
         self._number += 1
-        output = self._runner.execute(batch).wait()
+        output = self._runner.execute(batch).sample().wait()
         self._drawn = output.token_ids[0]
         return output

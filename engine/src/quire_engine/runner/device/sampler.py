@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_engine.core.batch import Batch
+from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.sampling_params import FILTER_NAMES
 from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
 from quire_engine.runner.device.reports import AskedReport, PendingReport
 from quire_engine.runner.device.staging import ALIGNMENT, Item, Parcel, StepInputs
+from quire_engine.runner.token_masks import apply_masks
 from quire_kernels.sampling import greedy, sample
 
 _SEED_MASK = (1 << 64) - 1
@@ -102,16 +103,22 @@ class DeviceSampler:
             self._admitted = None
         self._shaping.apply()
 
-    def draw(self, logits: Tensor, inputs: StepInputs[Tensor], plan: DrawPlan) -> DeviceDraw:
-        """From ``logits`` [K, V], which may be changed; one line for each of ``inputs.drawn_rows``."""
+    def draw(
+        self, logits: Tensor, inputs: StepInputs[Tensor], plan: DrawPlan, masks: TokenMasks | None = None
+    ) -> DeviceDraw:
+        """Draw from ``logits`` [K, V], which may be changed: one row for each of ``inputs.drawn_rows``. ``masks`` apply
+        first."""
         own = logits
         lines = plan.reported.places.on_device if plan.reported is not None else None  # [Q] of ``own``
-        if plan.shaped is not None:
-            places, rows = (item.on_device for item in plan.shaped)
+        if plan.shaped is not None or masks is not None:
             logits = logits.float()
             if lines is not None and logits is own:
-                # Reported probabilities are the model's own: before biases, penalties and temperature.
+                # Reported probabilities are the model's own: before masks, biases, penalties and temperature.
                 own, lines = logits.index_select(0, lines), torch.arange(len(lines), device=logits.device)
+        if masks is not None:
+            apply_masks(logits, masks)
+        if plan.shaped is not None:
+            places, rows = (item.on_device for item in plan.shaped)
             self._shaping.shape(logits, places, rows)
         drawn = greedy(logits) if plan.all_greedy else self._sample(logits, inputs, plan.count)
         if plan.shaped is not None:
