@@ -13,6 +13,7 @@ from chart_support.snapshots import FOLDER, SNAPSHOTS, rendered
 from chart_support.values import DIGEST, EVERYTHING, VARIANTS
 
 from quire_cluster.helm import Helm, HelmFailed
+from quire_common.served_names import NameScope
 from quire_gateway.config import KubernetesSource, parse_config
 from quire_operator.app.settings import parse_settings
 from quire_operator.domain.autoscaling.prometheus_series import ReplicaLabels
@@ -131,10 +132,23 @@ def test_what_opens_prometheus_is_mounted_where_the_operator_looks(helm: Helm) -
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"watchNamespaces": ["llm"]}])
 def test_the_gateway_understands_what_it_is_told(helm: Helm, mounted: Mounted, values: dict[str, Any]) -> None:
-    told = container(helm.template(values), f"{values.get('fullnameOverride', 'quire')}-gateway")
+    name = f"{values.get('fullnameOverride', 'quire')}-gateway"
+    documents = helm.template(values)
+    told = container(documents, name)
     config = parse_config(mounted(told["args"]), {})
     expected = DEFAULTS["gateway"] | values.get("gateway", {})
-    assert config.source == KubernetesSource(namespaces=tuple(values.get("watchNamespaces", ())), kubeconfig=None)
+    # With keys, the gateways count themselves by their own Service.
+    own = find(documents, "Service", name)["metadata"] if config.api_key_file else None
+    assert config.source == KubernetesSource(
+        namespaces=tuple(values.get("watchNamespaces", ())),
+        kubeconfig=None,
+        gateway_service=None if own is None else (own["namespace"], own["name"]),
+        scope=NameScope(expected["servedNames"].lower()),
+    )
+    assert config.proxy.body_memory_bytes == max(expected["bodyMemoryBytes"], expected["maxBodyBytes"])
+    assert config.proxy.hides_names == expected["hideNames"]
+    assert config.proxy.shares_prefixes == (expected["sharePrefixes"] == "all")
+    assert config.max_connections == expected["maxConnections"]
     assert config.port == told["ports"][0]["containerPort"]
     assert config.proxy.hold_limit == expected["holdLimit"]
     assert config.proxy.hold_timeout_seconds == expected["holdTimeoutSeconds"]

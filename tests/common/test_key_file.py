@@ -94,7 +94,7 @@ def test_limits_can_be_forbidden(tmp_path: Path, line: str) -> None:
     file.write_text(line)
     KeyFile(file, Clock())
     with pytest.raises(KeyFileError):
-        KeyFile(file, Clock(), limits=False)
+        KeyFile(file, Clock(), no_limits="only the keys of --api-key-file can have limits")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The gateway finds what the operator makes, and the autoscaler reads what the gateway says."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.contract.gateway import REQUESTS_PATH, Endpoint
+from quire_common.contract.gateway import REQUESTS_PATH, Endpoint, ModelEndpoints
 from quire_common.served_names import Claim, NameScope
 from quire_engine import flags
 from quire_gateway.app import OPEN_PATHS, Site
+from quire_gateway.bodies import BodyMemory
 from quire_gateway.config import FileSource, parse_config
-from quire_gateway.endpoints.kubernetes import KubeDeployment, KubeSlice, snapshot_of
+from quire_gateway.endpoints.kubernetes import KubeSlice, read_model, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests
@@ -44,8 +46,9 @@ def test_replicas_are_in_the_service_that_the_operator_renders():
 async def test_requests_of_a_gateway_are_read_as_they_were_meant():
     fleet = Fleet()
     endpoint = Endpoint(id="a-0", url="http://127.0.0.1:1", ready=True, serving=True, terminating=False)
-    fleet.publish({"asleep": (), "busy": (endpoint,), "idle": ()}, now=0)
-    metrics = Metrics(fleet)
+    models = {"asleep": (), "busy": (endpoint,), "idle": ()}
+    fleet.publish({name: ModelEndpoints(name=name, endpoints=found) for name, found in models.items()}, now=0)
+    metrics = Metrics(fleet, BodyMemory(0))
     metrics.held["asleep"] = 3
     site = Site(fleet=fleet, metrics=metrics)
     with fleet.pools["busy"].backends["a-0"].request(100.0):
@@ -87,11 +90,11 @@ RESOURCES = st.lists(
 @given(RESOURCES, st.sampled_from(NameScope))
 def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str, Any]], scope: NameScope) -> None:
     """The operator reports no conflict for exactly those LLMDeployments to which the gateway sends requests."""
-    store, claims, slices = Store(), [], []
+    store, models, slices = Store(), [], []
     for body in bodies:
         trimmed = observed.trim_resource(body)
         store.put_resource(trimmed)
-        claims.append(msgspec.convert(body, KubeDeployment).claim)
+        models.append(read_model(json.dumps(body).encode()))
         endpoints = {
             "metadata": {
                 "namespace": trimmed.key.namespace,
@@ -105,8 +108,8 @@ def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str
     rivals = ServedNameClaims(store, lambda key: None)
     held = {str(key): claim for key in store.all_keys() if (claim := store.claim(key)) is not None}
     expected = {key: claim.requested_as(scope) for key, claim in held.items() if not rivals.conflict(claim, scope)}
-    found = snapshot_of([claim for claim in claims if claim is not None], slices, scope)
-    assert expected == {endpoint.id: model for model, endpoints in found.items() for endpoint in endpoints}
+    found = snapshot_of([model for model in models if model is not None], slices, scope)
+    assert expected == {endpoint.id: model for model, each in found.items() for endpoint in each.endpoints}
 
 
 @pytest.mark.parametrize("scope", list(NameScope))

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
 from quire_common.tls import TlsFiles
 from quire_gateway.__main__ import Gateway
 from quire_gateway.config import Config, FileSource, ProxyOptions
@@ -87,7 +87,10 @@ class Replica:
 class PushedDiscovery:
     """A discovery that publishes what a test says, when it says it."""
 
+    num_gateways = 1
+
     def __init__(self) -> None:
+        self.hold = HoldPolicy()
         self._publish: Publish | None = None
 
     async def run(self, publish: Publish) -> None:
@@ -97,7 +100,12 @@ class PushedDiscovery:
     async def push(self, **models: list[Endpoint]) -> None:
         while self._publish is None:
             await asyncio.sleep(0)
-        self._publish({name: tuple(endpoints) for name, endpoints in models.items()})
+        self._publish(
+            {
+                name: ModelEndpoints(name=name, endpoints=tuple(endpoints), hold=self.hold)
+                for name, endpoints in models.items()
+            }
+        )
 
 
 class Harness:
@@ -152,6 +160,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
         tls: TlsFiles | None = None,
         api_key_file: Path | None = None,
         max_connections: int = 100,
+        num_gateways: int | None = 1,
         **options: object,
     ) -> Harness:
         defaults = {
@@ -171,6 +180,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
             tls=tls,
             api_key_file=api_key_file,
             max_connections=max_connections,
+            num_gateways=num_gateways,
         )
         discovery = PushedDiscovery()
         gateway = Gateway(config, discovery)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
 from quire_gateway.endpoints.file import FileDiscovery, InvalidEndpoints, parse_endpoints
 
 
@@ -35,9 +35,9 @@ async def test_file_that_comes_later_and_is_replaced_is_read_each_time(watched):
     path, published = watched
     replace(path, listing("http://127.0.0.1:1"))
     async with asyncio.timeout(60):
-        assert [e.url for e in (await published.get())["chat"]] == ["http://127.0.0.1:1"]
+        assert [e.url for e in (await published.get())["chat"].endpoints] == ["http://127.0.0.1:1"]
         replace(path, listing("http://127.0.0.1:2", "http://127.0.0.1:3"))
-        assert [e.id for e in (await published.get())["chat"]] == ["chat-0", "chat-1"]
+        assert [e.id for e in (await published.get())["chat"].endpoints] == ["chat-0", "chat-1"]
         path.write_text('{"models": []}')
         assert await published.get() == {}
 
@@ -52,7 +52,7 @@ async def test_broken_file_leaves_the_last_set_standing_and_says_so_once(watched
             await asyncio.sleep(0.01)
         replace(path, listing("http://127.0.0.1:2"))
         # Nothing was published for the broken one.
-        assert [e.url for e in (await published.get())["chat"]] == ["http://127.0.0.1:2"]
+        assert [e.url for e in (await published.get())["chat"].endpoints] == ["http://127.0.0.1:2"]
     assert len(caplog.records) == 1
     assert "keeping the previous endpoints" in caplog.text
 
@@ -72,9 +72,13 @@ async def test_file_that_vanishes_leaves_the_last_set_standing(watched, caplog):
 
 def test_states_default_to_ready():
     text = '{"models": [{"name": "m", "endpoints": [{"id": "a", "url": "http://h:1/"}]}], "later": 1}'
-    assert parse_endpoints(text.encode()) == {
-        "m": (Endpoint(id="a", url="http://h:1", ready=True, serving=True, terminating=False),)
-    }
+    endpoint = Endpoint(id="a", url="http://h:1", ready=True, serving=True, terminating=False)
+    assert parse_endpoints(text.encode()) == {"m": ModelEndpoints(name="m", endpoints=(endpoint,))}
+
+
+def test_policy_for_held_requests_can_be_set():
+    text = '{"models": [{"name": "m", "endpoints": [], "hold": {"timeout_seconds": 9, "start_up_seconds": 2.5}}]}'
+    assert parse_endpoints(text.encode())["m"].hold == HoldPolicy(timeout_seconds=9, start_up_seconds=2.5)
 
 
 @pytest.mark.parametrize(

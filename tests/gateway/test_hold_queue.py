@@ -2,7 +2,11 @@
 
 import asyncio
 
+import pytest
 from aiohttp import web
+
+from quire_common.contract.gateway import WAIT_COMMENTS_HEADER, HoldPolicy
+from quire_gateway import wait_comments
 
 
 async def until_held(gateway, count: int) -> None:
@@ -142,3 +146,228 @@ async def test_requests_that_wait_and_run_are_told_to_whoever_asks(gateway, repl
     assert (await calls[2])[0] == 200
     for call in calls[:2]:
         call.cancel()
+
+
+# --- the pace of the release ---
+
+
+def starting(replica, gateway, *, max_running: int):
+    """A replica that runs so many requests at once, and records how many it got together."""
+    replica.told = {"quire_max_running_requests": max_running}
+    seen = {"now": 0, "most": 0, "order": []}
+
+    async def run(request: web.Request) -> web.StreamResponse:
+        seen["now"] += 1
+        seen["most"] = max(seen["most"], seen["now"])
+        seen["order"].append(replica.bodies[-1]["number"])
+        await asyncio.sleep(0.01)
+        seen["now"] -= 1
+        return await replica.say_name(request)
+
+    replica.behaviour = run
+    return seen
+
+
+async def test_held_requests_are_released_as_one_replica_can_run_them(start_gateway, replicas):
+    gateway = await start_gateway(hold_limit=100, hold_timeout_seconds=30.0)
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[])
+    calls = []
+    for number in range(40):
+        calls.append(asyncio.create_task(gateway.complete(number=number)))
+        await until_held(gateway, number + 1)
+    seen = starting(chat, gateway, max_running=4)
+    # Scraped before it is ready, as a replica that starts is.
+    await gateway.push(chat=[chat.endpoint(ready=False)])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+    await gateway.push(chat=[chat.endpoint()])
+
+    # A request that comes now waits behind those that came before.
+    late = asyncio.create_task(gateway.complete(number=40))
+
+    assert {status for status, _ in await asyncio.gather(*calls, late)} == {200}
+    assert seen["most"] <= 4
+    assert seen["order"] == sorted(seen["order"])
+
+
+async def test_only_one_request_tries_a_replica_that_refuses_all(start_gateway, replicas):
+    gateway = await start_gateway(hold_limit=100, hold_timeout_seconds=30.0)
+    chat = await replicas("chat-0")
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    chat.behaviour = refuse
+    await gateway.push(chat=[])
+    calls = [asyncio.create_task(gateway.complete()) for _ in range(20)]
+    await until_held(gateway, 20)
+    await gateway.push(chat=[chat.endpoint()])
+    while len(chat.bodies) < 18:
+        await asyncio.sleep(0.01)
+    # One round of at most sixteen, the most for a replica whose limit is unknown; then one at a time.
+    before = len(chat.bodies)
+    await asyncio.sleep(0.6)
+    assert len(chat.bodies) - before <= 2
+
+    chat.behaviour = chat.say_name
+
+    assert {status for status, _ in await asyncio.gather(*calls)} == {200}
+
+
+async def test_request_whose_time_is_up_at_a_busy_replica_joins_its_queue(start_gateway, replicas):
+    gateway = await start_gateway(hold_timeout_seconds=0.3)
+    chat, go_on = await replicas("chat-0"), asyncio.Event()
+    chat.told = {"quire_max_running_requests": 1}
+
+    async def stall(request: web.Request) -> web.StreamResponse:
+        await go_on.wait()
+        return await chat.say_name(request)
+
+    chat.behaviour = stall
+    await gateway.push(chat=[])
+    calls = [asyncio.create_task(gateway.complete()) for _ in range(3)]
+    await until_held(gateway, 3)
+    await gateway.push(chat=[chat.endpoint(ready=False)])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+    await gateway.push(chat=[chat.endpoint()])
+    while len(chat.bodies) < 3:
+        await asyncio.sleep(0.01)
+    go_on.set()
+    assert {status for status, _ in await asyncio.gather(*calls)} == {200}
+
+
+async def test_released_request_whose_client_left_gives_its_turn_to_the_next(gateway, replicas):
+    chat = await replicas("chat-0")
+    chat.told = {"quire_max_running_requests": 1}
+    await gateway.push(chat=[])
+    calls = [asyncio.create_task(gateway.complete()) for _ in range(4)]
+    await until_held(gateway, 4)
+    await gateway.push(chat=[chat.endpoint()])
+    calls[0].cancel()
+    calls[1].cancel()
+    assert [status for status, _ in await asyncio.gather(*calls[2:])] == [200, 200]
+    while gateway.gateway._queue._lines:
+        await asyncio.sleep(0.005)
+    assert gateway.gateway.metrics.held["chat"] == 0
+
+
+# --- the policy of one model ---
+
+
+async def refused(gateway) -> tuple[int, str]:
+    """Status and Retry-After of a request that is held in vain."""
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
+        return response.status, response.headers["Retry-After"]
+
+
+async def test_retry_after_is_what_is_left_of_the_start_up(gateway):
+    gateway.discovery.hold = HoldPolicy(timeout_seconds=0.05, start_up_seconds=90.0)
+    await gateway.push(chat=[])
+    assert await refused(gateway) == (503, "90")
+    gateway.discovery.hold = HoldPolicy(timeout_seconds=0.05, start_up_seconds=0.01)
+    await gateway.push(chat=[])
+    assert await refused(gateway) == (503, "5")
+
+
+async def test_number_of_held_requests_follows_the_model(gateway):
+    gateway.discovery.hold = HoldPolicy(max_held=1, start_up_seconds=90.0)
+    await gateway.push(chat=[])
+    call = asyncio.create_task(gateway.complete())
+    await until_held(gateway, 1)
+    assert await refused(gateway) == (503, "90")
+    call.cancel()
+    gateway.discovery.hold = HoldPolicy(max_held=0)
+    await gateway.push(chat=[])
+    assert await refused(gateway) == (503, "5")
+
+
+async def test_hold_time_is_twice_the_start_up_at_least(start_gateway):
+    gateway = await start_gateway(hold_timeout_seconds=0.05)
+    for policy, seconds in (
+        (HoldPolicy(), 0.05),
+        (HoldPolicy(start_up_seconds=200.0), 400.0),
+        (HoldPolicy(timeout_seconds=7.0, start_up_seconds=200.0), 7.0),
+    ):
+        gateway.discovery.hold = policy
+        await gateway.push(chat=[])
+        assert gateway.gateway._queue.timeout_seconds(gateway.gateway.fleet.pools["chat"]) == seconds
+
+
+# --- comments while a stream waits ---
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Comments come as often as a client may not ask for."""
+    monkeypatch.setattr(wait_comments, "_LEAST_SECONDS", 0.01)
+
+
+COMMENT = ": waiting for a replica\n\n"
+
+
+def commented(gateway, **body: object):
+    headers = {WAIT_COMMENTS_HEADER: "0.01", "X-Request-Id": "mine"}
+    return gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", **body}, headers=headers)
+
+
+async def test_waiting_stream_gets_comments_and_then_its_tokens(gateway, replicas, hasty):
+    chat = await replicas("chat-0")
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        assert WAIT_COMMENTS_HEADER not in request.headers
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: "token"\n\ndata: [DONE]\n\n')
+        return response
+
+    chat.behaviour = stream
+    await gateway.push(chat=[])
+    async with commented(gateway, stream=True) as response:
+        assert (response.status, response.content_type) == (200, "text/event-stream")
+        assert response.headers["X-Request-Id"] == "mine"
+        assert (await response.content.readuntil(b"\n\n")).decode() == COMMENT
+        await gateway.push(chat=[chat.endpoint()])
+        rest = (await response.text()).replace(COMMENT, "")
+    assert rest == 'data: "token"\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("status", [400, 429])
+async def test_error_after_comments_is_an_event(gateway, replicas, hasty, status):
+    chat = await replicas("chat-0")
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"code": "bad"}}, status=status)
+
+    chat.behaviour = refuse
+    await gateway.push(chat=[])
+    async with commented(gateway, stream=True) as response:
+        await response.content.readuntil(b"\n\n")
+        await gateway.push(chat=[chat.endpoint()])
+        text = (await response.text()).replace(COMMENT, "")
+    assert text == 'event: error\ndata: {"error": {"code": "bad"}}\n\n'
+
+
+async def test_hold_that_fails_after_comments_is_an_event(start_gateway, hasty):
+    gateway = await start_gateway(hold_timeout_seconds=0.2)
+    await gateway.push(chat=[])
+    async with commented(gateway, stream=True) as response:
+        text = (await response.text()).replace(COMMENT, "")
+    assert text.startswith("event: error\ndata: ") and '"no_replica_ready"' in text
+    assert await gateway.metric("quire_gateway_errors_total", reason="no_replica_ready", code="503") == 1
+
+
+async def test_answer_that_is_no_stream_gets_no_comments(start_gateway, hasty):
+    gateway = await start_gateway(hold_timeout_seconds=0.2)
+    await gateway.push(chat=[])
+    async with commented(gateway) as response:
+        assert response.status == 503
+
+
+async def test_client_that_leaves_ends_its_comments(gateway, hasty):
+    await gateway.push(chat=[])
+    async with commented(gateway, stream=True) as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    await until_held(gateway, 0)

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from quire_common.contract.gateway import HoldPolicy, ModelEndpoints
 from quire_common.served_names import NameScope
 from quire_gateway.endpoints import kubernetes
-from quire_gateway.endpoints.kubernetes import KubeDeployment, KubernetesDiscovery, KubeSlice, snapshot_of
+from quire_gateway.endpoints.kubernetes import KubernetesDiscovery, KubeSlice, read_model, snapshot_of
 from quire_gateway.endpoints.kubernetes_access import Access
 
 MODELS, SLICES = "/apis/quire.dev/v1alpha1/llmdeployments", "/apis/discovery.k8s.io/v1/endpointslices"
@@ -142,7 +143,10 @@ async def until(published: asyncio.Queue, expected: dict[str, set[str]]) -> None
     async with asyncio.timeout(60):
         while True:
             snapshot = await published.get()
-            found = {m: {e.id for e in endpoints if e.ready and not e.terminating} for m, endpoints in snapshot.items()}
+            found = {
+                name: {e.id for e in model.endpoints if e.ready and not e.terminating}
+                for name, model in snapshot.items()
+            }
             if found == expected:
                 return
 
@@ -308,10 +312,50 @@ async def test_nothing_is_published_while_all_watches_are_forbidden(namespaces):
     assert published.empty()
 
 
+async def test_gateways_are_counted_by_their_own_service():
+    """Nothing is published before: until then a tenant could use too much."""
+    counted = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        is_own = request.query["labelSelector"] == "kubernetes.io/service-name=gateway"
+        assert is_own == (request.match_info["namespace"] == "quire")
+        if "watch" in request.query:
+            await asyncio.Event().wait()
+        if is_own:
+            await counted.wait()
+        slices = [part("gateway-x", "gateway", pod("10.1.0.1", "gw-0", ready=True), pod("10.1.0.2", "gw-1"))]
+        return web.json_response({"metadata": {"resourceVersion": "100"}, "items": slices if is_own else []})
+
+    app = web.Application()
+    app.router.add_get("/{api:.*}/namespaces/{namespace}/{kind}", serve)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    access = Access(url=f"http://127.0.0.1:{runner.addresses[0][1]}", tls=None, token="secret")
+    queue: asyncio.Queue = asyncio.Queue()
+    async with access.session() as session:
+        discovery = KubernetesDiscovery(access, session, namespaces=("a",), gateway_service=("quire", "gateway"))
+        assert discovery.num_gateways == 1
+        task = asyncio.create_task(discovery.run(queue.put_nowait))
+        await asyncio.sleep(0.1)  # as long as it takes to come to nothing
+        assert queue.empty()
+        counted.set()
+        await queue.get()
+        assert discovery.num_gateways == 2
+        task.cancel()
+        await asyncio.wait([task])
+    await runner.cleanup()
+
+
 def snapshot(models: list[dict], parts: list[dict], scope: NameScope = NameScope.CLUSTER):
-    claims = [msgspec.convert(item, KubeDeployment).claim for item in models]
+    found = models_of(models, parts, scope)
+    return {name: model.endpoints for name, model in found.items()}
+
+
+def models_of(models: list[dict], parts: list[dict], scope: NameScope = NameScope.CLUSTER):
+    known = [read_model(json.dumps(item).encode()) for item in models]
     slices = [msgspec.convert(item, KubeSlice) for item in parts]
-    return snapshot_of([claim for claim in claims if claim is not None], slices, scope)
+    return snapshot_of([model for model in known if model is not None], slices, scope)
 
 
 def test_replicas_are_in_the_slices_of_the_service_named_after_the_model():
@@ -421,3 +465,27 @@ def test_pod_in_two_slices_is_one_replica():
     parts = [part("x", "chat", pod("10.1.0.1", "a", ready=True)), part("y", "chat", pod("10.1.0.1", "a", ready=False))]
     (endpoint,) = snapshot([llmdeployment("chat")], parts)["chat"]
     assert endpoint.ready
+
+
+@pytest.mark.parametrize(
+    ("rules", "start_up_seconds", "policy"),
+    [
+        (None, None, HoldPolicy()),
+        ({}, None, HoldPolicy()),
+        (
+            {"holdTimeout": "10m", "maxHeld": 50, "after": "1h"},
+            92,
+            HoldPolicy(timeout_seconds=600.0, max_held=50, start_up_seconds=92.0),
+        ),
+        ({"holdTimeout": "0"}, 0, HoldPolicy(timeout_seconds=0.0, start_up_seconds=0.0)),
+        ({"holdTimeout": "soon", "maxHeld": -1}, -1, HoldPolicy()),
+        ({"holdTimeout": "48h", "maxHeld": 10**9}, 10**6, HoldPolicy()),
+    ],
+)
+def test_policy_for_held_requests_is_read_from_the_llmdeployment(rules, start_up_seconds, policy):
+    item = llmdeployment("chat")
+    if rules is not None:
+        item["spec"]["autoscaling"] = {"minReplicas": 0, "maxReplicas": 2, "scaleToZero": rules}
+    if start_up_seconds is not None:
+        item["status"]["capacity"] = {"startUpSeconds": start_up_seconds}
+    assert models_of([item], []) == {"chat": ModelEndpoints(name="chat", endpoints=(), hold=policy)}

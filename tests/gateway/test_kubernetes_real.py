@@ -70,11 +70,16 @@ async def cut_handshakes_closed() -> None:
     await asyncio.sleep(0.1)
 
 
+def _endpoints(snapshot: dict):
+    model = snapshot.get("org/Chat-8B")
+    return () if model is None else model.endpoints
+
+
 async def next_with(snapshots: asyncio.Queue, ready: set[str]) -> dict:
     async with asyncio.timeout(30):
         while True:
             snapshot = await snapshots.get()
-            if {e.id.partition("/")[2] for e in snapshot.get("org/Chat-8B", ()) if e.ready} == ready:
+            if {e.id.partition("/")[2] for e in _endpoints(snapshot) if e.ready} == ready:
                 return snapshot
 
 
@@ -100,7 +105,7 @@ async def test_llmdeployment_and_its_pods_become_a_model_and_its_replicas(api_se
         send("POST", pods, pod(name, node))
         set_ready(name, ip, True)
     found = await next_with(snapshots, {"chat-0", "chat-1"})
-    assert {e.url for e in found["org/Chat-8B"]} == {"http://10.99.0.1:8000", "http://10.99.0.2:8000"}
+    assert {e.url for e in _endpoints(found)} == {"http://10.99.0.1:8000", "http://10.99.0.2:8000"}
 
     set_ready("chat-0", "10.99.0.1", False)
     await next_with(snapshots, {"chat-1"})
@@ -111,7 +116,7 @@ async def test_llmdeployment_and_its_pods_become_a_model_and_its_replicas(api_se
     send("DELETE", f"{pods}/chat-1", {"gracePeriodSeconds": 300})
     async with asyncio.timeout(30):
         while True:
-            leaving = [e for e in (await snapshots.get())["org/Chat-8B"] if e.terminating]
+            leaving = [e for e in _endpoints(await snapshots.get()) if e.terminating]
             if leaving:
                 break
     assert [(e.id, e.ready) for e in leaving] == [(f"{namespace}/chat-1", False)]

@@ -73,7 +73,8 @@ def vanished() -> Iterator[Callable[[str], Endpoint]]:
 
 async def test_replicas_whose_machines_vanished_never_had_the_request(gateway, replicas, vanished, monkeypatch):
     # Else five seconds each.
-    monkeypatch.setattr(gateway.gateway.proxy._session, "_timeout", aiohttp.ClientTimeout(total=None, sock_connect=0.2))
+    session = gateway.gateway.proxy._attempts._session
+    monkeypatch.setattr(session, "_timeout", aiohttp.ClientTimeout(total=None, sock_connect=0.2))
     good = await replicas("good")
     good.load |= {"running": 50}
     gone = [vanished("gone-0"), vanished("gone-1")]

@@ -7,8 +7,8 @@ A line is a key, KEY or sha256:HEX, with optional settings in front of it, separ
 The name is the tenant; NAME:KEY is short for name=NAME KEY. Keys of one name share one allowance, so their lines must
 set the same limits. Empty lines and lines that start with # are ignored.
 
-The engine and the gateway read the same format, so that one Secret can serve both. Only the engine enforces limits,
-because only the engine counts tokens.
+The engine and the gateway read the same format, so that one Secret can serve both. An engine enforces the limits for
+itself, a gateway over all replicas.
 """
 
 import hashlib
@@ -156,9 +156,12 @@ def _find(keys: Sequence[Key], token: str) -> Key | None:
 class KeyFile:
     """The keys of one file. If a changed file cannot be used, the reason is logged and the previous keys stay."""
 
-    def __init__(self, file: Path, now: Callable[[], float], *, limits: bool = True) -> None:
-        """Read the file; raise ``KeyFileError`` if it cannot be used, or if it has limits and ``limits`` is false."""
-        self._file, self._limits = file, limits
+    def __init__(self, file: Path, now: Callable[[], float], *, no_limits: str | None = None) -> None:
+        """Read the file; raise ``KeyFileError`` if it cannot be used.
+
+        ``no_limits`` is the reason why keys with limits are refused; None accepts them.
+        """
+        self._file, self._no_limits = file, no_limits
         self._watched = WatchedFiles((file,), now)
         self._keys = self._read()
 
@@ -182,6 +185,6 @@ class KeyFile:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise KeyFileError(f"the key file {self._file} cannot be read: {reason}") from error
-        if not self._limits and any(key.limits != UNLIMITED for key in keys):
-            raise KeyFileError(f"{self._file}: only the keys of --api-key-file can have limits")
+        if self._no_limits is not None and any(key.limits != UNLIMITED for key in keys):
+            raise KeyFileError(f"{self._file}: {self._no_limits}")
         return keys

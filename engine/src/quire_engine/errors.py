@@ -28,6 +28,8 @@ with all its problems. A message says what is wrong, where, and what is expected
 from collections.abc import Sequence
 from typing import ClassVar
 
+from quire_common.contract.engine import KEY_LIMIT
+
 
 class EngineError(Exception):
     """The root of the tree; ``str(error)`` is the whole message for the user."""
@@ -165,7 +167,7 @@ class Overloaded(RequestError):
 
     status = 429
     type = "rate_limit_error"
-    default_code = "rate_limit_exceeded"
+    default_code = KEY_LIMIT
 
 
 class InternalError(RequestError):

@@ -24,8 +24,9 @@ from quire_common.logs import set_up_logging
 from quire_common.tls import ReloadingTls
 from quire_gateway import __version__
 from quire_gateway.app import Site, build_app
+from quire_gateway.attempt import tracing
 from quire_gateway.bodies import BodyMemory
-from quire_gateway.config import FLAGS, Config, FileSource, parse_config
+from quire_gateway.config import FLAGS, Config, FileSource, KubernetesSource, parse_config
 from quire_gateway.connections import Connections
 from quire_gateway.endpoints import Discovery, Snapshot
 from quire_gateway.endpoints.file import FileDiscovery
@@ -33,8 +34,9 @@ from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_access import access_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.hold_queue import HoldQueue
+from quire_gateway.limits import Limits
 from quire_gateway.metrics import Metrics
-from quire_gateway.proxy import Proxy, tracing
+from quire_gateway.proxy import Proxy
 from quire_gateway.scrape import Scraper
 
 # Below the five seconds after which uvicorn closes an idle connection, so that a request seldom meets a closed one.
@@ -51,26 +53,29 @@ class Gateway:
     def __init__(self, config: Config, discovery: Discovery) -> None:
         self._config, self._discovery = config, discovery
         self._stack = AsyncExitStack()
-        self.fleet = Fleet(on_gone=lambda backend: self.metrics.forget(backend))
+        self.fleet = Fleet(
+            on_gone=lambda backend: self.metrics.forget(backend), on_wake=lambda pool: self._queue.release(pool)
+        )
         self.body_memory = BodyMemory(config.proxy.body_memory_bytes)
         self.metrics = Metrics(self.fleet, self.body_memory)
-        self.site = Site(fleet=self.fleet, metrics=self.metrics)
+        self._queue = HoldQueue(self.fleet, config.proxy, self.metrics)
+        self.site = Site(fleet=self.fleet, metrics=self.metrics, hides_names=config.proxy.hides_names)
         self._logged: dict[str, int] | None = None
 
     async def start(self) -> int:
         """Listen, and return the port. Raise ``ConfigurationError`` if the address or a file cannot be used."""
         tls = None if self._config.tls is None else ReloadingTls(self._config.tls, monotonic)
-        keys = None if self._config.api_key_file is None else KeyFile(self._config.api_key_file, monotonic)
+        keys = self._keys()
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
-        queue = HoldQueue(self.fleet, options, self.metrics)
         self.proxy = Proxy(
             fleet=self.fleet,
             session=session,
             options=options,
             metrics=self.metrics,
-            queue=queue,
+            queue=self._queue,
             memory=self.body_memory,
+            limits=Limits(monotonic, self._num_gateways),
         )
         app = build_app(
             fleet=self.fleet,
@@ -117,15 +122,28 @@ class Gateway:
             await asyncio.wait(set(running), timeout=left)
         if running:
             _log.warning("drain timeout: cancelling %d requests", len(running))
-            self.proxy.cancelling = True
-            cancelled = set(running)
-            for request in cancelled:
-                request.cancel()
-            await asyncio.wait(cancelled, timeout=_CANCEL_SECONDS)
+            self.proxy.cancel()
+            await asyncio.wait(set(running), timeout=_CANCEL_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
+
+    def _keys(self) -> KeyFile | None:
+        """Return the API keys. Limits that this gateway could not honour are refused."""
+        if self._config.api_key_file is None:
+            return None
+        source = self._config.source
+        is_counted = isinstance(source, KubernetesSource) and source.gateway_service is not None
+        reason = (
+            None
+            if is_counted or self._config.num_gateways is not None
+            else "keys have limits, which all gateways share: set --gateway-service or --gateways"
+        )
+        return KeyFile(self._config.api_key_file, monotonic, no_limits=reason)
+
+    def _num_gateways(self) -> int:
+        return self._config.num_gateways or max(1, self._discovery.num_gateways)
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.fleet.publish(snapshot, now=int(time.time()))
@@ -181,7 +199,14 @@ async def _discovery(config: Config, stack: AsyncExitStack) -> Discovery:
         return FileDiscovery(config.source.path)
     access = access_of(config.source.kubeconfig)
     session = await stack.enter_async_context(access.session())
-    return KubernetesDiscovery(access, session, namespaces=config.source.namespaces, scope=config.source.scope)
+    source = config.source
+    return KubernetesDiscovery(
+        access,
+        session,
+        namespaces=source.namespaces,
+        scope=source.scope,
+        gateway_service=source.gateway_service,
+    )
 
 
 def _session() -> aiohttp.ClientSession:

@@ -16,7 +16,7 @@ from quire_gateway.connections import is_surplus, track_requests
 from quire_gateway.errors import BadRequest, GatewayError, NoReplica, NotFound, Unauthorized, UnknownModel
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
-from quire_gateway.proxy import MODEL, Proxy
+from quire_gateway.proxy import KEY, MODEL, Proxy
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No dots: a path that leaves /v1 must not reach other routes of a replica.
@@ -31,13 +31,14 @@ _log = logging.getLogger(__name__)
 class Site:
     """The routes that the gateway answers itself."""
 
-    def __init__(self, *, fleet: Fleet, metrics: Metrics) -> None:
-        self._fleet, self._metrics = fleet, metrics
+    def __init__(self, *, fleet: Fleet, metrics: Metrics, hides_names: bool = False) -> None:
+        self._fleet, self._metrics, self._hides_names = fleet, metrics, hides_names
         self.draining = False
 
     async def models(self, request: web.Request) -> web.Response:
         """Answer GET /v1/models."""
-        return _json({"object": "list", "data": [self._model(name) for name in sorted(self._fleet.pools)]})
+        names = [] if self._hides_names else sorted(self._fleet.pools)
+        return _json({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: web.Request) -> web.Response:
         """Answer GET /v1/models/MODEL."""
@@ -138,8 +139,7 @@ def _errors(metrics: Metrics) -> Middleware:
 def _require_key(keys: KeyFile) -> Middleware:
     """Return a middleware that requires an API key.
 
-    The header is passed on to the replica unchanged, because the replica may have keys of its own. Limits in the key
-    file are not enforced here: the engines count tokens, the gateway does not.
+    The header is passed on to the replica unchanged, because the replica may have keys of its own.
     """
 
     @web.middleware
@@ -148,8 +148,10 @@ def _require_key(keys: KeyFile) -> Middleware:
             token = bearer_token(request.headers.get("Authorization", ""))
             if token is None:
                 raise Unauthorized("send an API key in the header Authorization: Bearer KEY", code="missing_api_key")
-            if keys.find(token) is None:
+            key = keys.find(token)
+            if key is None:
                 raise Unauthorized("this API key is unknown", code="invalid_api_key")
+            request[KEY] = key
         return await handler(request)
 
     return middleware

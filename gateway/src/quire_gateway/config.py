@@ -24,6 +24,10 @@ class ProxyOptions:
     hold_timeout_seconds: float
     max_attempts: int
     """Replicas that are tried for one request before it is held or answered with an error."""
+    shares_prefixes: bool = False
+    """True if engines share cached prefixes between the names of API keys."""
+    hides_names: bool = False
+    """True if clients do not learn the names of replicas, and of models that they do not ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ class KubernetesSource:
     """Empty: all namespaces."""
     kubeconfig: Path | None
     """None: the pod's own service account."""
+    gateway_service: tuple[str, str] | None = None
+    """The namespace and name of the Service whose endpoints are the gateways; None: they are not counted."""
     scope: NameScope = NameScope.CLUSTER
 
 
@@ -59,6 +65,8 @@ class Config:
     """None: plain HTTP."""
     api_key_file: Path | None = None
     """None: requests need no key."""
+    num_gateways: int | None = None
+    """The gateways that share the limits of keys; None: counted by discovery, or unknown."""
 
 
 def _flag(name: str, kind: Kind, help: str, default: str | None = None, *, unset: str | None = None) -> Flag:
@@ -96,6 +104,10 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
                   "(cluster), or as NAMESPACE/NAME (namespaced), so that no namespace can claim another one's name",
                   "cluster"),
             Flag(name="namespace", kind=Text("NAME"), many=True, help="namespaces to watch", shown_default="all"),
+            _flag("gateway-service", Text("NAMESPACE/NAME"), "count the endpoints of this Service as the gateways that "
+                  "share the limits of API keys"),
+            _flag("gateways", Integer(1, 10_000), "the number of gateways that share the limits of API keys",
+                  unset="counted, or 1"),
             _flag("kubeconfig", PathName(), "connect to the cluster of this file",
                   unset="the pod's service account"),
         ),
@@ -107,6 +119,10 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
                   "1000"),
             _flag("hold-timeout", Duration(maximum=_DAY_SECONDS), "how long a request waits for a replica before it is "
                   "answered with 503", "120s"),
+            _flag("share-prefixes", Choice("tenant", "all"), "must equal the flag of the engines: whether keys of "
+                  "different names share cached prefixes", "tenant"),
+            _flag("hide-names", Switch(), "hide replicas and models: no X-Quire-Replica header, no models in a 404, "
+                  "and an empty /v1/models"),
             _flag("max-attempts", Integer(1, 100), "the number of replicas to try before the first byte", "3"),
         ),
         "Shutdown and logs": (
@@ -146,12 +162,15 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
             hold_limit=values["hold-limit"],
             hold_timeout_seconds=values["hold-timeout"],
             max_attempts=values["max-attempts"],
+            shares_prefixes=values["share-prefixes"] == "all",
+            hides_names=bool(values["hide-names"]),
         ),
         drain_timeout_seconds=values["drain-timeout"],
         log_level=values["log-level"],
         max_connections=values["max-connections"],
         tls=tls,
         api_key_file=values["api-key-file"],
+        num_gateways=_num_gateways(values),
     )
 
 
@@ -162,7 +181,7 @@ def _source(values: FlagValues) -> FileSource | KubernetesSource:
     if not in_cluster:
         values.problems.extend(
             f"--{name} requires --kubernetes"
-            for name in ("namespace", "kubeconfig", "served-names")
+            for name in ("namespace", "kubeconfig", "gateway-service", "served-names")
             if values.is_set(name)
         )
         return FileSource(path=values["endpoints-file"] or Path())
@@ -170,8 +189,28 @@ def _source(values: FlagValues) -> FileSource | KubernetesSource:
     if kubeconfig is not None and not kubeconfig.is_file():
         values.problems.append(f"--kubeconfig: there is no file {kubeconfig}")
     return KubernetesSource(
-        namespaces=values["namespace"] or (), kubeconfig=kubeconfig, scope=NameScope(values["served-names"])
+        namespaces=values["namespace"] or (),
+        kubeconfig=kubeconfig,
+        gateway_service=_gateway_service(values),
+        scope=NameScope(values["served-names"]),
     )
+
+
+def _gateway_service(values: FlagValues) -> tuple[str, str] | None:
+    if not values.is_set("gateway-service"):
+        return None
+    namespace, found, name = values["gateway-service"].partition("/")
+    if not (namespace and found and name) or "/" in name:
+        values.problems.append("--gateway-service: expected NAMESPACE/NAME")
+    if values.is_set("gateways"):
+        values.problems.append("--gateways and --gateway-service exclude each other")
+    return namespace, name
+
+
+def _num_gateways(values: FlagValues) -> int | None:
+    """Return the fixed number of gateways. With an endpoints file, other gateways cannot be seen."""
+    given: int | None = values["gateways"]
+    return 1 if given is None and not values["kubernetes"] else given
 
 
 def _tls(values: FlagValues) -> TlsFiles | None:

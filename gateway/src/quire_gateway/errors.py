@@ -4,6 +4,7 @@
     ├── BadRequest             400  the body is not JSON, or names no model
     ├── BodyTooLarge           413
     ├── Unauthorized           401  no API key, or an unknown one; with WWW-Authenticate
+    ├── RateLimited            429  over the limits of an API key; with Retry-After
     ├── RequestTimeout         408  the body came too slowly
     ├── UnknownModel           404
     ├── NotFound               404  an unknown path
@@ -19,6 +20,7 @@ exception is a bug, and answered with 500.
 
 import msgspec
 
+from quire_common.contract.engine import KEY_LIMIT
 from quire_common.openai_error import error_body
 
 
@@ -70,6 +72,14 @@ class Unauthorized(GatewayError):
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class RateLimited(GatewayError):
+    """A request above the limits of its API key."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = KEY_LIMIT
 
 
 class RequestTimeout(GatewayError):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import Endpoint, HoldPolicy
 from quire_common.routing.balance import Candidate, Hold, Load, pick
 from quire_common.routing.prefixes import PrefixIndex, PrefixIndexes
 from quire_gateway.endpoints import Snapshot
@@ -21,6 +21,8 @@ from quire_gateway.prompt import TokensPerByte
 _MAX_LOAD_AGE_SECONDS = 5.0
 _SUSPECT_SECONDS = 0.5
 _MAX_SUSPECT_SECONDS = 10.0
+_TYPICAL_RUNNING = 16
+"""The requests that a replica runs at once if it does not report its limit."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,16 @@ class Backend:
         """Record the load it reported, and how many tokens it had been sent when the scrape started."""
         self.load, self.load_time, self.load_sent_tokens, self.kv_tokens = load, now, sent_tokens, kv_tokens
 
+    def room(self, now: float) -> int:
+        """Return how many more requests it can run at once; 0 while it is not ready or suspect."""
+        if not self.is_ready or self.is_suspect(now):
+            return 0
+        if self.load is None:
+            return max(0, _TYPICAL_RUNNING - self.in_flight)
+        limit = _TYPICAL_RUNNING if self.load.max_running is None else self.load.max_running
+        requests = self.load.requests + max(0, self.in_flight - self.load.in_flight)
+        return max(0, int(limit - max(requests, self.in_flight)))
+
     def candidate(self, now: float, *, prefix_share: float) -> Candidate:
         """Return this replica as the routing policy sees it."""
         is_recent = self.load is not None and now - self.load_time <= _MAX_LOAD_AGE_SECONDS
@@ -96,15 +108,22 @@ class Backend:
 class Pool:
     """The replicas of one model."""
 
-    def __init__(self, model: str, *, created: int, prefixes: PrefixIndex | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        created: int,
+        prefixes: PrefixIndex | None = None,
+        on_wake: "Callable[[Pool], None]" = lambda pool: None,
+    ) -> None:
         self.model = model
+        self.hold = HoldPolicy()
+        self._on_wake = on_wake
         self.created = created
         """Unix seconds at which the gateway first saw the model."""
         self.backends: dict[str, Backend] = {}
         self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self.tokens_per_byte = TokensPerByte()
-        self.changed = asyncio.Event()
-        """An event that is set, and replaced, whenever a held request may find a replica."""
 
     def pick(
         self, *, prompt_tokens: float, blocks: Sequence[int] = (), exclude: Collection[str] = ()
@@ -128,7 +147,7 @@ class Pool:
         self.tokens_per_byte.record_bytes(num_bytes)
         return num_bytes * self.tokens_per_byte.value
 
-    def update(self, endpoints: tuple[Endpoint, ...]) -> list[Backend]:
+    def update(self, endpoints: Sequence[Endpoint]) -> list[Backend]:
         """Apply a snapshot from discovery; return the backends that are gone."""
         fresh: dict[str, Backend] = {}
         for endpoint in endpoints:
@@ -145,19 +164,31 @@ class Pool:
         return gone
 
     def wake(self) -> None:
-        """Let held requests try again."""
-        self.changed.set()
-        self.changed = asyncio.Event()
+        """Report that a held request may find a replica."""
+        self._on_wake(self)
+
+    def has_trusted(self, now: float) -> bool:
+        """Return whether a ready replica has not failed recently."""
+        return any(b.is_ready and not b.is_suspect(now) for b in self.backends.values())
+
+    def room(self, now: float) -> int:
+        """Return how many more requests the replicas can run at once."""
+        return sum(backend.room(now) for backend in self.backends.values())
 
 
 class Fleet:
     """The replicas of all models."""
 
-    def __init__(self, *, on_gone: Callable[[Backend], None] = lambda backend: None) -> None:
+    def __init__(
+        self,
+        *,
+        on_gone: Callable[[Backend], None] = lambda backend: None,
+        on_wake: Callable[[Pool], None] = lambda pool: None,
+    ) -> None:
         self.pools: dict[str, Pool] = {}
         self._prefixes = PrefixIndexes()
         self._synced = asyncio.Event()
-        self._on_gone = on_gone
+        self._on_gone, self._on_wake = on_gone, on_wake
 
     @property
     def is_synced(self) -> bool:
@@ -180,22 +211,23 @@ class Fleet:
             pool = self.pools.pop(name)
             self._prefixes.close(pool.prefixes)
             self._report_gone(pool.update(()))
-        for name, endpoints in snapshot.items():
+        for name, model in snapshot.items():
             if name not in self.pools:
-                self.pools[name] = Pool(name, created=now, prefixes=self._prefixes.open())
-            self._report_gone(self.pools[name].update(endpoints))
+                self.pools[name] = Pool(name, created=now, prefixes=self._prefixes.open(), on_wake=self._on_wake)
+            self.pools[name].hold = model.hold
+            self._report_gone(self.pools[name].update(model.endpoints))
 
     def backends(self) -> list[Backend]:
         """Return the replicas of all models."""
         return [backend for pool in self.pools.values() for backend in pool.backends.values()]
 
     def record_reachable(self, backend: Backend) -> None:
-        """Record that a replica answered a scrape: if it was unreachable, held requests may try it."""
+        """Record that a replica answered a scrape: it is no longer unreachable, and may have room for held requests."""
         if backend.unreachable:
             backend.record_answer()
-            pool = self.pools.get(backend.model)
-            if pool is not None:
-                pool.wake()
+        pool = self.pools.get(backend.model)
+        if pool is not None:
+            pool.wake()
 
     def record_arrivals(self, backend: Backend, *, tokens: float, requests: float) -> None:
         """Record the requests, and their prompt tokens, that reached a replica since its last scrape."""

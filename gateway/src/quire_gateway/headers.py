@@ -5,6 +5,9 @@ from uuid import uuid4
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from quire_common.contract.engine import USAGE_HEADER
+from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
+
 REQUEST_ID = "X-Request-Id"
 REPLICA = "X-Quire-Replica"
 """The replica that answered, in a cluster `namespace/pod`: it names the log to read about an answer."""
@@ -23,7 +26,14 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # The gateway read and decompressed the whole body, so it sets the length and encoding; it answered Expect itself.
-_REQUEST_ONLY = _HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
+_REQUEST_ONLY = _HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "content-encoding",
+    "expect",
+    USAGE_HEADER.lower(),
+    WAIT_COMMENTS_HEADER.lower(),
+}
 # The writer of the body sets the length; the date is that of the answer to the client.
 _RESPONSE_ONLY = _HOP_BY_HOP | {"content-length", "date", "server"}
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
@@ -43,11 +53,13 @@ def to_replica(headers: CIMultiDictProxy[str], *, request_id: str) -> CIMultiDic
     return passed
 
 
-def to_client(headers: CIMultiDictProxy[str], *, request_id: str, replica: str) -> CIMultiDict[str]:
-    """Return the headers of the answer to the client."""
+def to_client(headers: CIMultiDictProxy[str], *, request_id: str, replica: str | None) -> CIMultiDict[str]:
+    """Return the headers of the answer to the client; without a name of the replica, that stays hidden."""
     passed = _without(headers, _RESPONSE_ONLY)
     passed[REQUEST_ID] = request_id
-    passed[REPLICA] = replica
+    passed.pop(REPLICA, None)
+    if replica is not None:
+        passed[REPLICA] = replica
     return passed
 
 

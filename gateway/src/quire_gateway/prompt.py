@@ -4,11 +4,20 @@ Between ``proxy``, which has the request's body, and the routing policy. The eng
 its parent. The gateway has no tokenizer, so it does the same with blocks of the JSON text of the prompt or messages.
 """
 
+import re
+from dataclasses import dataclass
+from itertools import islice
+
 import msgspec
+
+from quire_gateway.errors import BadRequest
 
 BLOCK_BYTES = 256
 """The JSON text of a block: about sixty tokens, four blocks of the engine."""
 MAX_BLOCKS = 256
+MAX_PROMPTS = 1_000_000
+_ELEMENT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]"]*+\]', re.DOTALL)
+"""A string, or a list of numbers, in JSON."""
 _HALF_LIFE_REQUESTS = 500.0
 _ENOUGH_REQUESTS = 5.0
 _TYPICAL_TOKENS_PER_BYTE = 0.25
@@ -28,15 +37,83 @@ def prompt_bytes(prompt: Prompt) -> int:
     return memoryview(prompt.messages).nbytes or memoryview(prompt.prompt).nbytes
 
 
-def prompt_blocks(prompt: Prompt) -> tuple[int, ...]:
-    """Return a hash for each whole block of the prompt's text, each over its block and all blocks before it."""
+def prompt_blocks(prompt: Prompt, *, tenant: str | None = None) -> tuple[int, ...]:
+    """Return a hash for each whole block of the prompt's text, each over its block and all blocks before it.
+
+    The tenant is that of an API key, if engines do not share prefixes between tenants.
+    """
     text = memoryview(prompt.messages) if memoryview(prompt.messages).nbytes else memoryview(prompt.prompt)
-    chain = hash(bytes(prompt.cache_salt))
+    chain = hash((bytes(prompt.cache_salt), tenant))
     blocks = []
     for start in range(0, min(len(text) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
         chain = hash((chain, bytes(text[start : start + BLOCK_BYTES])))
         blocks.append(chain)
     return tuple(blocks)
+
+
+class _Peek(Prompt):
+    """The fields of a body that the gateway reads."""
+
+    model: str | None = None
+    stream: msgspec.Raw = msgspec.Raw()
+    n: msgspec.Raw = msgspec.Raw()
+    best_of: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeekedRequest:
+    """The model and the prompt of a body. It refers to no part of the body, which can be freed."""
+
+    model: str
+    is_stream: bool
+    num_bytes: int
+    blocks: tuple[int, ...]
+    sequences: int
+    """The number of prompts times that of answers; 0 if nothing is generated, 1 if they are not counted."""
+
+
+def peek_request(
+    body: bytes | bytearray, *, is_generating: bool, tenant: str | None = None, counts_sequences: bool = False
+) -> PeekedRequest:
+    """Return a body's model and prompt, or raise ``BadRequest``. The replica validates everything else."""
+    try:
+        peek = msgspec.json.decode(body, type=_Peek)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f'the body must be a JSON object with a string "model": {error}', param="model") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
+    if not peek.model:
+        raise BadRequest('the body names no "model"', param="model", code="missing_required_parameter")
+    # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
+    prompt = peek if is_generating else Prompt()
+    answers = max(_number(peek.n), _number(peek.best_of)) if counts_sequences else 1
+    prompts = num_prompts(memoryview(prompt.prompt)) if counts_sequences else 1
+    return PeekedRequest(
+        model=peek.model,
+        is_stream=bytes(peek.stream) == b"true",
+        num_bytes=prompt_bytes(prompt),
+        blocks=prompt_blocks(prompt, tenant=tenant),
+        sequences=prompts * answers if is_generating else 0,
+    )
+
+
+def num_prompts(prompt: memoryview) -> int:
+    """Return the number of prompts in the JSON of the field ``prompt``, at most ``MAX_PROMPTS``.
+
+    A list of numbers is one prompt. The elements are counted without being decoded, because they may be millions.
+    """
+    start = re.match(rb"\s*\[\s*(?=[\"\[])", prompt)
+    if start is None:
+        return 1
+    return sum(1 for _ in islice(_ELEMENT.finditer(prompt, start.end()), MAX_PROMPTS))
+
+
+def _number(raw: msgspec.Raw) -> int:
+    """Return a small natural number; 1 for anything else, which the replica refuses."""
+    text = bytes(memoryview(raw)[:8])
+    return max(1, int(text)) if text.isdigit() else 1
 
 
 class _Mean:

@@ -1,135 +1,50 @@
-"""The way of one request: read → model → pick → send → relay; another replica is tried only before the first byte.
+"""The way of one request: read → model → pick → attempt; another replica is tried only before the first byte.
 
-Under ``app``, which routes to ``Proxy.handle``. A request is held while no replica can serve it. A broken stream ends
-with an error event and no ``[DONE]``. When a client disconnects, the replica's connection is closed at once.
+Under ``app``, which routes to ``Proxy.handle``. A request is held while no replica can serve it.
 """
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
-from types import SimpleNamespace
 
 import aiohttp
-import msgspec
 from aiohttp import web
-from yarl import URL
 
-from quire_common.contract.engine import ENGINE_STOPPED
+from quire_common.key_file import Key
 from quire_common.routing.balance import Hold
-from quire_gateway import headers, sse
-from quire_gateway.bodies import Body, BodyMemory, BodyPayload
+from quire_gateway import headers
+from quire_gateway.attempt import BUSY, Attempts, Call, FailedAttempt, end_with_error
+from quire_gateway.bodies import Body, BodyMemory
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
-    BadRequest,
     GatewayError,
     ShuttingDown,
     UnknownModel,
     UpstreamFailed,
 )
 from quire_gateway.fleet import Backend, Fleet, Pool
-from quire_gateway.hold_queue import HoldQueue, HoldTicket
+from quire_gateway.hold_queue import HoldQueue
+from quire_gateway.limits import Allowance, Charge, Limits
 from quire_gateway.metrics import Metrics
-from quire_gateway.prompt import Prompt, prompt_blocks, prompt_bytes
-from quire_gateway.scrape import read_capped
+from quire_gateway.prompt import PeekedRequest, peek_request
+from quire_gateway.wait_comments import WaitComments, wait_seconds
 
 MODEL = web.RequestKey("model", str)
 """The key under which a request stores its model, once it is known."""
+KEY = web.RequestKey("key", Key)
+"""The key under which a request stores the API key that it came with, if keys are required."""
 _GENERATING = "/v1/"
-_BUSY = 429
-_UNAVAILABLE = 503
 _LOST = frozenset({"stale", "disconnected", "engine_stopped"})
 """The reasons of attempts that may have been under way when the replica, or its engine process, died."""
 _MAX_LOST_ATTEMPTS = 2
 """The number of such attempts after which a request fails, because it may be what kills replicas."""
-_MAX_ERROR_BYTES = 64 * 1024
-_MAX_WHOLE_BYTES = 2**20
-"""Shorter answers of a known length are read whole before the first byte is forwarded."""
-_LARGE_BODY_BYTES = 2**16
-"""Larger bodies are sent in pieces."""
-_STALE_SECONDS = 0.05
-"""An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 
 _log = logging.getLogger(__name__)
 
 
-class Connection:
-    """A record of whether a request used a connection that had served another request before."""
-
-    __slots__ = ("reused",)
-
-    def __init__(self) -> None:
-        self.reused = False
-
-
-def tracing() -> aiohttp.TraceConfig:
-    """Return the tracing of a session, which alone knows which connections are reused."""
-
-    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        if isinstance(context.trace_request_ctx, Connection):
-            context.trace_request_ctx.reused = True
-
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(reused)
-    return trace
-
-
-class _Peek(Prompt):
-    """The fields of a body that the gateway reads."""
-
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PeekedPrompt:
-    """The model and the prompt of a body. It refers to no part of the body, which can be freed."""
-
-    model: str
-    num_bytes: int
-    blocks: tuple[int, ...]
-
-
-class _Error(msgspec.Struct):
-    """The field of an error that the gateway reads."""
-
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    """The body of an error answer."""
-
-    error: _Error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One request after its body was read."""
-
-    request: web.Request
-    pool: Pool
-    ticket: HoldTicket
-    """Its right to wait while no replica can serve it."""
-    body: Body
-    prompt_tokens: float
-    """The probable number of tokens of its prompt."""
-    blocks: tuple[int, ...]
-    """The block hashes of its prompt."""
-    id: str
-    started: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FailedAttempt:
-    """An attempt that failed before the first byte."""
-
-    reason: str
-    cause: str
-    answer: web.Response | None = None
-    """The replica's answer, if it gave one."""
-
-
 class Proxy:
-    """The forwarding of requests. ``cancelling`` is set when the drain time is over: then running requests fail."""
+    """The forwarding of requests."""
 
     def __init__(
         self,
@@ -140,11 +55,18 @@ class Proxy:
         metrics: Metrics,
         queue: HoldQueue,
         memory: BodyMemory,
+        limits: Limits,
     ) -> None:
-        self._fleet, self._session, self._options = fleet, session, options
-        self._metrics, self._queue, self._memory = metrics, queue, memory
-        self.cancelling = False
+        self._fleet, self._options, self._metrics = fleet, options, metrics
+        self._queue, self._memory, self._limits = queue, memory, limits
+        self._attempts = Attempts(session=session, metrics=metrics, queue=queue, hides_names=options.hides_names)
         self.running: set[asyncio.Task[object]] = set()
+
+    def cancel(self) -> None:
+        """Cancel the running requests, because the drain time is over."""
+        self._attempts.cancelling = True
+        for request in self.running:
+            request.cancel()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request from a replica of the model it names, or raise ``GatewayError``."""
@@ -155,7 +77,7 @@ class Proxy:
         try:
             return await self._forward(request)
         except asyncio.CancelledError:
-            if not self.cancelling:
+            if not self._attempts.cancelling:
                 raise
             task.uncancel()
             raise ShuttingDown("this gateway is shutting down", retry_after_seconds=1) from None
@@ -164,59 +86,100 @@ class Proxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         started = monotonic()
+        key = request.get(KEY)
+        allowance = None if key is None else self._limits.of(key)
+        if allowance is not None:
+            allowance.charge_request()
         body = Body(self._memory)
         try:
             await body.read(request, max_bytes=self._options.max_body_bytes)
-            return await self._forward_body(request, body, started)
+            return await self._forward_body(request, body, key, allowance, started)
         finally:
             body.release()
 
-    async def _forward_body(self, request: web.Request, body: Body, started: float) -> web.StreamResponse:
-        prompt = _prompt_of(body.data, is_generating=request.path.startswith(_GENERATING))
-        pool = self._pool(prompt.model)
+    async def _forward_body(
+        self, request: web.Request, body: Body, key: Key | None, allowance: Allowance | None, started: float
+    ) -> web.StreamResponse:
+        is_generating = request.path.startswith(_GENERATING)
+        tenant = None if key is None or self._options.shares_prefixes else key.tenant
+        peeked = peek_request(
+            body.data, is_generating=is_generating, tenant=tenant, counts_sequences=allowance is not None
+        )
+        pool = self._pool(peeked.model)
         request[MODEL] = pool.model
+        prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
+        request_id = headers.request_id(request.headers)
+        seconds = wait_seconds(request, is_stream=peeked.is_stream)
+        comments = None if seconds is None else WaitComments(request, seconds, request_id=request_id)
         try:
-            with self._queue.ticket(pool) as ticket:
-                call = _Call(
+            with self._queue.ticket(pool) as ticket, _charged(allowance, peeked, prompt_tokens) as charge:
+                call = Call(
                     request=request,
                     pool=pool,
                     ticket=ticket,
                     body=body,
-                    prompt_tokens=pool.prompt_tokens(prompt.num_bytes),
-                    blocks=prompt.blocks,
-                    id=headers.request_id(request.headers),
+                    allowance=allowance,
+                    charge=charge,
+                    prompt_tokens=prompt_tokens,
+                    blocks=peeked.blocks,
+                    comments=comments,
+                    id=request_id,
                     started=started,
                 )
-                return await self._serve(call)
+                return await self._serve_commented(call)
         except asyncio.CancelledError:
-            if not self.cancelling:
+            if not self._attempts.cancelling:
                 self._metrics.disconnects.labels(pool.model).inc()
             raise
         finally:
+            if comments is not None:
+                comments.cancel()
             self._metrics.duration.labels(pool.model).observe(monotonic() - started)
+
+    async def _serve_commented(self, call: Call) -> web.StreamResponse:
+        """Serve the request. If its stream has started with comments, an error becomes the last event of the stream."""
+        try:
+            answer = await self._serve(call)
+        except GatewayError as error:
+            response = None if call.comments is None else await call.comments.stop()
+            if response is None:
+                raise
+            self._metrics.errors.labels(call.pool.model, str(error.status), error.code or error.type).inc()
+            await end_with_error(call.request, response, error.body())
+            return response
+        response = None if call.comments is None else await call.comments.stop()
+        if response is None or response is answer:
+            return answer
+        assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
+        await end_with_error(call.request, response, answer.body)
+        return response
 
     def _pool(self, model: str) -> Pool:
         pool = self._fleet.pools.get(model)
         if pool is None:
-            served = ", ".join(sorted(self._fleet.pools)) or "none"
-            raise UnknownModel(f"the model {model[:200]!r} does not exist; served models: {served[:2000]}")
+            names = ", ".join(sorted(self._fleet.pools)) or "none"
+            served = "" if self._options.hides_names else f"; served models: {names[:2000]}"
+            raise UnknownModel(f"the model {model[:200]!r} does not exist{served}")
         return pool
 
-    async def _serve(self, call: _Call) -> web.StreamResponse:
+    async def _serve(self, call: Call) -> web.StreamResponse:
         """Try one replica after the other until one answers; hold the request while none can.
 
         A request that was under way on a replica that died may have killed it. It is tried on one other replica at
         most, and it is not held until a replica is ready again.
         """
         tried: set[str] = set()
-        failure: _FailedAttempt | None = None
+        failure: FailedAttempt | None = None
         lost = 0
         is_suspect = stale = False
+        if self._queue.has_waiting(call.pool):
+            # Requests that came first are released first.
+            await call.ticket.wait(cause=None)
         while True:
             choice = self._pick(call, tried)
             if isinstance(choice, Hold):
                 if failure is not None and failure.reason == "busy" and failure.answer is not None:
-                    self._metrics.errors.labels(call.pool.model, str(_BUSY), failure.reason).inc()
+                    self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
                     return failure.answer
                 if is_suspect:
                     raise UpstreamFailed(
@@ -226,7 +189,8 @@ class Proxy:
                 await call.ticket.wait(cause=None if failure is None else failure.cause)
                 tried.clear()
                 continue
-            outcome = await self._attempt(call, choice)
+            outcome = await self._attempts.send(call, choice)
+            self._queue.release(call.pool)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
             lost += outcome.reason in _LOST
@@ -244,191 +208,15 @@ class Proxy:
             self._metrics.retries.labels(call.pool.model, outcome.reason).inc()
             _log.info("retrying request %s: replica %s %s", call.id, choice.endpoint.id, outcome.cause)
 
-    def _pick(self, call: _Call, tried: set[str]) -> Backend | Hold:
+    def _pick(self, call: Call, tried: set[str]) -> Backend | Hold:
         if len(tried) >= self._options.max_attempts:
             return Hold()
         return call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
 
-    async def _attempt(self, call: _Call, backend: Backend) -> web.StreamResponse | _FailedAttempt:
-        """Send the request to one replica."""
-        with backend.request(call.prompt_tokens):
-            sent, connection = monotonic(), Connection()
-            try:
-                upstream = await self._session.post(
-                    # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
-                    URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
-                    data=_payload(call.body),
-                    headers=headers.to_replica(call.request.headers, request_id=call.id),
-                    allow_redirects=False,
-                    trace_request_ctx=connection,
-                )
-            except aiohttp.ClientConnectorError as error:
-                backend.record_failure(monotonic(), unreachable=True)
-                return _FailedAttempt(reason="unreachable", cause=f"could not be reached: {error.strerror}")
-            except aiohttp.ConnectionTimeoutError:
-                # The replica never got the request: its machine is gone, or the network to it.
-                backend.record_failure(monotonic(), unreachable=True)
-                return _FailedAttempt(reason="unreachable", cause="could not be reached: connecting timed out")
-            except (aiohttp.ClientError, TimeoutError) as error:
-                if connection.reused and monotonic() - sent < _STALE_SECONDS:
-                    return _FailedAttempt(reason="stale", cause="closed an idle connection as it was reused")
-                return _disconnected(backend, error)
-            try:
-                return await self._answer(call, backend, upstream)
-            finally:
-                # A connection that was read to the end goes back to the pool. Any other is closed at once, which tells
-                # the engine that the client is gone.
-                if upstream.content.at_eof():
-                    upstream.release()
-                else:
-                    upstream.close()
 
-    async def _answer(
-        self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse
-    ) -> web.StreamResponse | _FailedAttempt:
-        """Relay the replica's answer, unless its status means that another replica should be tried."""
-        if upstream.status in (_BUSY, _UNAVAILABLE):
-            return await self._refused(call, backend, upstream)
-        length = upstream.content_length
-        if length is None or length > _MAX_WHOLE_BYTES:
-            self._accepted(call, backend, upstream.status)
-            return await self._stream(call, backend, upstream)
-        try:
-            whole = await upstream.read()
-        except aiohttp.ClientError as error:
-            return _disconnected(backend, error)
-        self._accepted(call, backend, upstream.status)
-        self._first_byte(call)
-        return web.Response(
-            status=upstream.status,
-            reason=upstream.reason,
-            headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
-            body=whole,
-        )
-
-    def _accepted(self, call: _Call, backend: Backend, status: int) -> None:
-        """Record that the replica accepted the request: from here on no other replica is tried."""
-        call.ticket.close()
-        call.body.release()
-        backend.record_answer()
-        self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
-
-    async def _refused(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> _FailedAttempt:
-        if upstream.status == _UNAVAILABLE:
-            backend.record_failure(monotonic(), unreachable=False)
-        try:
-            body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
-        except (aiohttp.ClientError, ValueError):
-            body = b""
-        if upstream.status == _BUSY:
-            reason, cause = "busy", f"answered {upstream.status}"
-        elif _error_code(body) == ENGINE_STOPPED:
-            reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
-        else:
-            reason, cause = "unavailable", f"answered {upstream.status}"
-        return _FailedAttempt(
-            reason=reason,
-            cause=cause,
-            answer=web.Response(
-                status=upstream.status,
-                headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
-                body=body,
-            ),
-        )
-
-    async def _stream(self, call: _Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Relay every chunk as it comes."""
-        response = web.StreamResponse(
-            status=upstream.status,
-            reason=upstream.reason,
-            headers=headers.to_client(upstream.headers, request_id=call.id, replica=backend.endpoint.id),
-        )
-        response.content_length = upstream.content_length
-        events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
-        await response.prepare(call.request)
-        is_first = True
-        try:
-            while chunk := await _next(upstream):
-                if is_first:
-                    self._first_byte(call)
-                    is_first = False
-                if out := events.feed(chunk) if events else chunk:
-                    await response.write(out)
-            if events and (rest := events.flush()):
-                await response.write(rest)
-        except _ReplicaDied as error:
-            self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
-            _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, error)
-            if events and events.has_error:
-                # The replica sent an error event itself: no second one follows.
-                response.force_close()
-                await response.write_eof()
-            else:
-                await _abort(call.request, response, UpstreamFailed("the replica died before the end of this answer"))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self.cancelling or task is None:
-                raise
-            task.uncancel()
-            await _abort(call.request, response, ShuttingDown("this gateway is shutting down"))
-        return response
-
-    def _first_byte(self, call: _Call) -> None:
-        self._metrics.first_byte.labels(call.pool.model).observe(monotonic() - call.started)
-
-
-class _ReplicaDied(Exception):
-    """A replica whose connection broke during its answer. Writing to the client raises the same errors in aiohttp."""
-
-
-async def _next(upstream: aiohttp.ClientResponse) -> bytes:
-    """Return what has arrived; empty at the end."""
-    try:
-        return await upstream.content.readany()
-    except aiohttp.ClientError as error:
-        raise _ReplicaDied(str(error)) from error
-
-
-def _disconnected(backend: Backend, error: Exception) -> _FailedAttempt:
-    backend.record_failure(monotonic(), unreachable=True)
-    return _FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
-
-
-async def _abort(request: web.Request, response: web.StreamResponse, error: GatewayError) -> None:
-    """End an answer that has started so that it cannot be mistaken for a complete one."""
-    response.force_close()
-    if response.content_type == sse.CONTENT_TYPE:
-        await response.write(sse.error_event(error.body()))
-        await response.write_eof()
-    elif request.transport is not None:
-        # There is no place for a message: the missing end of the chunked body is the error.
-        request.transport.abort()
-
-
-def _error_code(body: bytes) -> str | None:
-    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
-    try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _payload(body: Body) -> BodyPayload | bytes:
-    return BodyPayload(body) if len(body.data) > _LARGE_BODY_BYTES else bytes(body.data)
-
-
-def _prompt_of(body: bytearray, *, is_generating: bool) -> _PeekedPrompt:
-    """Return a body's model and prompt. The replica validates everything else."""
-    try:
-        peek = msgspec.json.decode(body, type=_Peek)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f'the body must be a JSON object with a string "model": {error}', param="model") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
-    if not peek.model:
-        raise BadRequest('the body names no "model"', param="model", code="missing_required_parameter")
-    # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
-    prompt = peek if is_generating else Prompt()
-    return _PeekedPrompt(model=peek.model, num_bytes=prompt_bytes(prompt), blocks=prompt_blocks(prompt))
+def _charged(
+    allowance: Allowance | None, peeked: PeekedRequest, prompt_tokens: float
+) -> AbstractContextManager[Charge | None]:
+    if allowance is None or not peeked.sequences:
+        return nullcontext()
+    return allowance.admit(sequences=peeked.sequences, prompt_tokens=prompt_tokens)

@@ -165,7 +165,6 @@ class Scraper:
         page = parse_page(text)
         if page is None:
             return
-        self._fleet.record_reachable(backend)
         now, history = monotonic(), self._histories[backend.endpoint.url]
         load = Load(
             running=page.running,
@@ -178,6 +177,7 @@ class Scraper:
             prefill_tokens_per_second=history.prefills.update(page.computed_tokens, page.step_seconds),
         )
         backend.record_scrape(load, now, sent_tokens=sent_tokens, kv_tokens=page.kv_tokens)
+        self._fleet.record_reachable(backend)
         if history.page is not None:
             self._fleet.record_arrivals(
                 backend,

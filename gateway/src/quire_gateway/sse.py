@@ -7,6 +7,8 @@ incomplete event waits for its rest.
 _MAX_EVENT_BYTES = 2**20
 
 CONTENT_TYPE = "text/event-stream"
+HEADERS = {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""The headers of a stream that begins before its replica has answered."""
 _ERROR = b"event: error\n"
 
 

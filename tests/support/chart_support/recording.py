@@ -13,13 +13,14 @@ from datetime import UTC, datetime
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import Endpoint, ModelEndpoints
 from quire_engine.config import CacheOptions
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.ipc.messages import Ready, Stats
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics as EngineMetrics
 from quire_engine.server.observability.metrics import RequestTimes
+from quire_gateway.bodies import BodyMemory
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics as GatewayMetrics
 from quire_operator.app.resource_metrics import ResourceMetrics
@@ -118,9 +119,10 @@ class Gateway:
 
     def __init__(self) -> None:
         fleet = Fleet()
-        self._metrics = GatewayMetrics(fleet)
+        self._metrics = GatewayMetrics(fleet, BodyMemory(0))
         endpoint = Endpoint(id="chat-0", url="http://192.0.2.1", ready=True, serving=True, terminating=False)
-        fleet.publish({MODEL: (endpoint, replace(endpoint, id="chat-1"))}, now=START)
+        endpoints = (endpoint, replace(endpoint, id="chat-1"))
+        fleet.publish({MODEL: ModelEndpoints(name=MODEL, endpoints=endpoints)}, now=START)
         self._metrics.held[MODEL] = 2
 
     def page(self, seconds: int) -> str:

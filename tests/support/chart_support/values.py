@@ -61,6 +61,10 @@ EVERYTHING: dict[str, Any] = {
         "holdLimit": 5,
         "holdTimeoutSeconds": 1.5,
         "maxBodyBytes": 2147483648,
+        "bodyMemoryBytes": 1048576,
+        "maxConnections": 10,
+        "sharePrefixes": "all",
+        "hideNames": True,
         "drainTimeoutSeconds": 30,
         "service": {"type": "LoadBalancer", "port": 8443, "annotations": {"example.com/internal": "true"}},
         "ingress": {

@@ -18,6 +18,14 @@ CONFIG_ERROR_EXIT_CODE = 2
 ENGINE_STOPPED = "engine_stopped"
 """The code of a 503 for a request that was under way when the engine process died. A request that never reached the
 process gets another code, for example ``engine_restarting``."""
+QUEUE_FULL = "queue_full"
+"""The code of a 429 for a full queue: another replica may have room. A 429 for the limits of a key has another code."""
+KEY_LIMIT = "rate_limit_exceeded"
+"""The code of a 429 for the limits of a key."""
+USAGE_HEADER = "X-Quire-Usage"
+"""A request header with which a stream ends in a comment that contains its usage."""
+USAGE_COMMENT = b": quire-usage "
+"""The start of that comment; the usage follows as JSON, then an empty line."""
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"

@@ -13,6 +13,8 @@ LIVE_PATH = "/livez"
 """200 while the gateway runs, whether it knows replicas or not."""
 REQUESTS_PATH = "/requests"
 """The number of requests of each model that wait and that run; needs no key."""
+WAIT_COMMENTS_HEADER = "X-Quire-Wait-Comments"
+"""A request header with a number of seconds: while a stream waits for its first token, a comment is sent that often."""
 SCRAPE_SECONDS = 1.0
 """The period in which the gateway scrapes the load of every replica."""
 
@@ -31,11 +33,22 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldPolicy:
+    """The time and number of held requests of one model, while no replica is ready. None leaves it to the gateway."""
+
+    timeout_seconds: float | None = None
+    max_held: int | None = None
+    start_up_seconds: float | None = None
+    """The time in which a replica usually becomes ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEndpoints:
     """The replicas of one model."""
 
     name: str
     endpoints: Sequence[Endpoint]
+    hold: HoldPolicy = HoldPolicy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

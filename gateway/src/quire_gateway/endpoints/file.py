@@ -35,7 +35,10 @@ def parse_endpoints(text: bytes) -> Snapshot:
     _check_unique("model", [model.name for model in file.models])
     for model in file.models:
         _check_unique(f"model {model.name!r}: endpoint", [endpoint.id for endpoint in model.endpoints])
-    return {model.name: tuple(_endpoint(each, model.name) for each in model.endpoints) for model in file.models}
+    return {
+        model.name: replace(model, endpoints=tuple(_endpoint(each, model.name) for each in model.endpoints))
+        for model in file.models
+    }
 
 
 def _check_unique(kind: str, names: list[str]) -> None:
@@ -64,6 +67,8 @@ def _is_address(text: str) -> bool:
 
 class FileDiscovery:
     """Discovery from one file."""
+
+    num_gateways = 1
 
     def __init__(self, path: Path) -> None:
         self._path = path

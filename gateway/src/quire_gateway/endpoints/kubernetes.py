@@ -18,8 +18,9 @@ import aiohttp
 import msgspec
 
 from quire_common.contract.engine import HTTP_PORT_NAME
-from quire_common.contract.gateway import Endpoint
+from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
 from quire_common.contract.kubernetes import API_VERSION, LABEL_DEPLOYMENT, PLURAL
+from quire_common.quantities import parse_duration_seconds
 from quire_common.served_names import Claim, NameScope, held_by, reported_claim
 from quire_gateway.endpoints import Publish, Snapshot
 from quire_gateway.endpoints.kubernetes_access import Access
@@ -38,6 +39,8 @@ _STABLE_SECONDS = 1.0
 _NOT_ALLOWED_SECONDS = 5.0
 """An API server that has just started answers every client with 403 for a moment; after this time it is real."""
 _SETTLE_SECONDS = 0.02
+_LONGEST_HOLD_SECONDS = 86_400.0
+_MOST_HELD = 1_000_000
 
 _Kept = TypeVar("_Kept")
 
@@ -91,8 +94,22 @@ class _Model(msgspec.Struct, frozen=True, rename="camel"):
     served_name: str | None = None
 
 
+class _ScaleToZero(msgspec.Struct, frozen=True, rename="camel"):
+    hold_timeout: str | None = None
+    max_held: int | None = None
+
+
+class _Autoscaling(msgspec.Struct, frozen=True, rename="camel"):
+    scale_to_zero: _ScaleToZero | None = None
+
+
 class _Spec(msgspec.Struct, frozen=True):
     model: _Model = _Model()
+    autoscaling: _Autoscaling | None = None
+
+
+class _Capacity(msgspec.Struct, frozen=True, rename="camel"):
+    start_up_seconds: float | None = None
 
 
 class _ServedName(msgspec.Struct, frozen=True):
@@ -102,6 +119,7 @@ class _ServedName(msgspec.Struct, frozen=True):
 
 class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
     served_name: _ServedName | None = None
+    capacity: _Capacity | None = None
     observed_generation: int | None = None
 
 
@@ -125,6 +143,23 @@ class KubeDeployment(msgspec.Struct, frozen=True):
             is_reported=self.status.observed_generation is not None,
             spec_name=self.spec.model.served_name,
         )
+
+    @property
+    def hold(self) -> HoldPolicy:
+        """The policy for requests that wait for a replica. An unusable value is left to the gateway."""
+        autoscaling, capacity = self.spec.autoscaling, self.status.capacity
+        rules = (autoscaling and autoscaling.scale_to_zero) or _ScaleToZero()
+        timeout = None if rules.hold_timeout is None else parse_duration_seconds(rules.hold_timeout)
+        max_held = _within(rules.max_held, _MOST_HELD)
+        return HoldPolicy(
+            timeout_seconds=_within(timeout, _LONGEST_HOLD_SECONDS),
+            max_held=None if max_held is None else int(max_held),
+            start_up_seconds=_within(None if capacity is None else capacity.start_up_seconds, _LONGEST_HOLD_SECONDS),
+        )
+
+
+def _within(value: float | None, most: float) -> float | None:
+    return value if value is not None and 0.0 <= value <= most else None
 
 
 class _Object(msgspec.Struct, frozen=True):
@@ -157,9 +192,19 @@ class ObjectKey:
         return f"{self.namespace}/{self.name}"
 
 
-def snapshot_of(claims: Iterable[Claim], slices: Iterable[KubeSlice], scope: NameScope) -> Snapshot:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """The part of an LLMDeployment that is kept, so that few changes count as news."""
+
+    claim: Claim
+    hold: HoldPolicy
+
+
+def snapshot_of(known: Iterable[KnownModel], slices: Iterable[KubeSlice], scope: NameScope) -> Snapshot:
     """Return the models and their replicas. Of several claims to a name, only the first one counts."""
-    models = {_key_of(held[0]): model for model, held in held_by(claims, scope).items()}
+    holds = {each.claim: each.hold for each in known}
+    first = {model: claims[0] for model, claims in held_by(holds, scope).items()}
+    models = {_key_of(claim): model for model, claim in first.items()}
     found: dict[str, dict[str, Endpoint]] = {model: {} for model in models.values()}
     for part in slices:
         service_name = (part.metadata.labels or {}).get(_SERVICE_NAME, "")
@@ -170,11 +215,28 @@ def snapshot_of(claims: Iterable[Claim], slices: Iterable[KubeSlice], scope: Nam
             continue
         for address in part.endpoints or ():
             endpoint = _endpoint(address, part, port)
-            known = found[model].get(endpoint.id)
+            other = found[model].get(endpoint.id)
             # A pod can be in two slices for a moment: the one that lists it as ready counts.
-            if known is None or endpoint.ready:
+            if other is None or endpoint.ready:
                 found[model][endpoint.id] = endpoint
-    return {model: tuple(endpoints[id_] for id_ in sorted(endpoints)) for model, endpoints in found.items()}
+    return {
+        model: ModelEndpoints(
+            name=model, endpoints=tuple(endpoints[id_] for id_ in sorted(endpoints)), hold=holds[first[model]]
+        )
+        for model, endpoints in found.items()
+    }
+
+
+def count_gateways(slices: Iterable[KubeSlice]) -> int:
+    """Return the number of pods in a gateway Service's slices that are ready; a pod with two addresses is one."""
+    return len(
+        {
+            address.target_ref.name if address.target_ref is not None else address.addresses[0]
+            for part in slices
+            for address in part.endpoints or ()
+            if address.conditions.ready is not False and address.conditions.terminating is not True
+        }
+    )
 
 
 def _key_of(claim: Claim) -> ObjectKey:
@@ -254,15 +316,17 @@ def _read_slice(item: msgspec.Raw) -> KubeSlice:
     return msgspec.json.decode(item, type=KubeSlice)
 
 
-def _read_claim(item: msgspec.Raw) -> Claim | None:
-    """Return the claim of an LLMDeployment. Nothing else of it is kept, so that few changes count as news.
+def read_model(item: msgspec.Raw | bytes) -> KnownModel | None:
+    """Return what is kept of an LLMDeployment.
 
     An object that no operator can have reported, whatever the installed schema lets through, claims nothing.
     """
     try:
-        return msgspec.json.decode(item, type=KubeDeployment).claim
+        deployment = msgspec.json.decode(item, type=KubeDeployment)
     except msgspec.ValidationError:
         return None
+    claim = deployment.claim
+    return None if claim is None else KnownModel(claim=claim, hold=deployment.hold)
 
 
 class KubernetesDiscovery:
@@ -275,36 +339,45 @@ class KubernetesDiscovery:
         *,
         namespaces: tuple[str, ...] = (),
         scope: NameScope = NameScope.CLUSTER,
+        gateway_service: tuple[str, str] | None = None,
     ) -> None:
         self._access, self._session, self._scope = access, session, scope
         places = [f"namespaces/{namespace}/" for namespace in namespaces] or [""]
-        self._claims = [_Store(f"/apis/{API_VERSION}/{place}{PLURAL}", _read_claim) for place in places]
+        self._models = [_Store(f"/apis/{API_VERSION}/{place}{PLURAL}", read_model) for place in places]
         self._slices = [
             _Store(f"/apis/discovery.k8s.io/v1/{place}endpointslices", _read_slice, LABEL_DEPLOYMENT)
             for place in places
         ]
+        self._gateways = _gateway_stores(gateway_service)
         self._changed = asyncio.Event()
         self._logged: set[tuple[ObjectKey, str, ObjectKey]] = set()
 
     async def run(self, publish: Publish) -> None:
         """See ``Discovery``."""
         async with asyncio.TaskGroup() as group:
-            for claims in self._claims:
-                group.create_task(self._follow(claims))
-            for slices in self._slices:
+            for models in self._models:
+                group.create_task(self._follow(models))
+            for slices in (*self._slices, *self._gateways):
                 group.create_task(self._follow(slices))
             while True:
                 await self._changed.wait()
                 # A rollout's events come in bursts.
                 await asyncio.sleep(_SETTLE_SECONDS)
                 self._changed.clear()
-                if _is_known(self._claims) and _is_known(self._slices):
+                # A gateway that does not know how many there are would allow each tenant too much.
+                gateways_known = not self._gateways or _is_known(self._gateways)
+                if _is_known(self._models) and _is_known(self._slices) and gateways_known:
                     publish(self._snapshot())
 
+    @property
+    def num_gateways(self) -> int:
+        """See ``Discovery``."""
+        return max(1, count_gateways(item for store in self._gateways for item in store.objects.values()))
+
     def _snapshot(self) -> Snapshot:
-        claims = [claim for store in self._claims for claim in store.objects.values()]
-        self._log_conflicts(claims)
-        return snapshot_of(claims, [item for store in self._slices for item in store.objects.values()], self._scope)
+        known = [model for store in self._models for model in store.objects.values()]
+        self._log_conflicts([model.claim for model in known])
+        return snapshot_of(known, [item for store in self._slices for item in store.objects.values()], self._scope)
 
     def _log_conflicts(self, claims: Iterable[Claim]) -> None:
         """Log each conflict once, not at every change."""
@@ -398,6 +471,14 @@ class KubernetesDiscovery:
         return self._session.get(
             f"{self._access.url}{path}", params=params, headers=self._access.headers(), timeout=timeout
         )
+
+
+def _gateway_stores(service: tuple[str, str] | None) -> list[_Store[KubeSlice]]:
+    if service is None:
+        return []
+    namespace, name = service
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    return [_Store(path, _read_slice, f"{_SERVICE_NAME}={name}")]
 
 
 def _is_known(stores: Iterable[_Store[_Kept]]) -> bool:

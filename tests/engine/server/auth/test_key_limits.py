@@ -13,11 +13,11 @@ from starlette.datastructures import Headers
 
 from quire_common.errors import KeyFileError
 from quire_common.key_file import UNLIMITED, KeyLimits, parse_keys
+from quire_common.rate_limits import Bucket, charged, missing, refilled, written_duration
 from quire_engine.config import AccessOptions
 from quire_engine.errors import InvalidRequest, Overloaded, Unavailable
 from quire_engine.server.auth.access import Access
 from quire_engine.server.auth.allowance import Allowance
-from quire_engine.server.auth.rate_limits import Bucket, charged, missing, refilled, written_duration
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from quire_common.contract.engine import USAGE_COMMENT, USAGE_HEADER
 from quire_engine.config import AdmissionOptions
 from quire_engine.errors import InvalidRequest, Unavailable
 from quire_engine.server.generation import streaming as streaming_answers
@@ -260,3 +261,21 @@ async def test_a_client_that_takes_nothing_is_given_up(
                 await asyncio.sleep(0)
         assert (await asyncio.wait_for(server.http.get("/livez"), 60)).status_code == 200
         assert server.context.lifecycle.in_flight == 0
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_usage_comment_ends_a_stream_that_asks_for_it(serving: Serving, token_ids: TokenIds, asked: bool) -> None:
+    ids = token_ids("Hello")
+    async with serving() as server:
+        headers = {USAGE_HEADER: "1"} if asked else {}
+        request = server.http.build_request("POST", "/v1/chat/completions", json=STREAM, headers=headers)
+        asking = asyncio.create_task(server.http.send(request))
+        (await server.engine.stream()).draw(ids, "length")
+        text = (await asking).text
+    assert text.endswith("data: [DONE]\n\n")
+    comments = [part for part in text.encode().split(b"\n\n") if part.startswith(USAGE_COMMENT)]
+    assert len(comments) == asked
+    for comment in comments:
+        usage = json.loads(comment.removeprefix(USAGE_COMMENT))
+        assert usage["completion_tokens"] == len(ids)
+        assert usage["total_tokens"] == usage["prompt_tokens"] + len(ids)

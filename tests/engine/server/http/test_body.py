@@ -108,6 +108,7 @@ async def test_more_values_than_any_request_needs_are_refused(text: str) -> None
     [
         {"prompt": '[{,\\"' * 60_000},
         {"messages": [{"role": "user", "content": 'if (a[i], b) { say("x\\n"); }' * 10_000}], "n": 2},
+        {"prompt": 'say("x", [1]); ' * 150_000},
         {"prompt": [5] * 200_000},
         {"prompt": [[7] * 4_000] * 50, "max_tokens": 1},
         {"tokens": [7] * 150_000, "model": "é"},

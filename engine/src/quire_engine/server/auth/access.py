@@ -49,7 +49,8 @@ class Access:
         self, options: AccessOptions, now: Callable[[], float], *, certificates: bool = False, local: bool = False
     ) -> None:
         def load(file: Path | None, *, limits: bool = False) -> KeyFile | None:
-            return None if file is None else KeyFile(file, now, limits=limits)
+            reason = None if limits else "only the keys of --api-key-file can have limits"
+            return None if file is None else KeyFile(file, now, no_limits=reason)
 
         self._now = now
         self._certificates = certificates

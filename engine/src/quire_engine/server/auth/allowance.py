@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable
 
 from quire_common.key_file import KeyLimits
-from quire_engine.errors import InvalidRequest, Overloaded
-from quire_engine.server.auth.rate_limits import (
+from quire_common.rate_limits import (
     Bucket,
     charged,
     missing,
@@ -17,6 +16,7 @@ from quire_engine.server.auth.rate_limits import (
     seconds_to_gain,
     written_duration,
 )
+from quire_engine.errors import InvalidRequest, Overloaded
 
 _CONCURRENCY_RETRY_SECONDS = 2
 """The Retry-After at the limit of concurrent sequences: when one of the tenant's own requests ends is unknown."""

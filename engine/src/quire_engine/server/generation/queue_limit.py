@@ -7,6 +7,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from quire_common.contract.engine import QUEUE_FULL
 from quire_engine.errors import InvalidRequest, Overloaded
 
 _WINDOW_SECONDS = 30.0
@@ -57,6 +58,7 @@ class QueueLimit:
             raise Overloaded(
                 f"the queue is full: {self.requests} sequences with {self.tokens} prompt tokens are queued "
                 f"(limits: {self._max_requests} and {self.max_tokens}); try again in {seconds} s",
+                code=QUEUE_FULL,
                 retry_after_seconds=seconds,
             )
         self.requests += requests

@@ -7,12 +7,13 @@ the body: no client can mistake it for a complete answer.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire_common.contract.engine import USAGE_COMMENT, USAGE_HEADER
 from quire_engine.errors import InternalError, InvalidRequest, RequestError
 from quire_engine.server.generation.choice import Choice, Collected, Delta
 from quire_engine.server.generation.generation import ClientGone, Generation
@@ -38,6 +39,9 @@ class Writer(Protocol):
 
     def chunk(self, delta: Delta) -> bytes:
         """Return the events of one delta."""
+
+    def usage(self) -> dict[str, Any]:
+        """Return the token counts so far."""
 
     def last(self, choices: list[Choice]) -> bytes:
         """Return the events after the last delta of a successful generation."""
@@ -85,7 +89,15 @@ async def respond(
             first.result()
         if stream:
             handed_over = True
-            return _EventStream(generation, writer, first, watch, headers, keepalive_seconds)
+            return _EventStream(
+                generation,
+                writer,
+                first,
+                watch,
+                headers,
+                keepalive_seconds,
+                tells_usage=USAGE_HEADER in request.headers,
+            )
         return Response(await _whole(generation, writer, first.result()), media_type=_JSON, headers=headers)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -137,9 +149,12 @@ class _EventStream(Response):
         watch: DisconnectWatch,
         headers: dict[str, str],
         keepalive_seconds: float | None,
+        *,
+        tells_usage: bool,
     ) -> None:
         super().__init__(headers={**sse.HEADERS, **headers})
         self._keepalive_seconds = keepalive_seconds
+        self._tells_usage = tells_usage
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
@@ -172,7 +187,8 @@ class _EventStream(Response):
             await sender.send(b"".join([chunk(delta) for delta in await self._first]))
             async for deltas in self._generation.deltas():
                 await sender.send(b"".join([chunk(delta) for delta in deltas]))
-            await sender.send(self._writer.last(self._generation.choices), more=False)
+            usage = sse.comment(USAGE_COMMENT, self._writer.usage()) if self._tells_usage else b""
+            await sender.send(usage + self._writer.last(self._generation.choices), more=False)
         except RequestError as error:
             await sender.send(sse.error_event(error))
         except (ClientGone, TimeoutError):

@@ -26,6 +26,11 @@ def event(payload: Any) -> bytes:
     return b"data: " + _encode(payload) + b"\n\n"
 
 
+def comment(start: bytes, payload: Any) -> bytes:
+    """Return a comment, which clients ignore."""
+    return start + _encode(payload) + b"\n\n"
+
+
 class TextEvent:
     """An event in which only one text changes from token to token: everything around it is encoded once."""
 

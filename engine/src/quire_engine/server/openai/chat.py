@@ -121,6 +121,10 @@ class ChatWriter:
             )
         return fields
 
+    def usage(self) -> dict[str, Any]:
+        """Return the token counts so far."""
+        return self._usage.usage()
+
     def last(self, choices: list[Choice]) -> bytes:
         """Return the end of the stream."""
         return self._usage.last_events(self._chunk_head)

@@ -110,6 +110,10 @@ class CompletionWriter:
         choice = self._choice(delta)
         return {**self._head, "choices": [choice], **self._usage.chunk_fields()}
 
+    def usage(self) -> dict[str, Any]:
+        """Return the token counts so far."""
+        return self._usage.usage()
+
     def last(self, choices: list[Choice]) -> bytes:
         """Return the end of the stream."""
         assert not self._pending, "a prompt that was never reported"

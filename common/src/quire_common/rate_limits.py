@@ -1,7 +1,7 @@
 """Rate limits as token buckets: plain functions of values and of a given time.
 
-``allowance`` keeps one pair of buckets per tenant. A bucket holds the amount of one minute, so a whole minute's amount
-may be used at once, and it fills evenly.
+The engine and the gateway keep one pair of buckets per tenant. A bucket holds the amount of one minute, so a whole
+minute's amount may be used at once, and it fills evenly.
 """
 
 import math
@@ -16,13 +16,13 @@ class Bucket:
     time: float
 
 
-def refilled(bucket: Bucket, per_minute: int, now: float) -> Bucket:
+def refilled(bucket: Bucket, per_minute: float, now: float) -> Bucket:
     """Return the bucket as it is at ``now``: at most one minute's amount, even after the limit has been lowered."""
     gained = max(0.0, now - bucket.time) * per_minute / 60.0
     return Bucket(min(float(per_minute), bucket.level + gained), now)
 
 
-def missing(bucket: Bucket, cost: float, per_minute: int) -> float:
+def missing(bucket: Bucket, cost: float, per_minute: float) -> float:
     """Return the amount that must flow in before ``cost`` can be charged; 0 where it can be charged now.
 
     A cost above the bucket's capacity needs a full bucket, and leaves a debt.
@@ -35,7 +35,7 @@ def charged(bucket: Bucket, cost: float) -> Bucket:
     return Bucket(bucket.level - cost, bucket.time)
 
 
-def seconds_to_gain(amount: float, per_minute: int) -> float:
+def seconds_to_gain(amount: float, per_minute: float) -> float:
     """Return the seconds in which ``amount`` flows in."""
     return amount * 60.0 / per_minute
 

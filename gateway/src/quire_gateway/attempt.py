@@ -1,0 +1,311 @@
+"""One attempt of a request: send it to one replica and relay the answer, or say why another replica may be tried.
+
+Under ``proxy``, which chooses the replicas. Nothing is sent to the client before the replica has accepted the request.
+A broken stream ends with an error event and no ``[DONE]``. When a client disconnects, the replica's connection is
+closed at once.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from types import SimpleNamespace
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, USAGE_HEADER
+from quire_gateway import headers, sse
+from quire_gateway.bodies import Body, BodyPayload
+from quire_gateway.errors import ShuttingDown, UpstreamFailed
+from quire_gateway.fleet import Backend, Pool
+from quire_gateway.hold_queue import HoldQueue, HoldTicket
+from quire_gateway.limits import Allowance, Charge
+from quire_gateway.metrics import Metrics
+from quire_gateway.scrape import read_capped
+from quire_gateway.wait_comments import WaitComments
+
+BUSY = 429
+_UNAVAILABLE = 503
+_MAX_ERROR_BYTES = 64 * 1024
+_MAX_WHOLE_BYTES = 2**20
+"""Shorter answers of a known length are read whole before the first byte is forwarded."""
+_LARGE_BODY_BYTES = 2**16
+"""Larger bodies are sent in pieces."""
+_STALE_SECONDS = 0.05
+"""An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
+
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """A record of whether a request used a connection that had served another request before."""
+
+    __slots__ = ("reused",)
+
+    def __init__(self) -> None:
+        self.reused = False
+
+
+def tracing() -> aiohttp.TraceConfig:
+    """Return the tracing of a session, which alone knows which connections are reused."""
+
+    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        if isinstance(context.trace_request_ctx, Connection):
+            context.trace_request_ctx.reused = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(reused)
+    return trace
+
+
+class _Error(msgspec.Struct):
+    """The field of an error that the gateway reads."""
+
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    """The body of an error answer."""
+
+    error: _Error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request after its body was read."""
+
+    request: web.Request
+    pool: Pool
+    ticket: HoldTicket
+    """Its right to wait while no replica can serve it."""
+    body: Body
+    allowance: Allowance | None
+    charge: Charge | None
+    """The limits of its tenant, and what it has used of them; None without limits."""
+    prompt_tokens: float
+    """The probable number of tokens of its prompt."""
+    blocks: tuple[int, ...]
+    """The block hashes of its prompt."""
+    comments: WaitComments | None
+    """The comments until a replica answers; None if the client did not ask for them."""
+    id: str
+    started: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """An attempt that failed before the first byte."""
+
+    reason: str
+    cause: str
+    answer: web.Response | None = None
+    """The replica's answer, if it gave one."""
+
+
+class Attempts:
+    """The attempts of all requests. ``cancelling`` is set when the drain time is over: then running requests fail."""
+
+    def __init__(
+        self, *, session: aiohttp.ClientSession, metrics: Metrics, queue: HoldQueue, hides_names: bool
+    ) -> None:
+        self._session, self._metrics, self._queue, self._hides_names = session, metrics, queue, hides_names
+        self.cancelling = False
+
+    async def send(self, call: Call, backend: Backend) -> web.StreamResponse | FailedAttempt:
+        """Send the request to one replica."""
+        with backend.request(call.prompt_tokens):
+            sent, connection = monotonic(), Connection()
+            try:
+                upstream = await self._session.post(
+                    # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
+                    URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
+                    data=_payload(call.body),
+                    headers=self._headers_to_replica(call),
+                    allow_redirects=False,
+                    trace_request_ctx=connection,
+                )
+            except aiohttp.ClientConnectorError as error:
+                backend.record_failure(monotonic(), unreachable=True)
+                return FailedAttempt(reason="unreachable", cause=f"could not be reached: {error.strerror}")
+            except aiohttp.ConnectionTimeoutError:
+                # The replica never got the request: its machine is gone, or the network to it.
+                backend.record_failure(monotonic(), unreachable=True)
+                return FailedAttempt(reason="unreachable", cause="could not be reached: connecting timed out")
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if connection.reused and monotonic() - sent < _STALE_SECONDS:
+                    return FailedAttempt(reason="stale", cause="closed an idle connection as it was reused")
+                return _disconnected(backend, error)
+            try:
+                return await self._answer(call, backend, upstream)
+            finally:
+                # A connection that was read to the end goes back to the pool. Any other is closed at once, which tells
+                # the engine that the client is gone.
+                if upstream.content.at_eof():
+                    upstream.release()
+                else:
+                    upstream.close()
+
+    async def _answer(
+        self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse
+    ) -> web.StreamResponse | FailedAttempt:
+        """Relay the replica's answer, unless its status means that another replica should be tried."""
+        if upstream.status in (BUSY, _UNAVAILABLE):
+            return await self._refused(call, backend, upstream)
+        length = upstream.content_length
+        if length is None or length > _MAX_WHOLE_BYTES:
+            self._accepted(call, backend, upstream.status)
+            return await self._stream(call, backend, upstream)
+        try:
+            whole = await upstream.read()
+        except aiohttp.ClientError as error:
+            return _disconnected(backend, error)
+        self._accepted(call, backend, upstream.status)
+        self._first_byte(call)
+        if call.charge is not None:
+            call.charge.read(whole)
+        return web.Response(
+            status=upstream.status,
+            reason=upstream.reason,
+            headers=self._headers_to_client(call, backend, upstream),
+            body=whole,
+        )
+
+    def _accepted(self, call: Call, backend: Backend, status: int) -> None:
+        """Record that the replica accepted the request: from here on no other replica is tried."""
+        call.ticket.close()
+        call.body.release()
+        self._queue.release(call.pool)
+        backend.record_answer()
+        self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
+
+    def _headers_to_replica(self, call: Call) -> CIMultiDict[str]:
+        passed = headers.to_replica(call.request.headers, request_id=call.id)
+        if call.charge is not None:
+            passed[USAGE_HEADER] = "1"
+        return passed
+
+    def _headers_to_client(self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
+        replica = None if self._hides_names else backend.endpoint.id
+        passed = headers.to_client(upstream.headers, request_id=call.id, replica=replica)
+        if call.allowance is not None:
+            passed.update(call.allowance.headers())
+        return passed
+
+    async def _refused(
+        self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse
+    ) -> web.StreamResponse | FailedAttempt:
+        """Return the failed attempt; a refusal for the limits of the client's key is the answer."""
+        if upstream.status == _UNAVAILABLE:
+            backend.record_failure(monotonic(), unreachable=False)
+        try:
+            body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
+        except (aiohttp.ClientError, ValueError):
+            body = b""
+        answer = web.Response(
+            status=upstream.status, headers=self._headers_to_client(call, backend, upstream), body=body
+        )
+        code = _error_code(body)
+        if upstream.status == BUSY and code == KEY_LIMIT:
+            # Each further replica would charge the key once more.
+            self._accepted(call, backend, upstream.status)
+            return answer
+        if upstream.status == BUSY:
+            reason, cause = "busy", f"answered {upstream.status}"
+        elif code == ENGINE_STOPPED:
+            reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
+        else:
+            reason, cause = "unavailable", f"answered {upstream.status}"
+        return FailedAttempt(reason=reason, cause=cause, answer=answer)
+
+    async def _stream(self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Relay every chunk as it comes."""
+        events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
+        response = None if call.comments is None else await call.comments.stop()
+        if response is None:
+            response = web.StreamResponse(
+                status=upstream.status,
+                reason=upstream.reason,
+                headers=self._headers_to_client(call, backend, upstream),
+            )
+            response.content_length = upstream.content_length
+            await response.prepare(call.request)
+        elif events is None:
+            raise UpstreamFailed("the replica's answer is not a stream")
+        is_first = True
+        try:
+            while chunk := await _next(upstream):
+                if is_first:
+                    self._first_byte(call)
+                    is_first = False
+                if (out := events.feed(chunk) if events else chunk) and (out := _read_usage(call, out)):
+                    await response.write(out)
+            if events and (rest := _read_usage(call, events.flush())):
+                await response.write(rest)
+        except _ReplicaDied as death:
+            self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
+            _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, death)
+            if events and events.has_error:
+                # The replica sent an error event itself: no second one follows.
+                response.force_close()
+                await response.write_eof()
+            else:
+                error = UpstreamFailed("the replica died before the end of this answer")
+                await end_with_error(call.request, response, error.body())
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.cancelling or task is None:
+                raise
+            task.uncancel()
+            await end_with_error(call.request, response, ShuttingDown("this gateway is shutting down").body())
+        return response
+
+    def _first_byte(self, call: Call) -> None:
+        self._metrics.first_byte.labels(call.pool.model).observe(monotonic() - call.started)
+
+
+class _ReplicaDied(Exception):
+    """A replica whose connection broke during its answer. Writing to the client raises the same errors in aiohttp."""
+
+
+async def _next(upstream: aiohttp.ClientResponse) -> bytes:
+    """Return what has arrived; empty at the end."""
+    try:
+        return await upstream.content.readany()
+    except aiohttp.ClientError as error:
+        raise _ReplicaDied(str(error)) from error
+
+
+def _disconnected(backend: Backend, error: Exception) -> FailedAttempt:
+    backend.record_failure(monotonic(), unreachable=True)
+    return FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
+
+
+async def end_with_error(request: web.Request, response: web.StreamResponse, error: bytes) -> None:
+    """End an answer that has started so that it cannot be mistaken for a complete one."""
+    response.force_close()
+    if response.content_type == sse.CONTENT_TYPE:
+        await response.write(sse.error_event(error))
+        await response.write_eof()
+    elif request.transport is not None:
+        # There is no place for a message: the missing end of the chunked body is the error.
+        request.transport.abort()
+
+
+def _error_code(body: bytes) -> str | None:
+    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _read_usage(call: Call, data: bytes) -> bytes:
+    return data if call.charge is None else call.charge.read(data)
+
+
+def _payload(body: Body) -> BodyPayload | bytes:
+    return BodyPayload(body) if len(body.data) > _LARGE_BODY_BYTES else bytes(body.data)

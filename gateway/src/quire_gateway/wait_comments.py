@@ -1,0 +1,66 @@
+"""A stream that begins before a replica has answered, if the client asks for it: comments show that it still waits.
+
+Under ``proxy``. Load balancers cut connections that are silent for a minute; a replica that starts is silent for
+longer. The price is that errors come as an event instead of a status, so the client has to opt in by a header.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from aiohttp import web
+
+from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
+from quire_gateway import headers, sse
+
+_COMMENT = b": waiting for a replica\n\n"
+_LEAST_SECONDS, _MOST_SECONDS = 1.0, 300.0
+
+
+def wait_seconds(request: web.Request, *, is_stream: bool) -> float | None:
+    """Return the time between two comments; None if the client does not ask for them or for a stream."""
+    try:
+        seconds = float(request.headers.get(WAIT_COMMENTS_HEADER, ""))
+    except ValueError:
+        return None
+    if not is_stream or not seconds > 0:
+        return None
+    return min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS)
+
+
+class WaitComments:
+    """The comments of one waiting stream."""
+
+    def __init__(self, request: web.Request, seconds: float, *, request_id: str) -> None:
+        self._request, self._seconds, self._request_id = request, seconds, request_id
+        self._stopped = asyncio.Event()
+        self._response: web.StreamResponse | None = None
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> web.StreamResponse | None:
+        """End the comments; return the response if it has started."""
+        self._stopped.set()
+        await self._task
+        return self._response
+
+    def cancel(self) -> None:
+        """End the comments without waiting for one that a slow client has not read."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        # If the client has left, the task of its request is cancelled.
+        with suppress(ConnectionError):
+            while not await self._is_stopped_within(self._seconds):
+                if self._response is None:
+                    self._response = await self._begin()
+                await self._response.write(_COMMENT)
+
+    async def _is_stopped_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        return self._stopped.is_set()
+
+    async def _begin(self) -> web.StreamResponse:
+        response = web.StreamResponse(headers={headers.REQUEST_ID: self._request_id, **sse.HEADERS})
+        await response.prepare(self._request)
+        return response

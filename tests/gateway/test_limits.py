@@ -1,0 +1,311 @@
+"""The limits of API keys hold over all replicas, and over several gateways."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from quire_common.contract.engine import USAGE_HEADER
+from quire_common.errors import KeyFileError
+from quire_common.key_file import Key, KeyLimits
+from quire_gateway.__main__ import main
+from quire_gateway.endpoints.kubernetes import KubeSlice, count_gateways
+from quire_gateway.errors import BadRequest, RateLimited
+from quire_gateway.limits import Allowance, Charge, Limits
+from quire_gateway.prompt import num_prompts, peek_request
+
+KEY = "sk-0123456789"
+AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def allowance(clock: Clock, *, gateways: int = 1, **limits: int) -> Allowance:
+    found = Limits(clock, lambda: gateways).of(Key(name="a", digest=b"", limits=KeyLimits(**limits)))
+    assert found is not None
+    return found
+
+
+# --- the share of one gateway ---
+
+
+@pytest.mark.parametrize(("limit", "gateways"), [(6, 1), (6, 2), (6, 4), (1, 3)])
+def test_gateways_together_allow_the_requests_of_the_limit(limit, gateways):
+    """Over ten minutes after the first burst, however clients spread their requests."""
+    clock = Clock()
+    each = [allowance(clock, gateways=gateways, requests_per_minute=limit) for _ in range(gateways)]
+    allowed = []
+    for second in range(900):
+        clock.now = float(second)
+        for one in each:
+            try:
+                one.charge_request()
+                allowed.append(second)
+            except RateLimited as error:
+                assert error.retry_after_seconds is not None and error.retry_after_seconds >= 1
+    assert abs(sum(second >= 300 for second in allowed) - 10 * limit) <= gateways
+
+
+def test_tokens_are_charged_when_the_answer_ends():
+    clock = Clock()
+    one = allowance(clock, gateways=2, tokens_per_minute=200)
+    with one.admit(sequences=1, prompt_tokens=50) as charge:
+        charge.read(b'{"usage": {"prompt_tokens": 60, "total_tokens": 160}}')
+    with pytest.raises(RateLimited) as refused, one.admit(sequences=1, prompt_tokens=1):
+        pass
+    # The share is 100 a minute, and 160 were used: 61 have to flow in.
+    assert refused.value.retry_after_seconds == 37
+    clock.now = 37.0
+    with one.admit(sequences=1, prompt_tokens=1):
+        pass
+
+
+def test_concurrency_is_divided_and_each_gateway_allows_one():
+    for limit, gateways, share in ((4, 1, 4), (4, 2, 2), (5, 2, 2), (1, 3, 1)):
+        one = allowance(Clock(), gateways=gateways, max_concurrent=limit)
+        full = one.admit(sequences=share, prompt_tokens=0)
+        with full, pytest.raises(RateLimited), one.admit(sequences=1, prompt_tokens=0):
+            pass
+        with pytest.raises(BadRequest), one.admit(sequences=share + 1, prompt_tokens=0):
+            pass
+        assert one.running == 0
+
+
+def test_limits_follow_the_key_file_and_the_number_of_gateways():
+    number = [1]
+    limits = Limits(Clock(), lambda: number[0])
+    key = Key(name="a", digest=b"", limits=KeyLimits(requests_per_minute=4))
+    found = limits.of(key)
+    assert found is not None and found.headers()["x-ratelimit-remaining-requests"] == "4"
+    for _ in range(2):
+        found.charge_request()
+    number[0] = 2
+    again = limits.of(key)
+    assert again is found and found.num_gateways == 2
+    assert limits.of(Key(name="b", digest=b"")) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "tokens"),
+    [
+        ([b'data: {"choices": []}\n\n', b"data: {}\n\ndata: [DONE]\n\n"], 13),
+        ([b'data: {"usage": {"total_tokens": 7}}\n\n', b"data: [DONE]\n\n"], 7),
+        ([b'data: {"text": "\\"total_tokens\\": 900"}\n\n'], 11),
+        ([b'{"choices": [', b'], "usage": {"total_', b'tokens":42}}'], 42),
+        ([b'data: {}\n\n: quire-usage {"total_tokens":5}\n\ndata: [DONE]\n\n'], 5),
+        ([], 10),
+    ],
+)
+def test_tokens_of_an_answer(data, tokens):
+    charge = Charge(10.0)
+    passed = b"".join(charge.read(each) for each in data)
+    assert charge.tokens() == tokens
+    assert b"quire-usage" not in passed and passed.endswith(b"".join(data)[-14:])
+
+
+# --- the number of sequences ---
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [
+        ("a text", 1),
+        ([1, 2, 3], 1),
+        ([], 1),
+        (["a", 'b " [ ] \\', "c"], 3),
+        ([[1, 2], [3], []], 3),
+        (["x" * 100_000] * 20, 20),
+    ],
+)
+def test_prompts_are_counted_without_being_decoded(prompt, count):
+    text = json.dumps(prompt).encode()
+    assert num_prompts(memoryview(text)) == count
+    assert num_prompts(memoryview(b" \n" + text)) == count
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequences"),
+    [
+        ({"prompt": ["a", "b"], "n": 3}, 6),
+        ({"prompt": "a", "n": 2, "best_of": 5}, 5),
+        ({"messages": [{"role": "user", "content": "x"}], "n": 4}, 4),
+        ({"prompt": "a", "n": "many"}, 1),
+        ({"prompt": "a", "n": -1}, 1),
+        ({"prompt": "a", "n": None}, 1),
+    ],
+)
+def test_sequences_are_prompts_times_answers(fields, sequences):
+    body = json.dumps({"model": "chat", **fields}).encode()
+    assert peek_request(body, is_generating=True, counts_sequences=True).sequences == sequences
+    assert peek_request(body, is_generating=False, counts_sequences=True).sequences == 0
+
+
+def test_prompts_of_two_named_keys_share_no_blocks():
+    body = json.dumps({"model": "chat", "prompt": "x" * 1000}).encode()
+    by_tenant = [peek_request(body, is_generating=True, tenant=name).blocks for name in ("alice", "bob", None, "alice")]
+    assert by_tenant[0] == by_tenant[3] and len(by_tenant[0]) == 3
+    assert not set(by_tenant[0]) & set(by_tenant[1]) and not set(by_tenant[0]) & set(by_tenant[2])
+
+
+# --- the whole gateway ---
+
+
+def keys_file(folder: Path, limits: str) -> Path:
+    (folder / "keys").write_text(f"name=team-a {limits} {KEY}\n")
+    return folder / "keys"
+
+
+@pytest.fixture
+async def start_limited(start_gateway, replicas, tmp_path: Path):
+    async def start(limits: str, count: int = 1, **options: object):
+        gateway = await start_gateway(api_key_file=keys_file(tmp_path, limits), **options)
+        fleet = [await replicas(f"chat-{number}") for number in range(count)]
+        await gateway.push(chat=[replica.endpoint() for replica in fleet])
+        return gateway, fleet
+
+    return start
+
+
+async def ask(gateway, **fields: object) -> tuple[int, str | None, str | None]:
+    """Status, the error's code, and Retry-After."""
+    body = {"model": "chat", "prompt": "x", **fields}
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json=body, headers=AUTHORIZED) as response:
+        error = (await response.json()).get("error") or {}
+        return response.status, error.get("code"), response.headers.get("Retry-After")
+
+
+async def test_request_limit_holds_over_all_replicas(start_limited):
+    gateway, fleet = await start_limited("requests_per_minute=1", count=2)
+    answers = [await ask(gateway) for _ in range(6)]
+    assert [status for status, *_ in answers] == [200, *[429] * 5]
+    assert answers[1][1] == "rate_limit_exceeded" and int(answers[1][2]) > 0
+    assert sum(len(replica.bodies) for replica in fleet) == 1
+
+
+@pytest.mark.parametrize("refused", [{"model": "nothing"}, {"prompt": 7, "model": None}])
+async def test_refused_requests_count_too(start_limited, refused):
+    gateway, _ = await start_limited("requests_per_minute=1")
+    assert (await ask(gateway, **refused))[0] in (400, 404)
+    assert (await ask(gateway))[0] == 429
+
+
+async def test_token_limit_counts_the_answers(start_limited):
+    gateway, (chat,) = await start_limited("tokens_per_minute=100")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.headers[USAGE_HEADER] == "1"
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+        await response.write(b': quire-usage {"prompt_tokens":5,"total_tokens":130}\n\ndata: [DONE]\n\n')
+        return response
+
+    chat.behaviour = answer
+    body = {"model": "chat", "prompt": "x", "stream": True}
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json=body, headers=AUTHORIZED) as response:
+        assert await response.text() == 'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
+        assert response.headers["x-ratelimit-limit-tokens"] == "100"
+    assert (await ask(gateway))[:2] == (429, "rate_limit_exceeded")
+
+
+async def test_concurrency_limit_frees_what_ended(start_limited):
+    gateway, (chat,) = await start_limited("max_concurrent=2")
+    assert (await ask(gateway, n=3))[0] == 400
+    assert [(await ask(gateway, n=2))[0] for _ in range(3)] == [200, 200, 200]
+    assert len(chat.bodies) == 3
+
+
+async def test_request_limit_holds_over_two_gateways(start_gateway, replicas, tmp_path: Path):
+    file = keys_file(tmp_path, "requests_per_minute=4")
+    gateways = [await start_gateway(api_key_file=file, num_gateways=2) for _ in range(2)]
+    chat = await replicas("chat-0")
+    for gateway in gateways:
+        await gateway.push(chat=[chat.endpoint()])
+    statuses = [(await ask(gateway))[0] for _ in range(5) for gateway in gateways]
+    assert sorted(statuses) == [200] * 4 + [429] * 6
+    assert len(chat.bodies) == 4
+
+
+async def test_refusal_for_a_key_is_not_repeated_on_other_replicas(start_limited):
+    gateway, fleet = await start_limited("", count=3)
+
+    async def limited(request: web.Request) -> web.Response:
+        error = {"message": "limited", "code": "rate_limit_exceeded"}
+        return web.json_response({"error": error}, status=429, headers={"Retry-After": "9"})
+
+    for replica in fleet:
+        replica.behaviour = limited
+    assert await ask(gateway) == (429, "rate_limit_exceeded", "9")
+    assert sum(len(replica.bodies) for replica in fleet) == 1
+
+
+async def test_full_queue_is_tried_on_other_replicas(start_limited):
+    gateway, fleet = await start_limited("", count=2)
+
+    async def full(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "full", "code": "queue_full"}}, status=429)
+
+    for replica in fleet:
+        replica.behaviour = full
+    assert (await ask(gateway))[:2] == (429, "queue_full")
+    assert [len(replica.bodies) for replica in fleet] == [1, 1]
+
+
+# --- the number of gateways ---
+
+
+def test_ready_gateways_are_counted_once_each():
+    def pod(name: str, address: str, **conditions: bool) -> dict[str, object]:
+        return {"addresses": [address], "targetRef": {"name": name}, "conditions": conditions}
+
+    slices = [
+        {"metadata": {}, "endpoints": [pod("a", "10.0.0.1", ready=True), pod("b", "10.0.0.2", ready=False)]},
+        {"metadata": {}, "endpoints": [pod("a", "fd00::1"), pod("c", "10.0.0.3", ready=True, terminating=True)]},
+        {"metadata": {}, "endpoints": None},
+    ]
+    assert count_gateways([msgspec.convert(item, KubeSlice) for item in slices]) == 1
+    assert count_gateways([]) == 0
+
+
+async def test_limits_are_refused_if_the_gateways_cannot_be_counted(start_gateway, tmp_path: Path):
+    """In a cluster, where several gateways share a key."""
+    with pytest.raises(KeyFileError, match="--gateway-service or --gateways"):
+        await start_gateway(api_key_file=keys_file(tmp_path, "requests_per_minute=9"), num_gateways=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--endpoints-file", "x", "--gateway-service", "a/b"], "--gateway-service requires --kubernetes"),
+        (["--kubernetes", "--gateway-service", "b"], "--gateway-service: expected NAMESPACE/NAME"),
+        (["--kubernetes", "--gateway-service", "a/b", "--gateways", "2"], "exclude each other"),
+    ],
+)
+def test_sources_of_the_number_of_gateways_are_checked(capsys, arguments, problem):
+    assert main(arguments) == 2
+    assert problem in capsys.readouterr().err
+
+
+# --- names ---
+
+
+async def test_hidden_names_appear_in_no_answer(start_gateway, replicas):
+    gateway = await start_gateway(hides_names=True)
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()], secret=[])
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
+        assert response.status == 200 and "X-Quire-Replica" not in response.headers
+    status, body = await gateway.complete("nothing")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+    assert "secret" not in body["error"]["message"] and "chat" not in body["error"]["message"]
+    async with gateway.client.get(f"{gateway.url}/v1/models") as response:
+        assert (await response.json())["data"] == []
+    async with gateway.client.get(f"{gateway.url}/v1/models/chat") as response:
+        assert (await response.json())["id"] == "chat"
