@@ -62,7 +62,8 @@ def _contradictions(values: FlagValues) -> Iterator[str]:
             "--preemption-mode swap has no swap space: set it, for example --swap-space-bytes 1GiB, or use "
             "--preemption-mode auto"
         )
-    if values["body-memory"] < 2 * values["max-body-bytes"]:
+    memory, largest = values["body-memory"], values["max-body-bytes"]
+    if memory is not None and largest is not None and memory < 2 * largest:  # None: it was invalid by itself
         yield "--body-memory must be at least twice --max-body-bytes: raise the one, or lower the other"
     yield from _device_contradictions(values)
 
