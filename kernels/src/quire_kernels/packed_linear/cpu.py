@@ -25,7 +25,6 @@ from quire_kernels.cpu_runtime.dot_tiles import (
     make_pair_product,
     multiply_bytes,
     multiply_floats,
-    multiply_halves,
 )
 from quire_kernels.cpu_runtime.features import byte_products, multiplies_bfloat16, multiplies_tiles
 from quire_kernels.cpu_runtime.micro_kernel import is_in_pairs
@@ -228,14 +227,10 @@ _multiply_pairs: Any = make_pair_product() if multiplies_bfloat16() else multipl
 
 
 @njit
-def _multiply_rows(
-    block: Any, of_halves: Any, rows: Any, a: Any, stride: Any, weights: Any, units: Any, c: Any
-) -> None:
-    """Multiply a tile of rows by a panel: pairs of bfloat16, or float32 by float16 or by float32."""
+def _multiply_rows(block: Any, rows: Any, a: Any, stride: Any, weights: Any, units: Any, c: Any) -> None:
+    """Multiply a tile of rows by a panel: pairs of bfloat16, or float32."""
     if is_in_pairs(block):
         _multiply_pairs(rows, a, stride, weights, units, c)
-    elif of_halves:
-        multiply_halves(rows, a, stride, weights, units, c)
     else:
         multiply_floats(rows, a, stride, weights, units, c)
 
@@ -243,10 +238,10 @@ def _multiply_rows(
 def _vector_worker(block: Any) -> None:
     """Multiply rows as they are, whose sums are float32."""
     counter = as_int64_pointer(block)
-    a = carray(counter, 16)
+    a = carray(counter, 15)
     items, rows, units, outputs = a[1], a[3], a[4], a[5]
     x, x_stride, weights, out, bias = a[6], a[7], a[8], a[9], float32_pointer(a[10])
-    chunks, chunk_rows, panels_each, size, of_halves = a[11], a[12], a[13], a[14], a[15] != 0
+    chunks, chunk_rows, panels_each, size = a[11], a[12], a[13], a[14]
     panels = (outputs + PANEL - 1) // PANEL
     sums, last = np.empty((ROWS, PANEL), np.float32), np.empty(PANEL, np.float32)
     while True:
@@ -264,7 +259,7 @@ def _vector_worker(block: Any) -> None:
             for part in range(tiles):
                 top, bottom = begin + count * part // tiles, begin + count * (part + 1) // tiles
                 place, given = float32_pointer(sums.ctypes.data), int32_pointer(x + top * x_stride)
-                _multiply_rows(block, of_halves, bottom - top, given, x_stride // 4, packed, units, place)
+                _multiply_rows(block, bottom - top, given, x_stride // 4, packed, units, place)
                 for row in range(top, bottom):
                     found, target = sums.ctypes.data + (row - top) * PANEL * 4, out + (row * outputs + column) * size
                     _store_sums(block, found, bias, column, columns, last, target)
@@ -498,7 +493,6 @@ def _by_vectors(x: Tensor, weights: BFloat16Weights | FloatWeights, out: Tensor)
         cut.chunk_rows,
         cut.panels,
         x.element_size(),
-        int(weights.panels.dtype == torch.float16),
     )
     launch(_VECTORS, x.dtype, cut.items, arguments, parallel=cut.parallel)
     return out
