@@ -18,6 +18,7 @@ from torch import Tensor
 
 from quire_kernels.checks import check_dense, check_storage, refuse
 from quire_kernels.errors import UnsupportedDeviceError
+from quire_kernels.host_memory import in_large_pages
 
 PANEL = 32
 """Outputs whose weights are packed together."""
@@ -209,7 +210,7 @@ def _filled_outputs(weight: Tensor) -> Tensor:
 
 def _in_panels(held: Tensor, unit: int) -> Tensor:
     outputs, inputs = held.shape
-    return held.view(outputs // PANEL, PANEL, inputs // unit, unit).permute(0, 2, 1, 3).contiguous()
+    return in_large_pages(held.view(outputs // PANEL, PANEL, inputs // unit, unit).permute(0, 2, 1, 3))
 
 
 def _vector(values: Tensor | None, count: int) -> Tensor:
