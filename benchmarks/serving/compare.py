@@ -98,9 +98,14 @@ class Comparison:
 
     def _run(self) -> None:
         self.say(f"{self.machine}; level {self.plan.cpu_level}")
+        if self.plan.keep_running:
+            for server in self.plan.servers:
+                self.say(f"starting {server.name} ({server.what})")
+                self.bench.start(server)
+        runs_began = time.monotonic()
         for run in range(1, self.plan.runs + 1):
             if run > 1:
-                left = (time.monotonic() - self._began) / (run - 1) * (self.plan.runs - run + 1)
+                left = (time.monotonic() - runs_began) / (run - 1) * (self.plan.runs - run + 1)
                 self.say(f"about {left / 60:.0f} min more")
             self.say(f"run {run} of {self.plan.runs}: the floor")
             self._measure_limits()
@@ -193,7 +198,7 @@ def parse_arguments(everyone: dict[str, ServerUnderTest]) -> argparse.Namespace:
     parser.add_argument(
         "--keep-running",
         action="store_true",
-        help="start every server once and pause it between its turns; needs memory for all of them",
+        help="start all servers first and pause each between its turns; needs memory for all of them",
     )
     parser.add_argument("--runs", type=int, default=3, help="interleaved runs of each server (default 3)")
     parser.add_argument("--seconds", type=float, default=20.0, help="approximate time per workload (default 20)")

@@ -79,18 +79,12 @@ def test_the_operator_is_refused_nothing(installation: Installation, namespace: 
 def test_the_gateway_is_refused_nothing(installation: Installation, namespace: str) -> None:
     server = installation.server
     before = server.audit.position()
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": "chat",
-            "labels": {"quire.dev/llmdeployment": "chat"},
-            "annotations": {"quire.dev/served-name": "chat"},
-        },
-        "spec": {"ports": [{"name": "http", "port": 8000}]},
-    }
     address = installation.run("gateway")
-    server.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(service))
+    apply(server, namespace, "chat", replicas=1)
+    # As the operator reports it.
+    status = {"status": {"servedName": {"name": "chat", "since": "2026-01-01T00:00:00Z"}}}
+    patch = ("--subresource=status", "--type=merge", "--patch", json.dumps(status))
+    server.kubectl("patch", "llmdeployment", "chat", "-n", namespace, *patch)
 
     def models() -> list[str]:
         content = get(f"{address}/v1/models")

@@ -1,11 +1,13 @@
 """Host memory of a swap space: what is asked for and no more, pinned for as long as it is in use."""
 
 from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 
-from quire_kernels.host_memory import lazy_zeros, pinned_zeros
+from quire_kernels.host_memory import in_large_pages, lazy_zeros, pinned_zeros
 
 
 @dataclass
@@ -63,3 +65,30 @@ def test_a_gpu_takes_pinned_pages_for_its_own() -> None:
     assert zeros.is_pinned()
     zeros.fill_(3.0)
     assert torch.equal(zeros.to("cuda", non_blocking=True).cpu(), zeros)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 5), (1000, 1000), (64 << 20,)], ids=str)
+def test_a_copy_in_large_pages_has_the_same_numbers(shape: tuple[int, ...]) -> None:
+    given = torch.arange(prod(shape), dtype=torch.int32).view(shape)
+    copy = in_large_pages(given.t() if given.dim() == 2 else given)
+    assert copy.is_contiguous() and (not copy.numel() or copy.data_ptr() != given.data_ptr())
+    assert torch.equal(copy, given.t() if given.dim() == 2 else given)
+
+
+def test_copies_lie_side_by_side_and_share_nothing() -> None:
+    copies = [in_large_pages(torch.full((size,), size, dtype=torch.int32)) for size in (1, 63, 64, 65, 100_000)]
+    assert all((copy == len(copy)).all() for copy in copies)
+    assert all(copy.data_ptr() % 64 == 0 for copy in copies)
+
+
+def test_pages_are_unmapped_with_their_last_copy() -> None:
+    first, second = in_large_pages(torch.zeros(33 << 20, dtype=torch.uint8)), in_large_pages(torch.ones(1))
+    before = mapped_kib()
+    del first
+    assert mapped_kib() < before - (32 << 10)
+    assert second.item() == 1.0
+
+
+def mapped_kib() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize:"))
+    return int(line.split()[1])

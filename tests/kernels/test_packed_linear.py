@@ -62,9 +62,8 @@ def test_a_row_has_the_same_bits_in_every_batch_and_at_every_place_in_it(
     apart.copy_(x)
     packed = pack_int8(weight, bias)
     layers: list[Callable[[Tensor], Tensor]] = [lambda rows: int8_linear(rows, packed)]
-    for held in (torch.float32, torch.float16):
-        floats = pack_float(weight.float(), bias.float(), held=held)
-        layers.append(lambda rows, floats=floats: float_linear(rows.float(), floats))  # type: ignore[misc]
+    floats = pack_float(weight.float(), bias.float())
+    layers.append(lambda rows: float_linear(rows.float(), floats))
     if supports_bfloat16():
         pairs = pack_bfloat16(weight, bias)
         layers.append(lambda rows: bfloat16_linear(rows, pairs))
@@ -89,17 +88,16 @@ def test_bfloat16_equals_the_reference(rows: int, outputs: int, inputs: int, str
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("held", [torch.float32, torch.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
 def test_float_equals_the_reference(
-    rows: int, outputs: int, inputs: int, held: torch.dtype, threads: int, strided: Callable[..., Tensor]
+    rows: int, outputs: int, inputs: int, threads: int, strided: Callable[..., Tensor]
 ) -> None:
     weight, bias = weights(outputs, inputs, torch.float32)
     x = strided(rows, inputs, dtype=torch.float32)
     for given in (bias, None):
-        found = float_linear(x, pack_float(weight, given, held=held))
-        expected = reference.float_linear(x, weight.to(held), given)
+        found = float_linear(x, pack_float(weight, given))
+        expected = reference.float_linear(x, weight, given)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -159,8 +157,6 @@ def test_what_cannot_be_packed_is_refused() -> None:
         pack_int8(torch.zeros(5, 8), torch.zeros(8))
     with pytest.raises(ArgumentError, match="pack_float: weight is torch.bfloat16"):
         pack_float(torch.zeros(5, 8, dtype=torch.bfloat16))
-    with pytest.raises(ArgumentError, match="pack_float: weight has 7 inputs"):
-        pack_float(torch.zeros(5, 7), held=torch.float16)
     with pytest.raises(ArgumentError, match="float_linear: x is torch.bfloat16"):
         float_linear(torch.zeros(2, 8, dtype=torch.bfloat16), pack_float(torch.zeros(5, 8)))
     with pytest.raises(ArgumentError, match="pack_bfloat16: weight is torch.float32 with 8 inputs"):

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -24,6 +25,14 @@ _WARM_UP_SEED = 1_000_000
 _NO_OBJECTIVE = Objective()
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Warm:
+    """A server that has answered every workload once."""
+
+    start_seconds: float
+    round_seconds: Mapping[Workload, float]
 
 
 class Bench:
@@ -48,6 +57,7 @@ class Bench:
         self._keep_running = keep_running
         self._launches: dict[str, tuple[Setting, list[Launch]]] = {}
         self._running: dict[tuple[str, ...], ProcessTree] = {}
+        self._warm: dict[tuple[str, ...], _Warm] = {}
         self._stack = contextlib.ExitStack()
         self.workloads = tuple(workloads)
         self.seconds = seconds
@@ -59,6 +69,19 @@ class Bench:
     def close(self) -> None:
         """Stop the servers that were kept running."""
         self._stack.close()
+
+    def start(self, server: ServerUnderTest) -> None:
+        """Start a server that is kept running and warm it up, so that all runs are close in time.
+
+        A server that does not start is tried again in its turn, which reports the problem.
+        """
+        if server.launches is None:
+            return
+        with contextlib.suppress(ServerError, CalledProcessError, OSError):
+            setting, launches = self._prepare(server)
+            for launch in launches:
+                with self._started(launch, self.logs / f"{server.name}.log") as tree:
+                    asyncio.run(self._warm_up(server, launch, setting, tree))
 
     def turn(self, server: ServerUnderTest, run: int) -> Turn:
         """Never raises for what a peer does: its problem is part of the result."""
@@ -128,23 +151,28 @@ class Bench:
         measured: list[Measured],
     ) -> None:
         log = self.logs / f"{server.name}-run{run}.log"
-        resumed = launch.command in self._running
         with self._started(launch, log) as tree:
-            base_url = f"http://127.0.0.1:{launch.port or setting.port}/v1"
-            if not resumed:
-                starts.append(asyncio.run(seconds_to_first_token(tree, base_url)))
-                self.say(f"{server.name}: first token {starts[-1]:.1f} s after its start")
+            warm = self._warm.get(launch.command) if self._keep_running else None
+            warm = warm or asyncio.run(self._warm_up(server, launch, setting, tree))
+            starts.append(warm.start_seconds)
             for workload in launch.workloads:
-                measured.append(asyncio.run(self.measure(base_url, workload, run)))
+                rounds = rounds_for(self.seconds, warm.round_seconds[workload])
+                summary = asyncio.run(self._run(_base_url(launch, setting), workload, rounds=rounds, seed=run))
+                measured.append(measured_from(workload, summary))
                 self.say(f"{server.name}: {workload}  {in_words(measured[-1])}")
             peaks.append(tree.peak_rss_bytes)
 
-    async def measure(self, base_url: str, workload: Workload, run: int) -> Measured:
-        """A round to warm up, which tells how many more are to be measured."""
-        warm = await self._run(base_url, workload, rounds=1, seed=_WARM_UP_SEED + run)
-        rounds = rounds_for(self.seconds, warm.duration_seconds)
-        summary = await self._run(base_url, workload, rounds=rounds, seed=run)
-        return measured_from(workload, summary)
+    async def _warm_up(self, server: ServerUnderTest, launch: Launch, setting: Setting, tree: ProcessTree) -> _Warm:
+        """Wait for the first token, and run a round of each workload, whose time tells how many to measure."""
+        base_url = _base_url(launch, setting)
+        start_seconds = await seconds_to_first_token(tree, base_url)
+        self.say(f"{server.name}: first token {start_seconds:.1f} s after its start")
+        round_seconds = {}
+        for workload in launch.workloads:
+            summary = await self._run(base_url, workload, rounds=1, seed=_WARM_UP_SEED)
+            round_seconds[workload] = summary.duration_seconds
+        self._warm[launch.command] = _Warm(start_seconds=start_seconds, round_seconds=round_seconds)
+        return self._warm[launch.command]
 
     async def _run(self, base_url: str, workload: Workload, *, rounds: int, seed: int) -> Summary:
         questions = conversations(workload, rounds=rounds, vocabulary=self.vocabulary, seed=seed)
@@ -185,6 +213,10 @@ class Bench:
         asked = conversations(workload, rounds=1, vocabulary=self.vocabulary, seed=run)
         ids = [list(conversation.turns[0].prompt_token_ids) for conversation in asked]
         return {"prompts": ids, "output_tokens": workload.output_tokens}
+
+
+def _base_url(launch: Launch, setting: Setting) -> str:
+    return f"http://127.0.0.1:{launch.port or setting.port}/v1"
 
 
 async def seconds_to_first_token(tree: ProcessTree, base_url: str) -> float:

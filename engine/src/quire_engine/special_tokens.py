@@ -7,30 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from quire_engine.errors import ModelFolderError
 from quire_engine.model_folder import read_json_object
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _AddedTokens(msgspec.Struct):
-    """The added tokens of a tokenizer.json; the rest of the file, megabytes of vocabulary, is skipped."""
-
-    added_tokens: list[_AddedToken] = []
-
-
-class _Model(msgspec.Struct):
-    vocab: Any = None
-
-
-class _Vocabulary(msgspec.Struct):
-    model: _Model
 
 
 def named_special_tokens(folder: Path) -> dict[str, str]:
@@ -55,13 +35,7 @@ def tokenizer_eos_token_id(folder: Path) -> int | None:
 
 
 def _vocabularies(folder: Path) -> Iterator[dict[str, int]]:
-    """Yield token ids by text, in the order of the files' authority, each file read only when it is needed."""
-    try:
-        content = (folder / "tokenizer.json").read_bytes()
-        yield {token.content: token.id for token in msgspec.json.decode(content, type=_AddedTokens).added_tokens}
-        yield _integers(msgspec.json.decode(content, type=_Vocabulary).model.vocab)
-    except (OSError, msgspec.MsgspecError):
-        pass  # without this file the others tell; the API process refuses one that is damaged
+    """Yield token ids by text, small files first: a tokenizer.json has megabytes, and is read only if it is needed."""
     added = read_json_object(folder / "tokenizer_config.json").get("added_tokens_decoder")
     if isinstance(added, dict):
         yield {
@@ -69,6 +43,14 @@ def _vocabularies(folder: Path) -> Iterator[dict[str, int]]:
             for token_id, token in added.items()
             if isinstance(token, dict) and isinstance(token.get("content"), str) and token_id.isdecimal()
         }
+    try:
+        content = read_json_object(folder / "tokenizer.json")
+    except ModelFolderError:
+        content = {}  # the API process refuses a damaged file
+    listed, model = content.get("added_tokens"), content.get("model")
+    if isinstance(listed, list):
+        yield _integers({token.get("content"): token.get("id") for token in listed if isinstance(token, dict)})
+    yield _integers(model.get("vocab") if isinstance(model, dict) else None)
     yield _integers(read_json_object(folder / "added_tokens.json"))
     yield _integers(read_json_object(folder / "vocab.json"))
 

@@ -1,4 +1,6 @@
-"""Host memory for a cache's blocks, of the very size asked for: pages that come as they are written, or pinned ones.
+"""Host memory in large pages: for a cache's blocks, of the very size asked for, and for weights that are only read.
+
+Blocks lie in pages that come as they are written, or in pinned ones.
 
 torch's own pinned memory is rounded up to a power of two, tensor by tensor, which may be twice what a swap space was
 given. So pages are mapped here, and then registered with CUDA: the GPU reads and writes them by itself, at the
@@ -7,11 +9,16 @@ addresses that the process has them at.
 
 import contextlib
 import mmap
+import threading
 from math import prod
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+_CACHE_LINE = 64
+_LARGE_PAGE = 2 << 20
+_STRETCH = 32 << 20
 
 
 class Cudart(Protocol):
@@ -32,6 +39,19 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(_Pages(size), dtype=dtype).view(shape)
 
 
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy of ``tensor`` that shares large pages with the copies made before and after it.
+
+    A CPU reads such memory about twice as fast in a virtual machine, where a step from one small page to the next costs
+    two walks through page tables. Many weights are smaller than a large page, so each cannot have its own.
+    """
+    size = tensor.numel() * tensor.itemsize
+    if not size or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return tensor.contiguous()
+    copy = _POOL.take(size).view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)
+
+
 def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype, cudart: Cudart | None = None) -> Tensor:
     """Taken now, for as long as the tensor or a view of it lives. Raises RuntimeError where CUDA cannot pin so much."""
     size = prod(shape) * dtype.itemsize
@@ -41,6 +61,34 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype, cudart: Cudart | No
     zeros = torch.frombuffer(pages, dtype=dtype).view(shape)
     pages.register(zeros.data_ptr(), torch.cuda.cudart() if cudart is None else cudart)
     return zeros
+
+
+class _Pool:
+    """Pages that are given away piece by piece. Each stretch is unmapped with the last tensor in it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """Return so many bytes, at the beginning of a cache line."""
+        if size >= _STRETCH:
+            return _large_pages(size)[:size]
+        filled = -(-size // _CACHE_LINE) * _CACHE_LINE
+        with self._lock:
+            if len(self._left) < filled:
+                self._left = _large_pages(_STRETCH)
+            taken, self._left = self._left[:size], self._left[filled:]
+        return taken
+
+
+def _large_pages(size: int) -> Tensor:
+    """Return at least ``size`` bytes from the beginning of a large page on."""
+    pages = torch.frombuffer(_Pages(size + _LARGE_PAGE), dtype=torch.uint8)
+    return pages[-pages.data_ptr() % _LARGE_PAGE :]
+
+
+_POOL = _Pool()
 
 
 class _Pages(mmap.mmap):

@@ -20,7 +20,7 @@ from quire_engine.cpu.findings import (
     write_kept,
 )
 from quire_engine.cpu.instruction_trials import TRIALS
-from quire_engine.cpu.limits import CLAIMS, ONEDNN_VARIABLE, Findings
+from quire_engine.cpu.limits import CLAIMS, ONEDNN_VARIABLE, Findings, limit_cpu
 from quire_engine.cpu.machine import Machine, this_machine
 
 FACTS = ("model name: Some CPU", "kernel: 6.1")
@@ -162,6 +162,13 @@ def test_onednn_is_limited_until_it_works(
     assert tried == limits
     assert (found.onednn_limit, found.failed) == (onednn_limit, failed)
     assert len(found.onednn_failed) == len(tried) - 1
+
+
+def test_what_fails_at_every_limit_of_onednn_is_avoided() -> None:
+    tried, run = trying(lambda module, limit: {"onednn-bfloat16": "wrong results"})
+    found = try_out(machine(ZEN4), {}, run)
+    assert len(found.onednn_failed) == len(tried) and found.onednn_limit == tried[-1]
+    assert limit_cpu(found, environment={}).avoid == ("onednn-bfloat16",)
 
 
 def test_a_users_limit_of_onednn_is_not_raised_by_a_trial() -> None:

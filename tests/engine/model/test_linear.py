@@ -6,6 +6,7 @@ import torch
 
 from quire_engine.model.linear import (
     DeterministicLinearBackend,
+    FloatLinearBackend,
     HalfLinearBackend,
     Int8LinearBackend,
     LinearBackend,
@@ -112,10 +113,20 @@ def test_times_are_said_in_words() -> None:
     )
 
 
-def test_a_way_whose_trial_failed_is_not_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("trial", "way"), [("fbgemm-float16", "fbgemm fp16"), ("onednn-float32", "onednn float32"), ("other", None)]
+)
+def test_a_way_whose_trial_failed_is_not_tried_again(trial: str, way: str | None) -> None:
     """The trial may have killed its process."""
-    names = {way.name for way in candidates(torch.float32, may_round=True, avoid=("fbgemm-float16",))}
-    assert HalfLinearBackend.name not in names
+    everything = {each.name for each in candidates(torch.float32, may_round=True)}
+    assert everything - {each.name for each in candidates(torch.float32, may_round=True, avoid=(trial,))} == (
+        {way} & everything
+    )
+
+
+def test_the_own_kernel_is_a_candidate_in_float32_and_the_deterministic_way() -> None:
+    assert any(isinstance(way, FloatLinearBackend) for way in candidates(torch.float32))
+    assert isinstance(choose_linear_backend(torch.float32, deterministic=True), FloatLinearBackend)
 
 
 def test_backends_name_the_type_of_their_activations() -> None:

@@ -13,9 +13,9 @@ ANNOTATION_SERVED_NAME = f"{GROUP}/served-name"
 ANNOTATION_SENIORITY = f"{GROUP}/seniority"
 """On the Service: when its LLMDeployment was created, and its uid. Only gateways of 0.1 read it."""
 ANNOTATION_HOLD_TIMEOUT = f"{GROUP}/hold-timeout-seconds"
-"""On the Service: the longest time that the gateway holds a request while no replica is ready, in seconds."""
+"""On the Service, in seconds: the longest time that requests are held while no replica is ready. These three are for
+people and for other gateways; quire's own gateway reads the LLMDeployment."""
 ANNOTATION_MAX_HELD = f"{GROUP}/max-held"
 """On the Service: the number of requests for this model that one gateway may hold."""
 ANNOTATION_START_UP = f"{GROUP}/start-up-seconds"
-"""On the Service: the learned time in which a replica becomes ready, in seconds. The gateway derives Retry-After and
-the default hold time from it."""
+"""On the Service, in seconds: the learned time in which a replica becomes ready."""

@@ -74,6 +74,7 @@ def try_out(machine: Machine, environment: Mapping[str, str], run: RunTrials | N
     run = run or run_trials
     claimed = claimed_trials(machine.flags)
     failed = run("quire_engine.cpu.instruction_trials", claimed, environment)
+    found: dict[str, str] = {}
     onednn_failed: dict[str, str] = {}
     limit: str | None = None
     for limit in _ladder(claimed, failed):
@@ -85,9 +86,8 @@ def try_out(machine: Machine, environment: Mapping[str, str], run: RunTrials | N
             break
         name, why = next(iter(of_onednn.items()))
         onednn_failed[limit or "none"] = f"{name.removeprefix('onednn-')}: {why}"
-    else:
-        found = {}  # oneDNN fails at its lowest limit: nothing lower is left to try
-    failed = failed | {name: why for name, why in found.items() if name in _OTHER_TRIALS}
+    # What still fails at the lowest limit of oneDNN is avoided altogether.
+    failed = failed | found
     return Findings(claimed=claimed, failed=failed, onednn_limit=limit, onednn_failed=onednn_failed)
 
 

@@ -75,12 +75,14 @@ def choose_arithmetic(
 ) -> Arithmetic:
     """Return the fastest arithmetic for a model on this CPU, within what the options allow."""
     option, fast_bfloat16 = config.model.dtype, multiplies_bfloat16(config)
+    avoid = () if config.cpu is None else config.cpu.avoid
     if config.device.deterministic or config.model.quantization == "int8":
         dtype = likely_dtype(option, fast_bfloat16=fast_bfloat16)
         quantization = config.model.quantization
-        backend = choose_linear_backend(dtype, deterministic=config.device.deterministic, quantization=quantization)
+        backend = choose_linear_backend(
+            dtype, deterministic=config.device.deterministic, quantization=quantization, avoid=avoid
+        )
         return Arithmetic(dtype=dtype, backend=backend)
-    avoid = () if config.cpu is None else config.cpu.avoid
     wide = float32_fits(
         shape,
         longest=config.model.max_model_len or shape.max_position_embeddings,
@@ -105,10 +107,10 @@ def ways_of(
     wide  whether the memory is enough for types of 32 bits where 16 would do
     """
     if option == "float32":
-        return candidates(torch.float32)
+        return candidates(torch.float32, avoid=avoid)
     if option != "auto":
-        return (*candidates(_BY_NAME[option]), candidates(torch.float32)[0])
-    short = candidates(torch.bfloat16) if fast_bfloat16 else ()
+        return (*candidates(_BY_NAME[option], avoid=avoid), candidates(torch.float32, avoid=avoid)[0])
+    short = candidates(torch.bfloat16, avoid=avoid) if fast_bfloat16 else ()
     return (*short, *(candidates(torch.float32, may_round=True, avoid=avoid) if wide or not short else ()))
 
 

@@ -1,12 +1,11 @@
 """The inner loop of products with packed weights, written as vector instructions: a tile of results in registers.
 
 C[r, c] = sum over u of A[r, u] . W[u, c], for up to ``ROWS`` rows and a panel of 32 columns. A *unit* u is four bytes
-of weights along K: four int8 by uint8 activations, two bfloat16 by as many, one float32, or two float16 by two float32.
-A panel holds its units one after the other, each of all 32 columns, so a weight is read once, in order, and used for
-all rows of the tile. Of float16, 16 columns of a unit's first weight lie before those of its second, and not in turn.
+of weights along K: four int8 by uint8 activations, two bfloat16 by as many, or one float32. A panel holds its units one
+after the other, each of all 32 columns, so a weight is read once, in order, and used for all rows of the tile.
 
-Sums of bytes are whole numbers, and those of bfloat16 are taken in the order of K: a result does not depend on the
-tile it was computed in.
+Sums of bytes are whole numbers, and the others are taken in the order of K: a result does not depend on the tile it was
+computed in.
 """
 
 from collections.abc import Callable
@@ -82,31 +81,9 @@ def _composed(dot: Callable[[Any, Any, Any, Any], Any]) -> _Step:
     return step
 
 
-def _add_product(builder: Any, total: Any, activation: Any, weights: Any) -> Any:
-    product = builder.fmul(activation, weights, flags=_CONTRACT)
-    return builder.fadd(total, product, flags=_CONTRACT)
-
-
 def _dot_floats(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
-    return _add_product(builder, total, builder.bitcast(activations, _FLOATS), builder.bitcast(weights, _FLOATS))
-
-
-def _add_halves(builder: Any, cells: list[list[Any]], places: list[Any], stride: Any, weights: list[Any]) -> None:
-    """Widen each weight once for all rows; a row's activations are two float32 side by side."""
-    halves, half = ir.VectorType(ir.HalfType(), 2 * _LANES), ir.VectorType(ir.HalfType(), _LANES)
-    for second in range(2):
-        mask = ir.Constant(ir.VectorType(_I32, _LANES), list(range(_LANES * second, _LANES * (second + 1))))
-        wide = []
-        for vector in weights:
-            both = builder.bitcast(vector, halves)
-            part = builder.shuffle_vector(both, ir.Constant(halves, ir.Undefined), mask)
-            assert part.type == half
-            wide.append(builder.fpext(part, _FLOATS))
-        for row, sums in enumerate(cells):
-            place = builder.gep(_row_of(builder, places, stride, row), [ir.Constant(_I32, second)])
-            splat = builder.bitcast(_splat(builder, builder.load(place, align=4)), _FLOATS)
-            for cell, vector in zip(sums, wide, strict=True):
-                builder.store(_add_product(builder, builder.load(cell), splat, vector), cell)
+    a, w = builder.bitcast(activations, _FLOATS), builder.bitcast(weights, _FLOATS)
+    return builder.fadd(total, builder.fmul(a, w, flags=_CONTRACT), flags=_CONTRACT)
 
 
 def _dot_avx_vnni(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
@@ -173,8 +150,8 @@ ROWS, _WIDE_ROWS = (12, 12) if has_avx512() else (4, 2)
 _ALL_VECTORS = PANEL // _LANES
 
 
-def _tile(rows: int, step: _Step, sums: Any, words: int, vectors: int) -> Any:
-    """``words`` of four bytes are what a unit takes of a row of activations; ``vectors`` are computed side by side."""
+def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
+    """Return the product of ``rows`` rows, of which ``vectors`` are computed side by side."""
 
     @intrinsic
     def tile(typingctx: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> Any:
@@ -194,8 +171,7 @@ def _tile(rows: int, step: _Step, sums: Any, words: int, vectors: int) -> Any:
                 unit = builder.gep(w_ptr, [builder.mul(loop.index, number(PANEL))])
                 places = [builder.gep(unit, [number(_LANES * v)]) for v in range(vectors)]
                 loaded = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
-                along = builder.mul(loop.index, number(words))
-                step(builder, cells, [builder.gep(third, [along]) for third in thirds], stride, loaded)
+                step(builder, cells, [builder.gep(third, [loop.index]) for third in thirds], stride, loaded)
             for row in range(rows):
                 for v, cell in enumerate(cells[row]):
                     target = builder.gep(c_ptr, [number(PANEL * row + _LANES * v)])
@@ -217,13 +193,13 @@ def advance(typingctx: Any, pointer: Any, elements: Any) -> Any:
     return pointer(pointer, types.int64), codegen
 
 
-def _by_rows(step: _Step, sums: Any, words: int = 1) -> Any:  # noqa: C901 - a choice among twelve
+def _by_rows(step: _Step, sums: Any) -> Any:  # noqa: C901 - a choice among twelve
     """multiply(rows, a, a_stride, weights, depth, c): C[0:rows, 0:32] = A . W, rows at most ``ROWS``.
 
     ``a`` and ``weights`` point to four bytes; ``a_stride`` counts those, ``depth`` units; ``c`` is [rows, 32].
     """
     sizes = [min(rows, ROWS) for rows in range(1, 13)]
-    tiles = [_tile(rows, step, sums, words, _ALL_VECTORS if rows <= _WIDE_ROWS else 1) for rows in sizes]
+    tiles = [_tile(rows, step, sums, _ALL_VECTORS if rows <= _WIDE_ROWS else 1) for rows in sizes]
     tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12 = tiles
     wide_rows = _WIDE_ROWS
 
@@ -278,9 +254,6 @@ multiply_bytes = _by_rows(_byte_step(), _INTEGERS)
 
 multiply_floats = _by_rows(_composed(_dot_floats), _FLOATS)
 """Products of float32."""
-
-multiply_halves = _by_rows(_add_halves, _FLOATS, words=2)
-"""Products of float32 activations by float16 weights, into float32."""
 
 
 def make_pair_product() -> Any:

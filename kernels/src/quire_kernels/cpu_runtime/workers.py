@@ -12,6 +12,7 @@ import functools
 import logging
 import struct
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -65,14 +66,15 @@ def launch(worker: Worker, dtype: torch.dtype, items: int, arguments: tuple[int,
 
     Returns the fault that the worker reported: 0 is none.
     """
-    block = (ctypes.c_int64 * (3 + len(arguments)))(0, items, 0, *arguments)
+    block = array("q", (0, items, 0, *arguments))  # a third of the time of a ctypes array
+    place, _ = block.buffer_info()
     address = worker.address(dtype)
     threads = min(torch.get_num_threads(), items) if parallel else 1
     enter = parallel_region()
     if threads > 1 and enter is not None:
-        enter(address, block, threads, 0)
+        enter(address, place, threads, 0)
     else:
-        _SIGNATURE(address)(block)
+        _SIGNATURE(address)(place)
     return block[2]
 
 

@@ -1,5 +1,4 @@
-"""Linear layers on a CPU over weights packed once for the instructions that multiply them: int8, bfloat16, or float32
-activations by weights of float32 or float16.
+"""Linear layers on a CPU over weights packed once for the instructions that multiply them: int8, bfloat16 or float32.
 
 int8 is W8A8: each output's weights share a scale, and each row of activations gets its own scale and zero point as it
 comes (Dettmers et al., "LLM.int8()", 2022, without its outliers; Yao et al., "ZeroQuant", 2022). Products are added up
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from quire_kernels.checks import check_dense, check_storage, refuse
 from quire_kernels.errors import UnsupportedDeviceError
+from quire_kernels.host_memory import in_large_pages
 
 PANEL = 32
 """Outputs whose weights are packed together."""
@@ -55,7 +55,7 @@ class BFloat16Weights:
 class FloatWeights:
     inputs: int
     outputs: int
-    panels: Tensor  # [P, K, 32] float32, or [P, K / 2, 2, 2, 16] float16: a half of the panel, K, outputs
+    panels: Tensor  # [P, K, 32] float32
     bias: Tensor  # [P * 32] float32
 
 
@@ -105,36 +105,20 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None = None) -> BFloat16Weights
     outputs, inputs = weight.shape
     if weight.dtype != torch.bfloat16 or inputs % PAIR_UNIT:
         refuse("pack_bfloat16", "weight", f"is {weight.dtype} with {inputs} inputs; bfloat16 and an even number")
-    filled_outputs = _filled(outputs, PANEL)
-    held = weight
-    if filled_outputs != outputs:
-        held = weight.new_zeros((filled_outputs, inputs))
-        held[:outputs] = weight
-    return BFloat16Weights(
-        inputs=inputs, outputs=outputs, panels=_in_panels(held, PAIR_UNIT), bias=_vector(bias, filled_outputs)
-    )
+    held = _filled_outputs(weight)
+    panels = _in_panels(held, PAIR_UNIT)
+    return BFloat16Weights(inputs=inputs, outputs=outputs, panels=panels, bias=_vector(bias, len(held)))
 
 
-def pack_float(weight: Tensor, bias: Tensor | None = None, *, held: torch.dtype = torch.float32) -> FloatWeights:
-    """Pack ``weight`` [N, K], float32, to be held in float32 or float16.
-
-    Raises ArgumentError on another shape or dtype, or an odd K for float16.
-    """
+def pack_float(weight: Tensor, bias: Tensor | None = None) -> FloatWeights:
+    """Pack ``weight`` [N, K], float32. Raises ArgumentError on another shape or dtype."""
     _check_weight("pack_float", weight, bias)
     outputs, inputs = weight.shape
-    if weight.dtype != torch.float32 or held not in (torch.float32, torch.float16):
-        refuse("pack_float", "weight", f"is {weight.dtype}, to be held in {held}; float32, and either of 32 or 16 bits")
-    unit = 4 // held.itemsize
-    if inputs % unit:
-        refuse("pack_float", "weight", f"has {inputs} inputs; an even number is held in float16")
-    filled = torch.zeros((_filled(outputs, PANEL), inputs), dtype=held)
-    filled[:outputs] = weight
-    if held == torch.float32:
-        panels = _in_panels(filled, 1).squeeze(3)
-    else:
-        halves = filled.view(-1, 2, PANEL // 2, inputs // 2, 2)
-        panels = halves.permute(0, 3, 1, 4, 2).contiguous()
-    return FloatWeights(inputs=inputs, outputs=outputs, panels=panels, bias=_vector(bias, len(filled)))
+    if weight.dtype != torch.float32:
+        refuse("pack_float", "weight", f"is {weight.dtype}; float32 is needed")
+    held = _filled_outputs(weight)
+    panels = _in_panels(held, 1).squeeze(3)
+    return FloatWeights(inputs=inputs, outputs=outputs, panels=panels, bias=_vector(bias, len(held)))
 
 
 def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
@@ -214,9 +198,19 @@ def _filled(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
+def _filled_outputs(weight: Tensor) -> Tensor:
+    """Return ``weight`` with outputs of zeros up to a whole number of panels."""
+    outputs, inputs = weight.shape
+    if not outputs % PANEL:
+        return weight
+    filled = weight.new_zeros((_filled(outputs, PANEL), inputs))
+    filled[:outputs] = weight
+    return filled
+
+
 def _in_panels(held: Tensor, unit: int) -> Tensor:
     outputs, inputs = held.shape
-    return held.view(outputs // PANEL, PANEL, inputs // unit, unit).permute(0, 2, 1, 3).contiguous()
+    return in_large_pages(held.view(outputs // PANEL, PANEL, inputs // unit, unit).permute(0, 2, 1, 3))
 
 
 def _vector(values: Tensor | None, count: int) -> Tensor:

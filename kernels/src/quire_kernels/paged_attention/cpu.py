@@ -2,7 +2,7 @@
 
 ``cpu_plan`` cuts a batch into items, each of a tile of queries and some pieces of their context; here each item is a
 KV head's as well, and its query rows (tokens x group) share each block that is read. Who finishes the last item of a
-tile merges them.
+tile merges them. ``cpu_tiles`` has the products by AMX's tiles, ``cpu_softmax`` what lies between two products.
 
 Against gathering a sequence and calling torch's scaled_dot_product_attention this is 1.3 to 2.8 times faster in prompts
 as well (ADR 0006).
@@ -20,25 +20,28 @@ from quire_kernels.cpu_runtime import Worker, float_bits, launch
 from quire_kernels.cpu_runtime.amx import may_use_tiles
 from quire_kernels.cpu_runtime.micro_kernel import WIDTH, is_in_pairs, multiply_keys, multiply_values
 from quire_kernels.cpu_runtime.scalars import (
-    FAST,
     as_int64_pointer,
     copy_bytes,
-    exp_float32,
     fetch_add,
-    float32_pointer,
     float_from_bits,
     int32_pointer,
     int64_pointer,
     prefetch,
     storage_pointer,
-    tanh_float32,
     to_float32,
-    to_storage,
 )
-from quire_kernels.cpu_runtime.softmax import largest_score, weigh_scores
-from quire_kernels.cpu_runtime.tiles import TILE_ROWS, TILE_UNITS, configure, release, tile_product, units_of_tile
+from quire_kernels.cpu_runtime.tiles import TILE_ROWS, TILE_UNITS, configure, release, units_of_tile
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.paged_attention.cpu_plan import CpuPlan, plan_attention
+from quire_kernels.paged_attention.cpu_softmax import (
+    add_sinks,
+    adjust_scores,
+    keep_partial,
+    merge_partials,
+    store_outputs,
+    weigh_row,
+)
+from quire_kernels.paged_attention.cpu_tiles import add_values_in_tiles, score_in_tiles
 
 __all__ = ["paged_attention", "plan_attention"]
 
@@ -193,43 +196,6 @@ def _add_values(block: Any, weights: Any, tokens: Any, strips: Any, step: Any, a
     )
 
 
-# Tiles of rows by tiles of 16 tokens, or of 16 components of a value.
-_KEYS_1_1 = tile_product("tdpbf16ps", down=1, across=1)
-_KEYS_1_2 = tile_product("tdpbf16ps", down=1, across=2)
-_KEYS_2_1 = tile_product("tdpbf16ps", down=2, across=1)
-_KEYS_2_2 = tile_product("tdpbf16ps", down=2, across=2)
-_VALUES_1_1 = tile_product("tdpbf16ps", down=1, across=1, listed=True)
-_VALUES_1_2 = tile_product("tdpbf16ps", down=1, across=2, listed=True)
-_VALUES_2_1 = tile_product("tdpbf16ps", down=2, across=1, listed=True)
-_VALUES_2_2 = tile_product("tdpbf16ps", down=2, across=2, listed=True)
-
-
-@njit
-def _score_in_tiles(queries: Any, strips: Any, first: Any, last: Any, step: Any, units: Any, scores: Any) -> None:
-    """Compute the scores of the tokens of some strips by tiles of ``units``, for whole tiles of rows."""
-    rows, all_units = queries.shape
-    q_stride, s_stride, line = all_units * 4, scores.shape[1] * 4, WIDTH * 4
-    q_down, s_down, q_step, k_step = TILE_ROWS * q_stride, TILE_ROWS * s_stride, units * 4, units * step
-    steps = all_units // units
-    for strip in range(first, last, 2):
-        k, pairs = strips[strip], strip + 1 < last
-        beside = strips[strip + 1] - k if pairs else 0
-        for row in range(0, rows, 2 * TILE_ROWS):
-            q = queries.ctypes.data + row * q_stride
-            s = scores.ctypes.data + row * s_stride + strip * line
-            if row + TILE_ROWS < rows:
-                if pairs:
-                    _KEYS_2_2(
-                        q, q_down, q_step, q_stride, k, 0, beside, k_step, step, steps, s, s_down, line, s_stride, True
-                    )
-                else:
-                    _KEYS_2_1(q, q_down, q_step, q_stride, k, 0, 0, k_step, step, steps, s, s_down, 0, s_stride, True)
-            elif pairs:
-                _KEYS_1_2(q, 0, q_step, q_stride, k, 0, beside, k_step, step, steps, s, 0, line, s_stride, True)
-            else:
-                _KEYS_1_1(q, 0, q_step, q_stride, k, 0, 0, k_step, step, steps, s, 0, 0, s_stride, True)
-
-
 @njit
 def _score_piece(
     block: Any,
@@ -258,62 +224,9 @@ def _score_piece(
             _prefetch_strips(keys, last, ahead, strip_bytes[0], max(step, 64))
             _prefetch_strips(values, first, last, strip_bytes[1], 64)
         if is_in_pairs(block) and tile_units > 0:
-            _score_in_tiles(queries, keys, first, last, step, tile_units, scores)
+            score_in_tiles(queries, keys, first, last, step, tile_units, scores)
         else:
             _score_tokens(block, queries, keys, first, last, step, scores)
-
-
-@njit
-def _add_values_in_tiles(
-    weights: Any, tokens: Any, strips: Any, step: Any, units: Any, attended: Any, last: Any
-) -> None:
-    """Add the weighted values by tiles of ``units``, for whole tiles of rows.
-
-    What lies behind the last token may be NaN. The last tile is therefore copied to ``last``, with 0 there.
-    """
-    each = 2 * units * 4 // (WIDTH * 4)  # strips of a tile
-    whole = tokens // (2 * units)
-    steps = whole
-    if whole * 2 * units < tokens:
-        _copy_last_tile(last, strips[whole * each], tokens - whole * 2 * units)
-        strips[whole * each] = last.ctypes.data
-        steps += 1
-    rows, dim = attended.shape
-    w_stride, a_stride, line = weights.shape[1] * 4, dim * 4, WIDTH * 4
-    w_down, a_down, w_step, v_step = TILE_ROWS * w_stride, TILE_ROWS * a_stride, units * 4, each * 8
-    v = strips.ctypes.data
-    for vector in range(0, dim // WIDTH, 2):
-        across, pairs = vector * line, vector + 1 < dim // WIDTH
-        for row in range(0, rows, 2 * TILE_ROWS):
-            w = weights.ctypes.data + row * w_stride
-            a = attended.ctypes.data + row * a_stride + across
-            if row + TILE_ROWS < rows:
-                if pairs:
-                    _VALUES_2_2(
-                        w,
-                        w_down,
-                        w_step,
-                        w_stride,
-                        v,
-                        across,
-                        line,
-                        v_step,
-                        step,
-                        steps,
-                        a,
-                        a_down,
-                        line,
-                        a_stride,
-                        False,
-                    )
-                else:
-                    _VALUES_2_1(
-                        w, w_down, w_step, w_stride, v, across, 0, v_step, step, steps, a, a_down, 0, a_stride, False
-                    )
-            elif pairs:
-                _VALUES_1_2(w, 0, w_step, w_stride, v, across, line, v_step, step, steps, a, 0, line, a_stride, False)
-            else:
-                _VALUES_1_1(w, 0, w_step, w_stride, v, across, 0, v_step, step, steps, a, 0, 0, a_stride, False)
 
 
 @njit
@@ -332,118 +245,9 @@ def _add_piece(
     """Add the weighted values of a piece's tokens to ``rows`` rows; by tiles also to those that fill the last tile."""
     if is_in_pairs(block) and by_tiles:
         configure(configuration, min(rows, TILE_ROWS), last.shape[0])
-        _add_values_in_tiles(weights, tokens, strips, step, last.shape[0], attended, last)
+        add_values_in_tiles(weights, tokens, strips, step, last.shape[0], attended, last)
     else:
         _add_values(block, weights[:rows], tokens, strips, step, attended[:rows])
-
-
-@njit
-def _copy_last_tile(target: Any, source: Any, tokens: Any) -> None:
-    units, dim = target.shape
-    target[:] = 0
-    given = carray(int32_pointer(source), (units, dim))
-    for unit in range(tokens // 2):
-        target[unit] = given[unit]
-    if tokens % 2:
-        for i in range(dim):
-            target[tokens // 2, i] = given[tokens // 2, i] & np.int32(0xFFFF)
-
-
-@njit(fastmath=FAST)
-def _cap_scores(scores: Any, soft_cap: Any) -> None:
-    inverse = np.float32(1.0) / soft_cap
-    for i in range(scores.size):
-        scores[i] = soft_cap * tanh_float32(scores[i] * inverse)
-
-
-@njit(fastmath=FAST)
-def _adjust_scores(scores: Any, scale: Any, soft_cap: Any, slopes: Any, head: Any, distance: Any) -> None:
-    """Scale a row's visible scores and bend them by a soft cap and slopes, 0 if none. ``distance`` is that from the
-    query to the first of their tokens, 0 or below."""
-    for i in range(scores.size):
-        scores[i] *= scale
-    if soft_cap > np.float32(0.0):
-        _cap_scores(scores, soft_cap)
-    if slopes:
-        slope = carray(float32_pointer(slopes), head + 1)[head]
-        for i in range(scores.size):
-            scores[i] += slope * np.float32(distance + i)
-
-
-@njit(fastmath=FAST)
-def _add_sinks(place: Any, group: Any, largest: Any, totals: Any, attended: Any) -> None:
-    """One more score for each row, which has no value."""
-    sinks = carray(float32_pointer(place), group)
-    for r in range(attended.shape[0]):
-        sink = sinks[r % group]
-        grown = max(largest[r], sink)
-        shrink = exp_float32(largest[r] - grown)
-        totals[r] = totals[r] * shrink + exp_float32(sink - grown)
-        for i in range(attended.shape[1]):
-            attended[r, i] *= shrink
-
-
-@njit(fastmath=False)
-def _weigh_row(
-    block: Any, scores: Any, low: Any, high: Any, tokens: Any, scale: Any, largest: Any, total: Any, attended: Any
-) -> tuple[Any, Any]:
-    """Turn one row's scores[low:high] into weights exp(scale * score - largest), the rest of its ``tokens`` into 0.
-
-    ``largest``, ``total`` and ``attended`` are what earlier pieces came to, and are rescaled to the new largest score
-    (online softmax, arXiv 1805.02867). Returns the new largest score and sum of weights.
-    """
-    found = largest_score(scores.ctypes.data, low, high) * scale
-    grown = found if found > largest else largest
-    if grown > largest and total > np.float32(0.0):
-        shrink = exp_float32(largest - grown)
-        total *= shrink
-        for i in range(attended.size):
-            attended[i] *= shrink
-    return grown, total + weigh_scores(block, scores.ctypes.data, low, high, tokens, scale, grown)
-
-
-@njit(fastmath=FAST)
-def _store_outputs(
-    block: Any, target: Any, row_bytes: Any, head_bytes: Any, group: Any, dim: Any, attended: Any, totals: Any
-) -> None:
-    for r in range(attended.shape[0]):
-        place = target + (r // group) * row_bytes + (r % group) * head_bytes
-        vector = carray(storage_pointer(block, place), dim)
-        inverse = np.float32(1.0) / totals[r]
-        for i in range(dim):
-            vector[i] = to_storage(attended[r, i] * inverse, vector[i])
-
-
-@njit(fastmath=FAST)
-def _keep_partial(place: Any, largest: Any, totals: Any, attended: Any) -> None:
-    rows, dim = attended.shape
-    partial = carray(float32_pointer(place), (rows, dim + 2))
-    for r in range(rows):
-        partial[r, 0], partial[r, 1] = largest[r], totals[r]
-        for i in range(dim):
-            partial[r, 2 + i] = attended[r, i]
-
-
-@njit(fastmath=FAST)
-def _merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any, totals: Any, attended: Any) -> None:
-    """Joins the partial results of a tile's rows, each piece's laid ``piece_floats`` after the one before."""
-    rows, dim = attended.shape
-    for r in range(rows):
-        partials = carray(float32_pointer(place + r * (dim + 2) * 4), (count - 1) * piece_floats + dim + 2)
-        largest = np.float32(-np.inf)
-        for piece in range(count):
-            largest = max(largest, partials[piece * piece_floats])
-        total = np.float32(0.0)
-        attended[r] = np.float32(0.0)
-        for piece in range(count):
-            base = piece * piece_floats
-            if partials[base + 1] != np.float32(0.0):  # NaN as well
-                share = exp_float32(partials[base] - largest)
-                total += share * partials[base + 1]
-                for i in range(dim):
-                    attended[r, i] += share * partials[base + 2 + i]
-        totals[r] = total
-        all_largest[r] = largest
 
 
 def _attend_worker(block: Any) -> None:
@@ -520,9 +324,9 @@ def _attend_worker(block: Any) -> None:
                 low = min(low, high)
                 if bends:
                     head = kv_head * group + r % group
-                    _adjust_scores(scores[r, low:high], scale, soft_cap, a[29], head, begin + low - position)
+                    adjust_scores(scores[r, low:high], scale, soft_cap, a[29], head, begin + low - position)
                 left = np.float32(1.0) if bends else scale
-                largest[r], totals[r] = _weigh_row(
+                largest[r], totals[r] = weigh_row(
                     block, scores[r], low, high, weighed, left, largest[r], totals[r], attended[r]
                 )
             value_step = unit * value_dim * size
@@ -539,14 +343,14 @@ def _attend_worker(block: Any) -> None:
             piece_floats = kv_heads * row_floats
             own = item - (items[1, item] - tiles[4, tile])  # the tile's first item
             place = a[25] + (own * kv_heads + kv_head) * row_floats * 4
-            _keep_partial(place + (item - own) * piece_floats * 4, largest, totals, attended)
+            keep_partial(place + (item - own) * piece_floats * 4, largest, totals, attended)
             if fetch_add(int64_pointer(a[26]), tile * kv_heads + kv_head) + 1 < count:
                 continue
-            _merge_partials(place, count, piece_floats, largest, totals, attended)
+            merge_partials(place, count, piece_floats, largest, totals, attended)
         if a[28]:
-            _add_sinks(a[28] + kv_head * group * 4, group, largest, totals, attended)
+            add_sinks(a[28] + kv_head * group * 4, group, largest, totals, attended)
         target = out + (query_start * heads + kv_head * group) * head_bytes
-        _store_outputs(block, target, heads * head_bytes, head_bytes, group, dim, attended, totals)
+        store_outputs(block, target, heads * head_bytes, head_bytes, group, dim, attended, totals)
     if by_tiles:
         release()
 

@@ -2,6 +2,7 @@
 
 from quire_engine.model.linear.backends import (
     DeterministicLinearBackend,
+    FloatLinearBackend,
     HalfLinearBackend,
     Int8LinearBackend,
     Linear,
@@ -15,6 +16,7 @@ from quire_engine.model.linear.selection import Quantization, candidates, choose
 
 __all__ = [
     "DeterministicLinearBackend",
+    "FloatLinearBackend",
     "HalfLinearBackend",
     "Int8LinearBackend",
     "Linear",

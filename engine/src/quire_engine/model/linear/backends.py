@@ -20,7 +20,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire_kernels.linear import linear
-from quire_kernels.packed_linear import MAX_INT8_INPUTS, bfloat16_linear, int8_linear, pack_bfloat16, pack_int8
+from quire_kernels.packed_linear import (
+    MAX_INT8_INPUTS,
+    bfloat16_linear,
+    float_linear,
+    int8_linear,
+    pack_bfloat16,
+    pack_float,
+    pack_int8,
+)
 
 Linear = Callable[[Tensor], Tensor]
 """[T, K] to [T, N]: x W^T + bias."""
@@ -136,6 +144,20 @@ class PairLinearBackend:
         if weight.shape[1] % 2:
             return DeterministicLinearBackend(weight.dtype).pack(weight, bias)
         return functools.partial(bfloat16_linear, weights=pack_bfloat16(weight.contiguous(), bias))
+
+
+class FloatLinearBackend:
+    """float32 through our own kernel, whose rows have the same bits in every batch.
+
+    It is about twice as fast as oneDNN's at 1 row, where the time is that of reading, and about as fast at more.
+    """
+
+    dtype = torch.float32
+    weights, name, bytes_per_weight = "float32", "quire float32", 4
+    copies = True
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        return functools.partial(float_linear, weights=pack_float(weight.contiguous(), bias))
 
 
 class HalfLinearBackend:

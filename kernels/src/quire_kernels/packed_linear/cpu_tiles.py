@@ -1,0 +1,168 @@
+"""Packed linear layers by AMX's tiles, in bfloat16 and int8."""
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+
+from quire_kernels.cpu_runtime import Worker
+from quire_kernels.cpu_runtime.dot_tiles import PANEL
+from quire_kernels.cpu_runtime.features import multiplies_tiles
+from quire_kernels.cpu_runtime.scalars import as_int64_pointer, await_count, fetch_add, float32_pointer, int32_pointer
+from quire_kernels.cpu_runtime.tiles import (
+    ROW_BYTES,
+    TILE_BYTES,
+    TILE_ROWS,
+    TILE_UNITS,
+    configure,
+    copy_line,
+    release,
+    tile_product,
+)
+from quire_kernels.packed_linear import INT8_UNIT
+from quire_kernels.packed_linear.cpu_rows import PANEL_UNIT_BYTES, QUANTISED, quantise, store_bytes, store_sums
+
+# The first tiles of rows to meet a part of a panel ask memory for the next.
+_PAIRS_1 = tile_product("tdpbf16ps", down=1, across=2, asks_ahead=True)
+_PAIRS_2 = tile_product("tdpbf16ps", down=2, across=2)
+_PAIRS_2_FIRST = tile_product("tdpbf16ps", down=2, across=2, asks_ahead=True)
+_BYTES_1 = tile_product("tdpbusd", down=1, across=2, asks_ahead=True)
+_BYTES_2 = tile_product("tdpbusd", down=2, across=2)
+_BYTES_2_FIRST = tile_product("tdpbusd", down=2, across=2, asks_ahead=True)
+
+
+@njit
+def _multiply_tiles(
+    is_bytes: Any, tiles: Any, is_first: Any, a: Any, a_down: Any, b: Any, units: Any, steps: Any, c: Any, fresh: Any
+) -> None:
+    """Multiply one or two tiles of rows by a part of a panel: C[16 tiles, 32] (+)= A . W."""
+    step, line, unit, down = units * PANEL_UNIT_BYTES, ROW_BYTES, PANEL_UNIT_BYTES, TILE_ROWS * PANEL_UNIT_BYTES
+    if is_bytes:
+        if tiles == 1:
+            _BYTES_1(a, a_down, TILE_BYTES, line, b, 0, line, step, unit, steps, c, down, line, unit, fresh)
+        elif is_first:
+            _BYTES_2_FIRST(a, a_down, TILE_BYTES, line, b, 0, line, step, unit, steps, c, down, line, unit, fresh)
+        else:
+            _BYTES_2(a, a_down, TILE_BYTES, line, b, 0, line, step, unit, steps, c, down, line, unit, fresh)
+    elif tiles == 1:
+        _PAIRS_1(a, a_down, TILE_BYTES, line, b, 0, line, step, unit, steps, c, down, line, unit, fresh)
+    elif is_first:
+        _PAIRS_2_FIRST(a, a_down, TILE_BYTES, line, b, 0, line, step, unit, steps, c, down, line, unit, fresh)
+    else:
+        _PAIRS_2(a, a_down, TILE_BYTES, line, b, 0, line, step, unit, steps, c, down, line, unit, fresh)
+
+
+@njit
+def _copy_in_tiles(source: Any, target: Any, units: Any, steps: Any) -> None:
+    """Copy a row of activations so that each ``units`` of it lie in a tile of their own."""
+    for step in range(steps):
+        part, place = source + step * units * 4, target + step * TILE_BYTES
+        if units == TILE_UNITS:
+            copy_line(place, part)
+        else:
+            given, held = carray(int32_pointer(part), units), carray(int32_pointer(place), units)
+            for i in range(units):
+                held[i] = given[i]
+
+
+@njit
+def _lay_row(
+    block: Any,
+    is_bytes: Any,
+    source: Any,
+    inputs: Any,
+    target: Any,
+    units: Any,
+    steps: Any,
+    scales: Any,
+    zeros: Any,
+    row: Any,
+) -> None:
+    """Lay a row of activations so that each ``units`` of it are a row of a tile; for int8 as levels."""
+    if is_bytes:
+        quantise(block, source, inputs, target, units * INT8_UNIT, TILE_BYTES, steps, scales, zeros, row)
+    else:
+        _copy_in_tiles(source, target, units, steps)
+
+
+@njit
+def _store_tiles(
+    block: Any, is_bytes: Any, place: tuple[Any, ...], zeros: Any, scales: Any, vectors: tuple[Any, Any, Any], last: Any
+) -> None:
+    """Store rows of one or two tiles.
+
+    place  address of the sums, first row, row behind the last, outputs, first column, columns, address of the result,
+           bytes of a number
+    """
+    sums, top, bottom, outputs, column, columns, out, size = place
+    for row in range(top, bottom):
+        found, target = sums + (row - top) * PANEL_UNIT_BYTES, out + (row * outputs + column) * size
+        if is_bytes:
+            store_bytes(block, found, zeros[row], scales[row], vectors, column, columns, last, target)
+        else:
+            store_sums(block, found, vectors[2], column, columns, last, target)
+
+
+def _tile_worker(block: Any) -> None:
+    """Lay the rows in tiles first, which for int8 quantises them, then multiply.
+
+    A part of a panel that fits in the nearest cache goes over all tiles of rows of an item before the next part comes.
+    Where a panel has several parts, their sums are kept between them.
+    """
+    counter = as_int64_pointer(block)
+    a = carray(counter, 25)
+    items, rows, inputs, outputs = a[1], a[4], a[5], a[6]
+    x, x_stride, laid, weights, out, size = a[7], a[8], a[9], a[10], a[11], a[12]
+    vectors = (int32_pointer(a[14]), float32_pointer(a[13]), float32_pointer(a[15]))
+    laying, rows_each, chunks, chunk_rows, panels_each = a[16], a[17], a[18], a[19], a[20]
+    units, steps, steps_each, is_bytes = a[21], a[22], a[23], a[24] != 0
+    row_tile_bytes, panel_bytes = steps * TILE_BYTES, steps * units * PANEL_UNIT_BYTES
+    behind = laid + (rows + TILE_ROWS - 1) // TILE_ROWS * row_tile_bytes
+    scales, zeros = carray(float32_pointer(behind), rows), carray(int32_pointer(behind + rows * 4), rows)
+    panels = (outputs + PANEL - 1) // PANEL
+    keeps = steps_each < steps
+    sums = np.empty((panels_each * chunk_rows if keeps else 2 * TILE_ROWS, PANEL), np.int32)
+    last, configuration = np.empty(PANEL, np.float32), np.zeros(64, np.uint8)
+    is_ready = False
+    configure(configuration, min(rows, TILE_ROWS), units)
+    while True:
+        item = fetch_add(counter, 0)
+        if item >= items:
+            break
+        if item < laying:
+            for row in range(item * rows_each, min(rows, (item + 1) * rows_each)):
+                source = x + row * x_stride
+                target = laid + row // TILE_ROWS * row_tile_bytes + row % TILE_ROWS * ROW_BYTES
+                _lay_row(block, is_bytes, source, inputs, target, units, steps, scales, zeros, row)
+            fetch_add(counter, QUANTISED)
+            continue
+        if not is_ready:
+            await_count(counter, QUANTISED, laying)
+            is_ready = True
+        first_panel, chunk = (item - laying) // chunks * panels_each, (item - laying) % chunks
+        last_panel = min(panels, first_panel + panels_each)
+        begin, end = chunk * chunk_rows, min(rows, (chunk + 1) * chunk_rows)
+        for step in range(0, steps, steps_each):
+            count = min(steps_each, steps - step)
+            for panel in range(first_panel, last_panel):
+                part = weights + panel * panel_bytes + step * units * PANEL_UNIT_BYTES
+                column = panel * PANEL
+                columns = min(PANEL, outputs - column)
+                for top in range(begin, end, 2 * TILE_ROWS):
+                    bottom = min(end, top + 2 * TILE_ROWS)
+                    tiles = (bottom - top + TILE_ROWS - 1) // TILE_ROWS
+                    own = sums.ctypes.data
+                    if keeps:
+                        own += ((panel - first_panel) * chunk_rows + top - begin) * PANEL_UNIT_BYTES
+                    place = laid + top // TILE_ROWS * row_tile_bytes + step * TILE_BYTES
+                    _multiply_tiles(
+                        is_bytes, tiles, top == begin, place, row_tile_bytes, part, units, count, own, step == 0
+                    )
+                    if step + count < steps:
+                        continue
+                    store = (own, top, bottom, outputs, column, columns, out, size)
+                    _store_tiles(block, is_bytes, store, zeros, scales, vectors, last)
+    release()
+
+
+TILES = Worker(_tile_worker) if multiplies_tiles() else None
