@@ -149,7 +149,7 @@ def routes(*spaces: Namespace, scope: NameScope = NameScope.CLUSTER) -> dict[str
         await asyncio.sleep(0.1)  # a cancelled TLS handshake closes its socket a moment later
         return found
 
-    return {model: {endpoint.id for endpoint in found} for model, found in asyncio.run(first()).items()}
+    return {model: {endpoint.id for endpoint in found.endpoints} for model, found in asyncio.run(first()).items()}
 
 
 def test_tenant_cannot_take_the_name_of_another_namespace(two: tuple[Namespace, Namespace]) -> None:
