@@ -197,8 +197,6 @@ class Reconciler:
         resolution = await self._resolve(self._latest(resource), state, spec)
         spec = with_revision(spec, resolution)
 
-        record = scaling_record(resource.status)
-
         def rendered(images: Images) -> Manifests | Invalid:
             return desired(
                 spec,
@@ -207,7 +205,6 @@ class Reconciler:
                 images=images,
                 created=resource.created,
                 features=features,
-                start_up_seconds=None if record is None else record.start_up_seconds,
             )
 
         try:

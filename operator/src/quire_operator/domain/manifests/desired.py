@@ -82,12 +82,8 @@ def desired(
     images: Images,
     created: str = "",
     features: ClusterFeatures = NO_FEATURES,
-    start_up_seconds: int | None = None,
 ) -> Manifests | Invalid:
-    """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas.
-
-    ``start_up_seconds`` is the learned time in which a replica becomes ready.
-    """
+    """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas."""
     template = pod_template(
         spec,
         images,
@@ -104,7 +100,6 @@ def desired(
         target=target,
         template=template,
         features=features,
-        start_up_seconds=start_up_seconds,
     )
     return Manifests(children=tuple(_manifest(child, parent) for child in CHILDREN if child.is_wanted(spec, features)))
 
@@ -157,7 +152,6 @@ class Parent:
     target: int
     template: JSON
     features: ClusterFeatures
-    start_up_seconds: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,21 +239,7 @@ def _service(parent: Parent) -> Content:
     served = {names.ANNOTATION_SERVED_NAME: parent.spec.model.served_name}
     if parent.created:
         served[names.ANNOTATION_SENIORITY] = f"{parent.created}/{parent.uid}"
-    served |= _holding(parent.spec, parent.start_up_seconds)
     return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [_port()]}}, annotations=served)
-
-
-def _holding(spec: Spec, start_up_seconds: int | None) -> dict[str, str]:
-    """Return how the gateway holds requests while there is no replica."""
-    if spec.autoscaling is None or spec.autoscaling.min_replicas > 0:
-        return {}
-    rules = spec.autoscaling.scale_to_zero
-    values = {
-        names.ANNOTATION_HOLD_TIMEOUT: rules.hold_timeout_seconds,
-        names.ANNOTATION_MAX_HELD: rules.max_held,
-        names.ANNOTATION_START_UP: start_up_seconds,
-    }
-    return {name: f"{value:g}" for name, value in values.items() if value is not None}
 
 
 def _headless_service(parent: Parent) -> Content:

@@ -5,11 +5,8 @@ Pure text; the CRD, the manifests, the watches and the gateway's discovery all t
 
 import re
 
-from quire_common.contract.kubernetes import ANNOTATION_HOLD_TIMEOUT as ANNOTATION_HOLD_TIMEOUT
-from quire_common.contract.kubernetes import ANNOTATION_MAX_HELD as ANNOTATION_MAX_HELD
 from quire_common.contract.kubernetes import ANNOTATION_SENIORITY as ANNOTATION_SENIORITY
 from quire_common.contract.kubernetes import ANNOTATION_SERVED_NAME as ANNOTATION_SERVED_NAME
-from quire_common.contract.kubernetes import ANNOTATION_START_UP as ANNOTATION_START_UP
 from quire_common.contract.kubernetes import API_VERSION as API_VERSION
 from quire_common.contract.kubernetes import GROUP as GROUP
 from quire_common.contract.kubernetes import KIND as KIND
