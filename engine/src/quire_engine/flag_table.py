@@ -187,7 +187,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("lenient", Switch(), "log unknown request fields instead of answering 400"),
         _flag("max-body-bytes", Size(), "the maximum size of a request body", "8MiB"),
         _flag("body-memory", Size(), "the maximum memory for all request bodies that are being received or prepared; "
-              "above it requests get 503. At least twice --max-body-bytes", "256MiB"),
+              "above it requests get 503. Less than twice --max-body-bytes counts as that", "256MiB"),
         _flag("sse-keepalive-seconds", Duration(), "send a comment in a stream that has had no event for this time, "
               "also before its first token, for proxies that close idle connections. From then on a failure is an "
               "error event instead of a status. 0 sends none", "0"),

@@ -62,9 +62,6 @@ def _contradictions(values: FlagValues) -> Iterator[str]:
             "--preemption-mode swap has no swap space: set it, for example --swap-space-bytes 1GiB, or use "
             "--preemption-mode auto"
         )
-    memory, largest = values["body-memory"], values["max-body-bytes"]
-    if memory is not None and largest is not None and memory < 2 * largest:  # None: it was invalid by itself
-        yield "--body-memory must be at least twice --max-body-bytes: raise the one, or lower the other"
     yield from _device_contradictions(values)
 
 
@@ -158,7 +155,7 @@ def _server_options(values: FlagValues) -> ServerOptions:
         drain_timeout_seconds=values["drain-timeout"],
         lenient=values["lenient"] or False,
         max_body_bytes=values["max-body-bytes"],
-        body_memory_bytes=values["body-memory"],
+        body_memory_bytes=max(values["body-memory"], 2 * values["max-body-bytes"]),
         sse_keepalive_seconds=values["sse-keepalive-seconds"] or None,
         max_logprobs=values["max-logprobs"],
         admission=AdmissionOptions(

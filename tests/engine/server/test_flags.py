@@ -237,6 +237,7 @@ def test_threads_follow_the_cpu_quota(tmp_path: Path, own: str, quotas: dict[str
     assert usable_cpus(tmp_path / "sys", tmp_path / "own") == (unlimited if cpus is None else cpus)
 
 
-def test_the_budget_of_bodies_has_room_for_two() -> None:
-    (problem,) = problems_of(["m", "--max-body-bytes", "10MiB", "--body-memory", "19MiB"])
-    assert "--body-memory" in problem and "--max-body-bytes" in problem
+@pytest.mark.parametrize(("asked", "memory"), [("19MiB", 20), ("20MiB", 20), ("21MiB", 21)])
+def test_the_budget_of_bodies_has_room_for_two(asked: str, memory: int) -> None:
+    config = parse(["--model", "m", "--max-body-bytes", "10MiB", "--body-memory", asked], {})
+    assert config.server.body_memory_bytes == memory * 2**20
