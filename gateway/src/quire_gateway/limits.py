@@ -1,7 +1,7 @@
 """The limits of tenants over all replicas. Each of several gateways enforces its share of every limit.
 
 Under ``proxy``. A tenant is the name of a key. Requests and tokens have token buckets, as in the engine; a gateway's
-buckets fill at the limit divided by the number of gateways (ADR 0068). Only the event loop uses this module.
+buckets fill at the limit divided by the number of gateways (ADR 0063). Only the event loop uses this module.
 """
 
 import math
