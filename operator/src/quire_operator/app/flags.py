@@ -156,8 +156,7 @@ usage: quire-operator [flags]
             _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
                   unset="quire-engine:VERSION"),
             _flag("engine-pull-policy", Choice(values={policy.value: policy for policy in PullPolicy}), "the pull "
-                  "policy of the engine's image where spec.engine.imagePullPolicy is not set",
-                  unset="Kubernetes' default for its tag"),
+                  "policy of the engine's image", unset="Kubernetes' default for its tag"),
             _flag("model-size-limit", Quantity(), "the size limit of a model that a pod downloads without "
                   "spec.model.cache", "200Gi"),
             _flag("hub-endpoint", Url("https://hub.example"), "a mirror of the model hub", unset="the hub itself"),
@@ -168,8 +167,7 @@ usage: quire-operator [flags]
                   "and group of replicas; none leaves them to the cluster, as OpenShift's restricted-v2 requires",
                   "65532"),
             Flag(name="pod-template-allow", kind=Choice(*sorted(EXCEPTIONS)), many=True, shown_default="none",
-                 help="what spec.podTemplate may use although it loosens the isolation of pods: types of volumes, and "
-                 "rules such as hostNetwork"),
+                 help="types of volumes, and rules such as hostNetwork, that spec.podTemplate may use"),
             _flag("capacity-check", Choice(values={"auto": True, "off": False}), "auto creates no pods that are known "
                   "not to fit. It reads the model's size from the hub, the memory limit, and the nodes' GPUs if all "
                   "namespaces are watched. off reads neither hub nor nodes", "auto"),
@@ -213,8 +211,8 @@ usage: quire-operator [flags]
         "Validating webhook (off without a certificate)": (
             _flag("webhook-certificate", Certificates(), "the TLS certificate; reloaded when it changes"),
             _flag("webhook-key", PathName(readable=True), "the certificate's private key"),
-            _flag("webhook-client-ca", Certificates(), "answer only clients with a certificate of these authorities, "
-                  "such as an API server that authenticates itself", unset="all clients"),
+            _flag("webhook-client-ca", Certificates(), "answer only clients with a certificate of these authorities",
+                  unset="all"),
             _flag("webhook-port", Integer(1, 65535), "the port of the webhook", "9443"),
         ),
         "Gateways, for minReplicas: 0 (they hold the first requests; without them nothing scales to zero)": (

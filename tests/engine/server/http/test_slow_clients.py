@@ -1,6 +1,7 @@
 """Clients that send a byte now and then: they are given up, and what they hold open holds nobody up."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -13,21 +14,35 @@ Serving = Callable[..., Any]
 
 
 async def trickle(address: str, head: bytes, drops: bytes) -> bytes:
-    """Sends the head, then its drops one by one until the server ends the connection; what it answered."""
+    """Sends the head, then its drops one by one until the server ends the connection; what it answered.
+
+    By the bare socket: what arrived before a reset is lost in a stream of asyncio.
+    """
+    loop = asyncio.get_running_loop()
     host, _, port = address.removeprefix("http://").partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(head)
-    answering = asyncio.create_task(reader.read())
-    try:
+    with socket.create_connection((host, int(port))) as connection:
+        connection.setblocking(False)
+        answering = asyncio.create_task(received(connection))
         async with asyncio.timeout(20):
-            while not answering.done():
-                writer.write(drops)
-                await asyncio.sleep(0.02)
-        return answering.result()
+            try:
+                await loop.sock_sendall(connection, head)
+                while not answering.done():
+                    await loop.sock_sendall(connection, drops)
+                    await asyncio.sleep(0.02)
+            except ConnectionError:
+                pass  # it has ended the connection: the answer may still be read
+            return await answering
+
+
+async def received(connection: socket.socket) -> bytes:
+    """Return what arrives until the connection ends."""
+    answer = bytearray()
+    try:
+        while data := await asyncio.get_running_loop().sock_recv(connection, 65536):
+            answer += data
     except ConnectionError:
-        return b""
-    finally:
-        writer.close()
+        pass
+    return bytes(answer)
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /v1/models HTTP/1.1\r\nx: "], ids=["silent", "endless header"])

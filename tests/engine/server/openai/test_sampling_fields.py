@@ -166,7 +166,7 @@ async def test_a_prompt_can_be_weighed_without_an_answer(serving: Serving, strea
         (answer,) = await completion(server, stream=stream, **fields)
         assert (answer["text"], answer["finish_reason"]) == ("abc", "length")
         assert answer["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
-        assert answer["logprobs"]["top_logprobs"] is None
+        assert answer["logprobs"]["top_logprobs"] == [None, {"b": -0.5}, {"c": -0.5}]
         usage = (await server.complete(**fields)).json()["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 0)
 
