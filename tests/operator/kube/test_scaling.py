@@ -158,6 +158,7 @@ def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespac
     assert (decision["from"], decision["to"]) == (1, 3) and decision["inputs"]
     written = shared.server.audit.mutating_requests(start, user_agent="shared-operator")
     order = [what for request in written if request.name == "busy" and (what := scaled_to_three(request))]
-    assert order[:2] == ["persisted", "acted upon"] and order.count("acted upon") == 1
+    # A pass that another event began may write the status once more before the decision is acted upon.
+    assert order[0] == "persisted" and order.count("acted upon") == 1
     told = [event["reason"] for event in shared.items("events") if event["involvedObject"]["name"] == "busy"]
     assert "ScaledUp" in told
