@@ -13,28 +13,30 @@ def _threads() -> set[str]:
     return set(os.listdir("/proc/self/task"))
 
 
-def sleepers() -> int:
-    return sum(thread.name == "openmp-sleepers" for thread in threading.enumerate())
+def sleepers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "openmp-sleepers"}
 
 
 def test_asking_twice_is_asking_once() -> None:
+    before = sleepers()  # of engines that other tests left idle in this process
     switch = SpinSwitch(threads=2)
     switch.spin()
-    assert sleepers() == 0
+    assert sleepers() <= before
     switch.sleep()
     switch.sleep()
-    assert sleepers() == 1
+    assert len(sleepers() - before) == 1
     switch.spin()
     switch.spin()
-    assert sleepers() == 0
+    assert sleepers() <= before
 
 
 def test_a_machine_of_many_cpus_is_not_filled_with_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
     """libgomp ends the process where a limit on threads keeps it from making them."""
+    before = sleepers()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))
     switch = SpinSwitch(threads=2)
     switch.sleep()
-    assert sleepers() == 0
+    assert sleepers() <= before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings libgomp on Linux")
