@@ -93,13 +93,15 @@ asked = st.builds(
 @given(st.lists(asked, min_size=1, max_size=20), st.randoms(use_true_random=False))
 def test_any_mix_of_rows_is_shaped_as_the_reference_shapes_it(rows: list[Asked], random: Any) -> None:
     edits = edits_of(*rows)
+    torch.manual_seed(random.randrange(2**31))
     wide = torch.randn(len(rows) + 3, VOCABULARY + 5) * 3
     lines = torch.tensor(random.sample(range(len(wide)), len(rows)))
     order = torch.tensor(random.sample(range(len(rows)), len(rows)))
     found, expected = wide.clone(), wide.clone()
     shape_logits(found[:, :VOCABULARY], lines, order, edits)
     reference.shape_logits(expected[:, :VOCABULARY], lines, order, edits)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    # Sums of up to some hundreds are rounded to steps of up to 3e-5, and may cancel to a small result.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=5e-5)
     # Lines that nobody named, and what lies between rows, is as it was.
     others = [line for line in range(len(wide)) if line not in lines.tolist()]
     assert torch.equal(found[others], wide[others]) and torch.equal(found[:, VOCABULARY:], wide[:, VOCABULARY:])
