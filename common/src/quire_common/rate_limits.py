@@ -40,6 +40,15 @@ def seconds_to_gain(amount: float, per_minute: float) -> float:
     return amount * 60.0 / per_minute
 
 
+def ratelimit_headers(what: str, limit: int, level: float) -> dict[str, str]:
+    """Return OpenAI's ``x-ratelimit-*`` headers of ``requests`` or ``tokens``, with ``level`` left of ``limit``."""
+    return {
+        f"x-ratelimit-limit-{what}": str(limit),
+        f"x-ratelimit-remaining-{what}": str(max(0, math.floor(level))),
+        f"x-ratelimit-reset-{what}": written_duration(seconds_to_gain(limit - level, limit)),
+    }
+
+
 def written_duration(seconds: float) -> str:
     """Return a duration as OpenAI writes the time until a reset: 250ms, 7.5s, 1m30s."""
     if seconds < 1.0:

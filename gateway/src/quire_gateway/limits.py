@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from quire_common.contract.engine import USAGE_COMMENT
 from quire_common.key_file import UNLIMITED, Key, KeyLimits
-from quire_common.rate_limits import Bucket, charged, missing, refilled, seconds_to_gain, written_duration
+from quire_common.rate_limits import Bucket, charged, missing, ratelimit_headers, refilled, seconds_to_gain
 from quire_gateway.errors import BadRequest, RateLimited
 
 _CONCURRENCY_RETRY_SECONDS = 2
@@ -88,11 +88,7 @@ class Allowance:
             if limit is None:
                 continue
             level = self._filled(bucket, limit).level * self.num_gateways
-            headers |= {
-                f"x-ratelimit-limit-{what}": str(limit),
-                f"x-ratelimit-remaining-{what}": str(max(0, math.floor(level))),
-                f"x-ratelimit-reset-{what}": written_duration(seconds_to_gain(limit - level, limit)),
-            }
+            headers |= ratelimit_headers(what, limit, level)
         return headers
 
     def _check_concurrency(self, sequences: int, limit: int) -> None:

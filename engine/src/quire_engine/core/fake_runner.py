@@ -228,7 +228,7 @@ class FakeForward:
     runner: FakeRunner
     batch: Batch
     digests: list[int]
-    """Of each sequence that samples, as read back."""
+    """A digest of the text of each sequence that samples, in the order of the rows."""
     reports: list[list[TokenLogprobs]]
     due: float | None
 

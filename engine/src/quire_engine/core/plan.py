@@ -16,13 +16,13 @@ class Plan:
     positions_left: int
     """Of prompts whose logprobs are asked for."""
     bound: StepBound | None = None
-    """The bound on the time of this step; None if there is none."""
+    """The bound on the time of this step; None leaves it unbounded."""
     short_budget: int = field(init=False)
     """Tokens that short prompts may still take of this step before the deferred ones."""
     deferred: list[Sequence] = field(default_factory=list)
     """Running prompts that do not fit into this step as a whole; short ones that wait are served before them."""
     short_waits: bool | None = None
-    """Whether such a short one waits; None if no prompt was too long yet, so that nobody asked."""
+    """Whether such a short prompt waits; None until a prompt does not fit, because only then it matters."""
     short_tokens: int = 0
     """Prompt tokens that were scheduled before the deferred prompts."""
     prompts: PromptWork = field(default_factory=PromptWork)

@@ -8,14 +8,7 @@ import math
 from collections.abc import Callable
 
 from quire_common.key_file import KeyLimits
-from quire_common.rate_limits import (
-    Bucket,
-    charged,
-    missing,
-    refilled,
-    seconds_to_gain,
-    written_duration,
-)
+from quire_common.rate_limits import Bucket, charged, missing, ratelimit_headers, refilled, seconds_to_gain
 from quire_engine.errors import InvalidRequest, Overloaded
 
 _CONCURRENCY_RETRY_SECONDS = 2
@@ -90,11 +83,7 @@ class Allowance:
             if limit is None:
                 continue
             level = self._filled(bucket, limit).level
-            headers |= {
-                f"x-ratelimit-limit-{what}": str(limit),
-                f"x-ratelimit-remaining-{what}": str(max(0, math.floor(level))),
-                f"x-ratelimit-reset-{what}": written_duration(seconds_to_gain(limit - level, limit)),
-            }
+            headers |= ratelimit_headers(what, limit, level)
         return headers
 
     def _filled(self, bucket: Bucket | None, limit: int) -> Bucket:
