@@ -12,6 +12,7 @@ from quire_cli.inspection.explain_view import fresh_stretches, line, render
 from quire_cli.inspection.explanation import Explanation, OperatorReport, key_inputs, of_resource, of_run
 from quire_cli.local.run_state import ReplicaState, ServedState
 from quire_cli.local.scaling_rules import Rules
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, log_json, noted
 from quire_operator.domain.cluster_state.observed import trim_resource
 from quire_operator.domain.resource import MetricsSource, Spec
@@ -58,7 +59,7 @@ def rules() -> Rules:
     }
     spec = Spec.parse(body)
     assert isinstance(spec, Spec) and spec.autoscaling is not None
-    return Rules.of(spec.autoscaling)
+    return Rules.of(spec.autoscaling, recorded_bounds(spec.autoscaling, None, 0.0))
 
 
 def served(**more: Any) -> ServedState:
@@ -161,10 +162,10 @@ def condition(kind: str, status: str, reason: str) -> dict[str, str]:
 def test_what_the_operator_says_goes_on_where_status_ends() -> None:
     kept = {"desiredReplicas": 2, "history": [change(500, 3, 2), change(900, 1, 2)]}
     body = trim_resource(resource(desiredReplicas=2, readyReplicas=1, autoscaling=kept))
-    told = of_resource(body, OperatorReport(log=log(), problem=None), place="there")
+    told = of_resource(body, OperatorReport(log=log(), problem=None), place="there", now=0.0)
     assert [stretch.since.timestamp() for stretch in told.history] == [500, 900, 915, 990], "each decision once"
     assert told.now == log()[-1].last
-    alone = of_resource(body, OperatorReport(log=(), problem="nobody answers"), place="there")
+    alone = of_resource(body, OperatorReport(log=(), problem="nobody answers"), place="there", now=0.0)
     assert (alone.now, alone.now_missing, len(alone.history)) == (None, "nobody answers", 2)
     assert (told.replicas.asked, told.replicas.ready, told.replicas.starting) == (2, 1, 1)
 
@@ -185,7 +186,7 @@ def test_what_the_operator_says_goes_on_where_status_ends() -> None:
 )
 def test_conditions_that_bear_on_the_number_are_noticed(found: tuple[str, str, str], noticed: bool) -> None:
     body = trim_resource(resource(conditions=[condition(*found)]))
-    told = of_resource(body, OperatorReport(log=(), problem=None), place="there")
+    told = of_resource(body, OperatorReport(log=(), problem=None), place="there", now=0.0)
     assert [notice.reason for notice in told.notices] == ([found[2]] if noticed else [])
 
 

@@ -265,3 +265,34 @@ def test_help_teaches():
     said = CliRunner().invoke(cli.app, ["simulate", "--help"], env={"COLUMNS": "140"}).output
     for word in ("status.capacity", "--startup-delay", "--fault", "quire simulate --trace"):
         assert word in said
+
+
+SCHEDULED = POLICY.replace(
+    "maxReplicas: 8}",
+    'maxReplicas: 8, schedules: [{cron: "10 8 * * *", timeZone: Europe/Berlin, duration: 15m, minReplicas: 6}]}',
+)
+
+
+def test_simulation_follows_schedules_from_its_clock(policy, tmp_path, capsys):
+    """The window opens 10 minutes after the start; with a start-up of 60 s, replicas are requested before that."""
+    out = tmp_path / "run.json"
+    code, _ = run(
+        *("--trace", SLICE, "--policy", policy(SCHEDULED + CAPACITY), "--startup-delay", "60s", "--json", out),
+        *("--clock", "2026-03-02T08:00:00+01:00", "--speed", "0.3"),
+        capsys=capsys,
+    )
+    assert code == 0
+    found = json.loads(out.read_text())
+    asked = {d["time"]: d["desired"] for d in found["decisions"]}
+    window = {time: desired for time, desired in asked.items() if 600 <= time < 1500}
+    assert window and min(window.values()) >= 6
+    assert min(asked.values()) == 1
+    assert max(point["ready"] for point in found["timeline"] if point["time"] < 400) < 6
+    assert min(point["ready"] for point in found["timeline"] if 630 <= point["time"] < 1500) >= 6
+    assert "Schedule" in {d["reason"] for d in found["decisions"]}
+
+
+@pytest.mark.parametrize("clock", ["", "--clock=yesterday", "--clock=2026-03-02T08:00:00"])
+def test_schedules_need_a_clock_with_an_offset(policy, clock, capsys):
+    code, said = run("--trace", SLICE, "--policy", policy(SCHEDULED + CAPACITY), *clock.split(), capsys=capsys)
+    assert code != 0 and "2026-03-02T07:30:00+01:00" in said

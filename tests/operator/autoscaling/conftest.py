@@ -22,6 +22,7 @@ from quire_operator.domain.resource import (
     ScaleToZero,
     ScaleUp,
     ScalingTargets,
+    Schedule,
 )
 
 KV_TOKENS = 10_000.0
@@ -104,6 +105,7 @@ def policy(
     up: ScaleUp = UP,
     down: ScaleDown = DOWN,
     to_zero: ScaleToZero = TO_ZERO,
+    schedules: tuple[Schedule, ...] = (),
 ) -> Policy:
     targets = ScalingTargets(
         queue_depth=queue_depth,
@@ -119,6 +121,7 @@ def policy(
         scale_up=up,
         scale_down=down,
         scale_to_zero=to_zero,
+        schedules=schedules,
     )
     return Policy(autoscaling=rules, max_sequences=max_sequences)
 

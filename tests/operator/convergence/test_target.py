@@ -77,12 +77,12 @@ def test_target(
     wanted: int,
     persist: int | None,
 ) -> None:
-    found = target(spec(**fields), decided=decided, record=record(persisted), deployment=deployment)
+    found = target(spec(**fields), decided=decided, record=record(persisted), deployment=deployment, now=0.0)
     assert found == Target(replicas=wanted, persist=persist)
 
 
 def test_a_removed_autoscaler_leaves_its_replicas() -> None:
-    found = target(spec(replicas=1), decided=None, record=record(8), deployment=running(8), kept=8)
+    found = target(spec(replicas=1), decided=None, record=record(8), deployment=running(8), kept=8, now=0.0)
     assert found == Target(replicas=8, persist=None)
 
 
@@ -93,5 +93,7 @@ COUNTS = st.none() | st.integers(0, 30)
 def test_the_target_is_within_bounds_whatever_was_decided_before(
     decided: int | None, persisted: int | None, deployment: DeploymentState | None
 ) -> None:
-    found = target(spec(autoscaling=AUTOSCALING), decided=decided, record=record(persisted), deployment=deployment)
+    found = target(
+        spec(autoscaling=AUTOSCALING), decided=decided, record=record(persisted), deployment=deployment, now=0.0
+    )
     assert 2 <= found.replicas <= 8

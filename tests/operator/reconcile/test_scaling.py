@@ -207,3 +207,61 @@ async def test_a_deployment_of_its_name_that_is_anothers_is_not_scaled_by(world:
     ours = world.store.children(KEY)[Ref("Deployment", KEY.name)]
     world.store.put_child(KEY, replace(ours, owner=None, uid="another", version="99999"))
     assert scaling.subjects() == []
+
+
+OFFICE = {"cron": "0 8 * * *", "timeZone": "Europe/Berlin", "duration": "10h", "minReplicas": 4, "maxReplicas": 12}
+EIGHT = 1_772_434_800.0
+"""2026-03-02T08:00:00+01:00."""
+
+
+async def test_schedule_is_told_while_it_is_prepared_in_force_and_over(world: Any) -> None:
+    """Each pass asks for the next one at the time at which the bounds change."""
+    world.clock.time = EIGHT - 3600
+    world.apply(replicas=1, autoscaling=AUTOSCALING | {"schedules": [OFFICE]})
+    await world.settle()
+    seen = []
+    for _ in range(5):
+        again = await world.reconciler.reconcile(KEY)
+        schedule = dict(world.status["autoscaling"].get("schedule", {}))
+        seen.append((world.clock.time - EIGHT, world.status["desiredReplicas"], sorted(schedule)))
+        assert again is not None
+        world.clock.time += again
+        world.show()
+    whole = ["cron", "endTime", "index", "maxReplicas", "minReplicas", "timeZone"]
+    assert seen == [
+        (-3600.0, 1, []),
+        (-150.0, 4, [*whole[:5], "startTime", "timeZone"]),
+        (0.0, 4, whole),
+        (35_850.0, 4, whole),
+        (36_000.0, 4, []),
+    ]
+
+
+async def test_schedule_in_force_is_in_the_condition_until_it_ends(world: Any) -> None:
+    world.clock.time = EIGHT + 60
+    world.apply(replicas=1, autoscaling=AUTOSCALING | {"schedules": [OFFICE]})
+    await world.settle()
+    assert world.condition("Autoscaling") == "True Enforcing"
+    text = "between 4 and 12 replicas; autoscaling.schedules[0] applies until 2026-03-02T17:00:00Z"
+    assert world.message("Autoscaling") == text
+    assert world.status["autoscaling"]["schedule"] == {
+        "index": 0,
+        "cron": "0 8 * * *",
+        "timeZone": "Europe/Berlin",
+        "minReplicas": 4,
+        "maxReplicas": 12,
+        "endTime": "2026-03-02T17:00:00Z",
+    }
+    world.clock.time += 3600
+    assert await world.settle() == [], "a schedule in force causes no further write"
+
+
+async def test_replicas_of_a_schedule_that_still_start_leave_it_ready(world: Any) -> None:
+    world.clock.time = EIGHT - 3600
+    world.apply(replicas=1, autoscaling=AUTOSCALING | {"schedules": [OFFICE]})
+    await world.settle()
+    world.run_replicas()
+    world.clock.time = EIGHT + 1
+    await world.settle()
+    assert (world.status["desiredReplicas"], world.status["readyReplicas"]) == (4, 1)
+    assert world.condition("Ready") == "True Serving"

@@ -61,6 +61,9 @@ def reasons(body: Mapping[str, object]) -> list[str]:
     return [str(problem) for problem in outcome.problems]
 
 
+DAY = {"cron": "0 8 * * *", "duration": "1h"}
+
+
 def test_only_the_source_is_needed_and_the_rest_has_defaults() -> None:
     spec = parsed()
     assert (spec.name, spec.namespace, spec.replicas, spec.autoscaling) == ("chat", "default", 1, None)
@@ -275,6 +278,30 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         (
             {"engine": {"extraArgs": ["--quantization", "int8"]}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
             "extraArgs: has --quantization int8, which is for CPUs",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "schedules": [{"cron": "0 8 * * *", "duration": "1h"}]}},
+            "spec.autoscaling.schedules[0].minReplicas: is required, unless maxReplicas is set",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "schedules": [DAY | {"minReplicas": 5}]}},
+            "schedules[0].minReplicas: must be at most spec.autoscaling.maxReplicas (4), got 5",
+        ),
+        (
+            {"autoscaling": {"minReplicas": 2, "maxReplicas": 4, "schedules": [DAY | {"maxReplicas": 1}]}},
+            "schedules[0].maxReplicas: must be at least spec.autoscaling.minReplicas (2), got 1",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "schedules": [DAY | {"minReplicas": 3, "maxReplicas": 2}]}},
+            "schedules[0].maxReplicas: must be at least minReplicas (3), got 2",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "schedules": [DAY | {"minReplicas": 2, "zone": "UTC"}]}},
+            "schedules[0].zone: unknown field",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "schedules": [DAY | {"minReplicas": 2}] * 17}},
+            "spec.autoscaling.schedules: must have at most 16 entries, got 17",
         ),
         ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),
         ({"drain": {"timeout": "2h"}}, "spec.drain.timeout: must be <= 1h"),

@@ -317,7 +317,7 @@ RECORD = ScalingRecord(
 
 
 def test_a_record_of_the_autoscaler_comes_back_from_status_as_it_went() -> None:
-    sections = scaling_sections(RECORD, SCALED)
+    sections = scaling_sections(RECORD, SCALED, now=0.0)
     assert scaling_record(sections) == RECORD
     assert sections["capacity"] == {
         "kvTokens": 64_000,
@@ -334,7 +334,7 @@ def test_a_record_of_the_autoscaler_comes_back_from_status_as_it_went() -> None:
 
 def test_a_start_up_is_kept_before_anything_else_was_learnt() -> None:
     record = ScalingRecord(desired_replicas=2, start_up_seconds=95)
-    sections = scaling_sections(record, SCALED)
+    sections = scaling_sections(record, SCALED, now=0.0)
     assert sections["capacity"] == {"startUpSeconds": 95}
     assert scaling_record(sections) == record
 
@@ -364,10 +364,10 @@ def test_a_record_that_was_read_back_once_is_written_the_same_ever_after(rates: 
         rates=Rates(**dict(zip(names, rates, strict=True))),
         rates_time=time,
     )
-    once = scaling_sections(record, SCALED)
+    once = scaling_sections(record, SCALED, now=0.0)
     read = scaling_record(once)
     assert read is not None
-    assert scaling_sections(read, SCALED) == once
+    assert scaling_sections(read, SCALED, now=0.0) == once
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_a_time_without_a_zone_is_no_time() -> None:
 
 
 def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> None:
-    sections = scaling_sections(RECORD, SCALED)
+    sections = scaling_sections(RECORD, SCALED, now=0.0)
     kept = made(view(spec=SCALED), status=sections)
     assert kept["autoscaling"] == sections["autoscaling"] and kept["capacity"] == sections["capacity"]
     invalid = made(view(spec=None, blocking=BlockingCondition(reason="InvalidSpec", message="x")), status=sections)
@@ -411,7 +411,7 @@ def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> 
     ids=["the same spec.replicas", "a lower one", "a higher one", "with an autoscaler again"],
 )
 def test_replicas_of_a_removed_autoscaler_stay_until_replicas_change(now: Spec, kept: int | None) -> None:
-    sections = scaling_sections(RECORD, SCALED)
+    sections = scaling_sections(RECORD, SCALED, now=0.0)
     assert kept_replicas(sections, now) == kept
     if kept is not None:
         written = made(view(spec=now, target=kept, deployment=deployment(kept, kept)), status=sections)
@@ -420,7 +420,7 @@ def test_replicas_of_a_removed_autoscaler_stay_until_replicas_change(now: Spec, 
 
 
 def test_a_recommendation_is_not_kept() -> None:
-    sections = scaling_sections(RECORD, spec(autoscaling=AUTOSCALING | {"mode": "Recommend"}))
+    sections = scaling_sections(RECORD, spec(autoscaling=AUTOSCALING | {"mode": "Recommend"}), now=0.0)
     assert kept_replicas(sections, spec(replicas=1)) is None
 
 
@@ -442,8 +442,10 @@ def test_additions_of_others_are_a_normal_event() -> None:
 
 
 def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
-    before = {"autoscaling": scaling_sections(replace(RECORD, changes=RECORD.changes[:1]), SCALED)["autoscaling"]}
-    after = {"autoscaling": scaling_sections(RECORD, SCALED)["autoscaling"]}
+    before = {
+        "autoscaling": scaling_sections(replace(RECORD, changes=RECORD.changes[:1]), SCALED, now=0.0)["autoscaling"]
+    }
+    after = {"autoscaling": scaling_sections(RECORD, SCALED, now=0.0)["autoscaling"]}
     (event,) = events(before, after)
     assert (event.reason, event.message) == ("ScaledUp", "2 → 3 replicas: full")
     (event,) = events(before, after, recommends=True)
@@ -455,7 +457,7 @@ def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
 
 def test_what_was_decided_is_told_with_its_numbers_once() -> None:
     change = Change(time=1.0, from_replicas=2, to_replicas=1, reason="Bounds", message="2 → 1: 2 is outside")
-    (event,) = events({}, scaling_sections(ScalingRecord(changes=(change,)), SCALED))
+    (event,) = events({}, scaling_sections(ScalingRecord(changes=(change,)), SCALED, now=0.0))
     assert (event.reason, event.message) == ("ScaledDown", "2 → 1 replicas: 2 is outside")
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -115,7 +116,8 @@ class ClusterSource:
                 raise
             raise user_error(error, looking_for=str(self._key)) from error
         self._seen = True
-        return of_resource(resource, await self._operator_report(), place=self._reader.label)
+        report = await self._operator_report()
+        return of_resource(resource, report, place=self._reader.label, now=time.time())
 
     async def close(self) -> None:
         await self._reader.close()

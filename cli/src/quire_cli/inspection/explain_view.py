@@ -70,7 +70,8 @@ def _bounds(rules: Rules | None) -> str:
     if rules is None:
         return "a fixed number (spec.autoscaling is not set)"
     advice = "" if rules.enforced else ", recommended and not applied (mode Recommend)"
-    return f"between {rules.min_replicas} and {rules.max_replicas}{advice}"
+    schedule = "" if rules.schedule is None else f"; {rules.schedule}"
+    return f"between {rules.min_replicas} and {rules.max_replicas}{advice}{schedule}"
 
 
 def _decision(tick: Tick, now: datetime) -> Text:

@@ -13,6 +13,7 @@ from quire_cli.local.run_state import ReplicaState, ServedState
 from quire_cli.local.scaling_rules import Rules
 from quire_operator.domain.autoscaling.history import Change
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import Log, Stretch, Tick, time_of
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import Spec
@@ -110,23 +111,25 @@ def of_run(name: str, served: ServedState, *, place: str, ended: str | None) -> 
     )
 
 
-def of_resource(resource: Resource, report: OperatorReport, *, place: str) -> Explanation:
-    """Return the explanation from an LLMDeployment and its operator's decisions."""
+def of_resource(resource: Resource, report: OperatorReport, *, place: str, now: float) -> Explanation:
+    """Return the explanation from an LLMDeployment and its operator's decisions, with the bounds of ``now``."""
     status = resource.status
     spec = Spec.parse(resource.body)
     valid = spec if isinstance(spec, Spec) else None
     autoscaling = None if valid is None else valid.autoscaling
     asked, ready = _count(status, "desiredReplicas"), _count(status, "readyReplicas") or 0
-    now = report.log[-1].last if report.log else None
+    last = report.log[-1].last if report.log else None
     return Explanation(
         name=resource.key.name,
         namespace=resource.key.namespace,
         served_name=resource.key.name if valid is None else valid.model.served_name,
         place=place,
         replicas=Replicas(asked=asked, ready=ready, starting=max(0, (asked or 0) - ready)),
-        autoscaling=None if autoscaling is None else Rules.of(autoscaling),
-        now=now,
-        now_missing=report.problem if now is None and autoscaling is not None else None,
+        autoscaling=None
+        if autoscaling is None
+        else Rules.of(autoscaling, recorded_bounds(autoscaling, scaling_record(status), now)),
+        now=last,
+        now_missing=report.problem if last is None and autoscaling is not None else None,
         notices=_condition_notices(status),
         history=_joined(_decided(status), report.log),
     )

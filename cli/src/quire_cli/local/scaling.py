@@ -8,6 +8,7 @@ from quire_cli.local.replicas import LocalCluster
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.autoscaling.autoscaler import Decision, Policy
 from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.schedules import Bounds, recorded_bounds
 from quire_operator.domain.autoscaling.ticks import Log, Tick, noted, tick_of
 from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
 from quire_operator.ports import Metrics
@@ -38,6 +39,7 @@ class LocalScaling:
         self._decided = decided
         self._autoscaler = Autoscaler(metrics=metrics, target=self, clock=WallClock())
         self.decisions: dict[str, Log] = {}
+        self._records: dict[str, ScalingRecord] = {}
 
     async def run(self) -> None:
         """Evaluate forever."""
@@ -70,10 +72,21 @@ class LocalScaling:
             self._decided(spec, tick)
 
     async def persist(self, key: str, record: ScalingRecord) -> None:
-        """Do nothing: processes do not outlive their run, so no later run needs the record."""
+        """Keep the record for this run: processes do not outlive it, so no later run needs the record."""
+        self._records[key] = record
 
     async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
         self._cluster.scale(key, replicas=replicas, victims=victims)
+
+    def bounds(self, spec: Spec, now: float) -> Bounds | None:
+        """Return the fewest and the most replicas at ``now``; None for a fixed number."""
+        record = self._records.get(spec.name)
+        return None if spec.autoscaling is None else recorded_bounds(spec.autoscaling, record, now)
+
+    def initial_replicas(self, spec: Spec, now: float) -> int:
+        """Return the number of replicas to start with at ``now``."""
+        bounds = self.bounds(spec, now)
+        return spec.initial_replicas if bounds is None else bounds.clamp(spec.initial_replicas)
 
     def _subject(self, spec: Spec, policy: Policy) -> Subject:
         by_prometheus = self._by_prometheus(policy)

@@ -3,6 +3,7 @@
 import msgspec
 
 from quire_common.quantities import format_duration
+from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode
 
 
@@ -42,18 +43,22 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_replicas: int
     scale_up: UpRules
     scale_down: DownRules
+    schedule: str | None = None
+    """Why a schedule sets these bounds now; None if none does."""
 
     @property
     def enforced(self) -> bool:
         return self.mode is AutoscalingMode.ENFORCE
 
     @classmethod
-    def of(cls, autoscaling: Autoscaling) -> "Rules":
+    def of(cls, autoscaling: Autoscaling, bounds: Bounds) -> "Rules":
+        """Return the rules, with the bounds of now."""
         up, down = autoscaling.scale_up, autoscaling.scale_down
         return cls(
             mode=autoscaling.mode,
-            min_replicas=autoscaling.min_replicas,
-            max_replicas=autoscaling.max_replicas,
+            min_replicas=bounds.min_replicas,
+            max_replicas=bounds.max_replicas,
+            schedule=bounds.why,
             scale_up=UpRules(
                 window_seconds=up.window_seconds,
                 max_percent=up.max_percent,

@@ -10,6 +10,7 @@ from quire_cli.local.run_state import ProcessRecord, ReplicaState, RunState, Ser
 from quire_cli.local.scaling_rules import Rules
 from quire_cli.local.supervision import Phase, Status
 from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.autoscaling.ticks import Log, Tick
 from quire_operator.domain.resource import Spec
 
@@ -38,6 +39,8 @@ class DeploymentView:
     replicas: tuple[ReplicaView, ...]
     decisions: Log = ()
     """Empty before the first evaluation, and if the number of replicas is fixed."""
+    bounds: Bounds | None = None
+    """The fewest and the most replicas now; None if the number is fixed."""
 
     @property
     def decision(self) -> Tick | None:
@@ -126,7 +129,7 @@ def _served_state(view: DeploymentView) -> ServedState:
         served_name=view.spec.model.served_name,
         replicas=view.target,
         ready_replicas=view.ready,
-        autoscaling=None if autoscaling is None else Rules.of(autoscaling),
+        autoscaling=None if autoscaling is None or view.bounds is None else Rules.of(autoscaling, view.bounds),
         replica_states=tuple(_replica_state(replica.status) for replica in view.replicas),
         decisions=view.decisions,
     )

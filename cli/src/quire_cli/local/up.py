@@ -177,7 +177,8 @@ class _Run:
         """Start everything, serve, and drain."""
         self._cluster.start_gateway(self._gateway_launch())
         for one in sized:
-            self._cluster.add(self._deployment(one), replicas=one.spec.initial_replicas)
+            replicas = self._scaling.initial_replicas(one.spec, time.time())
+            self._cluster.add(self._deployment(one), replicas=replicas)
         names = ", ".join(spec.name for spec in self._specs)
         self._view.event("start", f"starting {names}; logs in {self._folder.logs}", {"logs": str(self._folder.logs)})
         await race(self._serve_and_drain(stop, kill), self._show_forever(), self._cluster.until_broken())
@@ -252,8 +253,9 @@ class _Run:
             await asyncio.sleep(_SHOW_SECONDS)
 
     def _snapshot(self, samples: Mapping[str, ReplicaSample], rates: Mapping[str, float]) -> Snapshot:
+        now = time.time()
         return Snapshot(
-            time=time.time(),
+            time=now,
             started=self._started,
             address=self._address,
             file=str(self._options.file.resolve()),
@@ -264,6 +266,7 @@ class _Run:
                     target=self._cluster.target(spec.name),
                     replicas=replica_views(self._cluster.statuses(spec.name), samples, rates),
                     decisions=self._scaling.decisions.get(spec.name, ()),
+                    bounds=self._scaling.bounds(spec, now),
                 )
                 for spec in self._specs
                 if spec.name in self._cluster

@@ -165,8 +165,10 @@ def _row(replica: ReplicaView) -> tuple[RenderableType, ...]:
 
 
 def _remarks(view: DeploymentView, now: float) -> list[Text]:
-    autoscaling = view.spec.autoscaling
-    bounds = "" if autoscaling is None else f" (between {autoscaling.min_replicas} and {autoscaling.max_replicas})"
+    bounds = ""
+    if view.bounds is not None:
+        why = "" if view.bounds.why is None else f"; {view.bounds.why}"
+        bounds = f" (between {view.bounds.min_replicas} and {view.bounds.max_replicas}{why})"
     replicas = "replica" if view.target == 1 else "replicas"
     lines = [Text.assemble((view.spec.name, "bold"), f": {view.ready} of {view.target} {replicas} ready{bounds}")]
     if view.decision is not None:

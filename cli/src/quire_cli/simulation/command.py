@@ -29,9 +29,11 @@ from quire_cli.simulation.workload import requests_of
 from quire_common.model_source import cache_home
 from quire_common.quantities import parse_duration_seconds
 from quire_operator.domain.autoscaling.autoscaler import Policy
+from quire_operator.domain.autoscaling.schedules import bounds_at
 from quire_operator.domain.capacity.fit import Fits
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.scaling import AutoscalingMode, MetricsSource
+from quire_operator.domain.status.scaling_status import parse_time
 
 _WAKE_SECONDS = 1.0
 _PLAIN_WIDTH = 120
@@ -48,6 +50,14 @@ def _seconds(text: str) -> float:
     seconds = parse_duration_seconds(text)
     if seconds is None:
         raise typer.BadParameter(f'"{text}" is not a duration such as 500ms, 30s, 5m or 1h30m')
+    return seconds
+
+
+def _date(text: str) -> float:
+    """Parse a date and time with its offset to UTC."""
+    seconds = parse_time(text)
+    if seconds is None:
+        raise typer.BadParameter(f'"{text}" is not a date and time with its offset such as 2026-03-02T07:30:00+01:00')
     return seconds
 
 
@@ -108,6 +118,15 @@ def simulate(
     ] = "120s",  # type: ignore[assignment]
     initial_replicas: Annotated[
         int | None, _of_fleet("Ready replicas at the start (default: from the spec).", min=0, show_default=False)
+    ] = None,
+    clock: Annotated[
+        float | None,
+        _of_fleet(
+            "Date and time at the start, for autoscaling.schedules, such as 2026-03-02T07:30:00+01:00.",
+            parser=_date,
+            metavar="TIME",
+            show_default=False,
+        ),
     ] = None,
     fault: Annotated[
         list[str] | None,
@@ -190,27 +209,34 @@ def simulate(
         raise SimulationProblem(f"--warm-up leaves nothing to score: this part of the trace lasts {report.clock(last)}")
     autoscaling = chosen.spec.autoscaling
     assert autoscaling is not None
-    if initial_replicas is not None and initial_replicas > autoscaling.max_replicas:
+    if initial_replicas is not None and initial_replicas > autoscaling.most_replicas:
         raise SimulationProblem(
-            f"--initial-replicas {initial_replicas} is more than maxReplicas in {policy}: {autoscaling.max_replicas}"
+            f"--initial-replicas {initial_replicas} is more than maxReplicas in {policy}: {autoscaling.most_replicas}"
         )
+    if clock is None and autoscaling.schedules:
+        raise SimulationProblem(
+            f"{policy} has autoscaling.schedules, but the date and time of the trace's start are unknown",
+            hint="add for example --clock 2026-03-02T07:30:00+01:00",
+        )
+    epoch = clock or 0.0
+    bounds = bounds_at(autoscaling, epoch, start_up_seconds=None)
     scenario = Scenario(
         engine=model,
         startup_delay_seconds=startup_delay,
-        min_replicas=autoscaling.min_replicas,
-        max_replicas=autoscaling.max_replicas,
-        initial_replicas=chosen.spec.initial_replicas if initial_replicas is None else initial_replicas,
+        min_replicas=autoscaling.fewest_replicas,
+        max_replicas=autoscaling.most_replicas,
+        initial_replicas=bounds.clamp(chosen.spec.initial_replicas) if initial_replicas is None else initial_replicas,
         drain_seconds=chosen.spec.drain.timeout_seconds,
         faults=faults,
         seed=seed,
         scored_from=warm_up,
         prefix_block_tokens=replay.prefix_block_tokens,
-        wake_seconds=_WAKE_SECONDS if autoscaling.min_replicas == 0 else None,
+        wake_seconds=_WAKE_SECONDS if autoscaling.may_reach_zero else None,
         timeline_seconds=max(1.0, last / _POINTS),
     )
     console = _console()
     console.print(_assumptions(chosen.spec, known, source), highlight=False)
-    run = _simulate(requests, scenario, _scaler(chosen.spec))
+    run = _simulate(requests, scenario, _scaler(chosen.spec, epoch=epoch))
     summary = summarise(run, slo_seconds=slo)
     title = f"{chosen.spec.name} under {trace.name}"
     console.print(report.render(summary, run, title=title, slo_seconds=slo, decisions=decisions))
@@ -304,13 +330,14 @@ def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
     )
 
 
-def _scaler(spec: Spec) -> QuireScaler:
+def _scaler(spec: Spec, *, epoch: float) -> QuireScaler:
     """Return the operator's autoscaling policy. A policy that only recommends is simulated as if it were applied."""
     policy = Policy.of(spec)
     assert policy is not None
     rules = replace(policy.autoscaling, mode=AutoscalingMode.ENFORCE)
     by_prometheus = rules.metrics_source is MetricsSource.PROMETHEUS
-    return QuireScaler(replace(policy, autoscaling=rules), scrape_seconds=TICK_SECONDS if by_prometheus else 0.0)
+    scrape_seconds = TICK_SECONDS if by_prometheus else 0.0
+    return QuireScaler(replace(policy, autoscaling=rules), scrape_seconds=scrape_seconds, epoch=epoch)
 
 
 def _simulate(requests: list[Request], scenario: Scenario, scaler: QuireScaler) -> Run:

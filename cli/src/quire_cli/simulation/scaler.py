@@ -3,7 +3,7 @@
 ``simulate`` evaluates it every ``period_seconds``. Other autoscalers (HPA, KPA, KEDA …) implement the same protocol.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quire_operator.domain.autoscaling.autoscaler import Policy, decide
@@ -39,16 +39,27 @@ class Scaler(Protocol):
 
 
 class QuireScaler:
-    """``domain.autoscaler.decide``, unchanged, with its memory between ticks."""
+    """``domain.autoscaler.decide``, unchanged, with its memory between ticks.
 
-    def __init__(self, policy: Policy, *, period_seconds: float = TICK_SECONDS, scrape_seconds: float = 0.0) -> None:
+    ``epoch`` is the Unix time of the simulation's start, which decides the schedules that are in force.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        period_seconds: float = TICK_SECONDS,
+        scrape_seconds: float = 0.0,
+        epoch: float = 0.0,
+    ) -> None:
         self.policy = policy
         self.period_seconds = period_seconds
         self.scrape_seconds = scrape_seconds
         self.history = History()
+        self._epoch = epoch
 
     def decide(self, observation: Observation, now: float) -> Scaling:
-        decision = decide(self.policy, observation, self.history, now)
+        decision = decide(self.policy, _later(observation, self._epoch), self.history, now + self._epoch)
         self.history = decision.history
         return Scaling(
             replicas=decision.desired if decision.enforced else decision.current,
@@ -56,3 +67,16 @@ class QuireScaler:
             reason=decision.reason.value,
             message=decision.message,
         )
+
+
+def _later(observation: Observation, seconds: float) -> Observation:
+    """Return the observation with its samples taken so much later."""
+    if not seconds:
+        return observation
+    replicas = (
+        replica
+        if replica.sample is None
+        else replace(replica, sample=replace(replica.sample, time=replica.sample.time + seconds))
+        for replica in observation.replicas
+    )
+    return replace(observation, replicas=tuple(replicas))

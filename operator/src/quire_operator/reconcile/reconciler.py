@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from quire_common.served_names import NameScope
 from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
 from quire_operator.domain.convergence.plan import plan
@@ -185,12 +186,20 @@ class Reconciler:
             return await self._report(resource, state, None, result)
         result = await self._converge(resource, state, spec)
         wait = await self._report(self._latest(resource), state, spec, result)
-        return soonest(result.again_seconds, wait)
+        return soonest(self._next_change(self._latest(resource), spec), soonest(result.again_seconds, wait))
+
+    def _next_change(self, resource: Resource, spec: Spec) -> float | None:
+        """Return in how many seconds a schedule may change the bounds."""
+        if spec.autoscaling is None:
+            return None
+        now = self._clock.now()
+        change = recorded_bounds(spec.autoscaling, scaling_record(resource.status), now).next_change
+        return None if change is None else change - now
 
     async def _converge(self, resource: Resource, state: ReconcileState, spec: Spec) -> ReconcileResult:
         key, features = resource.key, self._features()
         children = await self._children(key, spec, features)
-        goal = _goal(resource, state, spec, children)
+        goal = _goal(resource, state, spec, children, now=self._clock.now())
         if spec.only_recommends:
             children, state.other_autoscaler = following_replicas(children), None
         await self._persist(resource, state, spec, goal)
@@ -300,7 +309,7 @@ class Reconciler:
             record = replace(scaling_record(resource.status) or ScalingRecord(), desired_replicas=goal.persist)
         else:
             return
-        wanted = {**resource.status, **scaling_sections(record, spec)}
+        wanted = {**resource.status, **scaling_sections(record, spec, now=self._clock.now())}
         await self._reporter.write_status(resource, state, spec, wanted)
         if handed_in is not None and state.persist is handed_in:
             state.persist = None
@@ -344,7 +353,9 @@ class Reconciler:
         return state
 
 
-def _goal(resource: Resource, state: ReconcileState, spec: Spec, children: Mapping[Ref, Child]) -> Target:
+def _goal(
+    resource: Resource, state: ReconcileState, spec: Spec, children: Mapping[Ref, Child], *, now: float
+) -> Target:
     record = scaling_record(resource.status)
     goal = target(
         spec,
@@ -352,6 +363,7 @@ def _goal(resource: Resource, state: ReconcileState, spec: Spec, children: Mappi
         record=record,
         deployment=own_deployment(resource, children),
         kept=kept_replicas(resource.status, spec),
+        now=now,
     )
     if spec.autoscaling is None or spec.only_recommends:
         state.decided, state.victims = None, ()

@@ -8,11 +8,13 @@ seldom where somebody else keeps writing it.
 import logging
 from collections.abc import Mapping, Sequence
 
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.cluster_state.observed import Resource, own_deployment
 from quire_operator.domain.convergence.repairs import STATUS
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import View
 from quire_operator.domain.status.model_status import mixed_versions
+from quire_operator.domain.status.scaling_status import scaling_record
 from quire_operator.domain.status.status import Event, events, status
 from quire_operator.ports import Clock, Cluster, ClusterError, NotLeading
 from quire_operator.reconcile.state import ReconcileResult, ReconcileState
@@ -55,6 +57,9 @@ class Reporter:
             rival=rival,
             queued=result.queued,
             claim=state.claim,
+            bounds=None
+            if spec is None or spec.autoscaling is None
+            else recorded_bounds(spec.autoscaling, scaling_record(resource.status), now),
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         # A served name is restored at once, however often another client changes it.

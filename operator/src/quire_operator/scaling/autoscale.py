@@ -40,7 +40,7 @@ class Subject:
     @property
     def hangs_on_gateways(self) -> bool:
         """Whether it matters what the gateways hold: it may go to zero, or nobody else could know what is asked."""
-        may_sleep = self.policy.autoscaling.min_replicas == 0
+        may_sleep = self.policy.autoscaling.may_reach_zero
         return may_sleep or not any(replica.phase is ReplicaPhase.READY for replica in self.replicas)
 
 

@@ -105,7 +105,7 @@ class ClusterScaling:
             for key, known in self._resources()
             if known.spec is not None
             and known.policy is not None
-            and known.policy.autoscaling.min_replicas == 0
+            and known.policy.autoscaling.may_reach_zero
             and known.policy.autoscaling.mode is AutoscalingMode.ENFORCE
             and (state := self._deployment(known)) is not None
             and state.replicas_asked == 0

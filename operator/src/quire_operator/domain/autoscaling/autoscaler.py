@@ -18,6 +18,7 @@ from quire_operator.domain.autoscaling.limits import kept_moves, kept_needs, who
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample, without_duplicates
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.supply import Supply, known_samples, take_stock
 from quire_operator.domain.autoscaling.ttft_correction import TtftCorrection
 from quire_operator.domain.autoscaling.tuning import Tuning
@@ -84,6 +85,8 @@ class DecisionContext:
     """The facts that one decision is made from. ``history`` holds this tick's samples and flow already."""
 
     policy: Policy
+    rules: Autoscaling
+    """Those of the policy, with the bounds of now."""
     observation: Observation
     supply: Supply
     load: Load
@@ -96,10 +99,6 @@ class DecisionContext:
     seconds: float
     """Since the last tick; 0 at the first."""
     now: float
-
-    @property
-    def rules(self) -> Autoscaling:
-        return self.policy.autoscaling
 
     @property
     def tuning(self) -> Tuning:
@@ -121,7 +120,10 @@ class DecisionContext:
 
 def decide(policy: Policy, observation: Observation, history: History, now: float) -> Decision:
     """Decide one tick of one LLMDeployment."""
-    context = _context(policy, observation, history, now)
+    # By the record as it was persisted: the reconciler, which reads that, must find the same bounds.
+    bounds = recorded_bounds(policy.autoscaling, history.record, now)
+    rules = policy.autoscaling.within(bounds.min_replicas, bounds.max_replicas)
+    context = _context(policy, rules, observation, history, now)
     demanded = _demand(context)
     history = replace(
         context.history,
@@ -133,6 +135,7 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     choice = judge(
         DecisionInputs(
             rules=context.rules,
+            bounds=bounds,
             supply=context.supply,
             demand=demanded,
             needs=history.needs,
@@ -175,7 +178,9 @@ def _idle_since(context: DecisionContext, demanded: Demand) -> float | None:
     return context.history.idle_since if context.history.idle_since is not None else context.now
 
 
-def _context(policy: Policy, observation: Observation, history: History, now: float) -> DecisionContext:
+def _context(
+    policy: Policy, rules: Autoscaling, observation: Observation, history: History, now: float
+) -> DecisionContext:
     """Return what is known at this tick, with its samples, flow and start-ups in the history."""
     history = history.forgetting_gaps(now).by_the_clock(now)
     known = known_samples(observation, history.samples)
@@ -183,6 +188,7 @@ def _context(policy: Policy, observation: Observation, history: History, now: fl
     with_flow = _with_flow(history, known, supply, policy, now)
     context = DecisionContext(
         policy=policy,
+        rules=rules,
         observation=observation,
         supply=supply,
         load=Load.of(supply.fresh.values()),
@@ -249,7 +255,8 @@ def _with_observed_work(context: DecisionContext) -> History:
     def busy(flow: Flow) -> float:
         # Work that no number of replicas could do counts as what they all could: one absurd figure must not be
         # remembered for hours.
-        return min(demand.busy_replicas((flow,), rates, context.policy.max_sequences), context.rules.max_replicas)
+        most = context.policy.autoscaling.most_replicas
+        return min(demand.busy_replicas((flow,), rates, context.policy.max_sequences), most)
 
     latest, recent = history.flows[-1], context.recent_flows
     return replace(

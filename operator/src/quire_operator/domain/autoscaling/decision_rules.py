@@ -19,6 +19,7 @@ from quire_operator.domain.autoscaling.limits import (
     whole,
 )
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
+from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS, Supply
 from quire_operator.domain.resource.scaling import Autoscaling
 
@@ -40,6 +41,8 @@ class DecisionInputs:
     """All that bears on one verdict."""
 
     rules: Autoscaling
+    """With the bounds of now."""
+    bounds: Bounds
     supply: Supply
     demand: Demand
     needs: Sequence[Need]
@@ -80,6 +83,9 @@ def _judge(s: DecisionInputs) -> ReplicaChoice:
     bounded = max(s.rules.min_replicas, min(current, s.rules.max_replicas))
     if bounded != current:
         bounds = f"minReplicas {s.rules.min_replicas} to maxReplicas {s.rules.max_replicas}"
+        why = s.bounds.why
+        if why is not None:
+            return _change(s, bounded, Reason.SCHEDULE, f"{current} is outside {bounds}: {why}")
         return _change(s, bounded, Reason.BOUNDS, f"{current} is outside {bounds}")
     if s.supply.is_stale:
         return _hold(s, Reason.METRICS_STALE, _missing(s))
@@ -99,13 +105,17 @@ def _steady(s: DecisionInputs) -> ReplicaChoice:
         return _hold(s, Reason.STARTING, _needs(s))
     if s.supply.missing and current > s.rules.min_replicas and whole(s.demand.need.up) < current:
         return _hold(s, Reason.METRICS_PARTIAL, f"{_silent(s)}, and may be full; {_needs(s)}")
+    why = s.bounds.why
+    if why is not None and current == s.rules.min_replicas and whole(s.demand.need.down) < current:
+        return _hold(s, Reason.SCHEDULE, f"minReplicas is {current}: {why}; {_needs(s)}")
     return _hold(s, Reason.STEADY, _needs(s))
 
 
 def _upward(s: DecisionInputs) -> ReplicaChoice:
     current, limits = s.supply.current, s.rules.scale_up
     if current == s.rules.max_replicas:
-        return _hold(s, Reason.AT_MAX, f"maxReplicas is {current}; {_needs(s)}")
+        schedule = "" if s.bounds.why is None else f" ({s.bounds.why})"
+        return _hold(s, Reason.AT_MAX, f"maxReplicas is {current}{schedule}; {_needs(s)}")
     # The first replica knows no window and no step: whoever asked waits for it.
     first = 1 if current == 0 else 0
     wanted = max(first, whole(steady_need_up(s.needs, rules=limits, now=s.now)))

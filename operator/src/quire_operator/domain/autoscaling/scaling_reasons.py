@@ -15,6 +15,7 @@ class Reason(StrEnum):
     ACTIVITY = "Activity"
     # What is decided without looking at demand.
     BOUNDS = "OutOfBounds"
+    SCHEDULE = "Schedule"
     METRICS_STALE = "MetricsStale"
     NO_GATEWAY = "GatewayUnavailable"
     # What keeps things as they are.

@@ -8,6 +8,7 @@ one that was persisted, else what runs now, so that switching it on or restartin
 from dataclasses import dataclass
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.cluster_state.observed import DeploymentState
 from quire_operator.domain.resource import AutoscalingMode, Spec
 
@@ -27,8 +28,9 @@ def target(
     record: ScalingRecord | None,
     deployment: DeploymentState | None,
     kept: int | None = None,
+    now: float,
 ) -> Target:
-    """Return the target.
+    """Return the target at ``now``, which decides the schedule that is in force.
 
     ``decided`` is what this process last decided; None after a restart. ``kept`` is what stays in force of an
     autoscaler that was removed from the spec.
@@ -41,8 +43,9 @@ def target(
         return Target(replicas=running, persist=None)
     persisted = None if record is None else record.desired_replicas
     wanted = next(number for number in (decided, persisted, running) if number is not None)
-    replicas = max(autoscaling.min_replicas, min(wanted, autoscaling.max_replicas))
-    if deployment is not None and deployment.is_rolling and replicas < running <= autoscaling.max_replicas:
+    bounds = recorded_bounds(autoscaling, record, now)
+    replicas = bounds.clamp(wanted)
+    if deployment is not None and deployment.is_rolling and replicas < running <= bounds.max_replicas:
         # While old replicas are replaced, the new ones are counted on for what both do.
         replicas = running
     return Target(replicas=replicas, persist=replicas if persisted is None else None)

@@ -73,7 +73,7 @@ def _first_token_high(spec: Spec, target: LatencyTarget) -> JSON:
 
 
 def _at_max_replicas(spec: Spec, autoscaling: Autoscaling) -> JSON:
-    series, most = _series(spec), autoscaling.max_replicas
+    series, most = _series(spec), autoscaling.most_replicas
     # Aggregate by pod first, so that a replica scraped twice counts once.
     replicas = f"count(count by (pod) ({engine.RUNNING}{series}))"
     waiting = f"sum(max by (pod) (min_over_time({engine.WAITING}{series}[{_UNBROKEN}])))"

@@ -34,7 +34,9 @@ from quire_operator.domain.resource.scaling import (
     ScaleToZero,
     ScaleUp,
     ScalingTargets,
+    Schedule,
 )
+from quire_operator.domain.resource.windows import RecurringWindow
 
 __all__ = [
     "AccessMode",
@@ -61,6 +63,7 @@ __all__ = [
     "PrefixCaching",
     "Problem",
     "PullPolicy",
+    "RecurringWindow",
     "RemoteSource",
     "Resources",
     "Rollout",
@@ -69,6 +72,7 @@ __all__ = [
     "ScaleToZero",
     "ScaleUp",
     "ScalingTargets",
+    "Schedule",
     "SchedulingPolicy",
     "Source",
     "Spec",

@@ -74,7 +74,7 @@ class Spec:
 
     @property
     def initial_replicas(self) -> int:
-        """How many replicas to start with where nothing runs yet."""
+        """How many replicas to start with where nothing runs yet, while no schedule is in force."""
         if self.autoscaling is None:
             return self.replicas
         return max(self.autoscaling.min_replicas, min(self.replicas, self.autoscaling.max_replicas))
@@ -87,7 +87,7 @@ class Spec:
     @property
     def max_replicas(self) -> int:
         """The most replicas there will ever be at once, a rollout's surge aside."""
-        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
+        return self.replicas if self.autoscaling is None else self.autoscaling.most_replicas
 
 
 def _check_kind(root: Fields) -> None:

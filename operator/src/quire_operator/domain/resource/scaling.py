@@ -1,9 +1,12 @@
 """spec.autoscaling: between which bounds, by which targets and how fast replicas come and go."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quire_operator.domain.resource.fields import Fields
+from quire_operator.domain.resource.windows import RecurringWindow, read_window
+
+MAX_SCHEDULES = 16
 
 
 class AutoscalingMode(StrEnum):
@@ -66,6 +69,16 @@ class ScaleToZero:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Other bounds while a window is open."""
+
+    window: RecurringWindow
+    min_replicas: int | None
+    """None: as outside the window."""
+    max_replicas: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling:
     mode: AutoscalingMode
     min_replicas: int
@@ -77,6 +90,32 @@ class Autoscaling:
     scale_up: ScaleUp
     scale_down: ScaleDown
     scale_to_zero: ScaleToZero = ScaleToZero()
+    schedules: tuple[Schedule, ...] = ()
+    """Of those whose windows are open, the first wins as a whole."""
+
+    def within(self, min_replicas: int, max_replicas: int) -> "Autoscaling":
+        """Return the same rules with these bounds."""
+        return replace(self, min_replicas=min_replicas, max_replicas=max_replicas)
+
+    def bounds_of(self, schedule: Schedule) -> tuple[int, int]:
+        """Return the fewest and the most replicas while this schedule is in force."""
+        least = self.min_replicas if schedule.min_replicas is None else schedule.min_replicas
+        return least, self.max_replicas if schedule.max_replicas is None else schedule.max_replicas
+
+    @property
+    def may_reach_zero(self) -> bool:
+        """Whether the last replica may go at some time."""
+        return self.fewest_replicas == 0
+
+    @property
+    def fewest_replicas(self) -> int:
+        """The fewest replicas at any time."""
+        return min((self.min_replicas, *(self.bounds_of(schedule)[0] for schedule in self.schedules)))
+
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas at any time."""
+        return max((self.max_replicas, *(self.bounds_of(schedule)[1] for schedule in self.schedules)))
 
 
 def read_autoscaling(fields: Fields) -> Autoscaling:
@@ -98,9 +137,35 @@ def read_autoscaling(fields: Fields) -> Autoscaling:
         scale_up=_read_scale_up(fields.section("scaleUp")),
         scale_down=_read_scale_down(fields.section("scaleDown")),
         scale_to_zero=_read_scale_to_zero(fields.section("scaleToZero")),
+        schedules=_read_schedules(fields, least=minimum, most=maximum),
     )
     fields.done()
     return autoscaling
+
+
+def _read_schedules(fields: Fields, *, least: int, most: int) -> tuple[Schedule, ...]:
+    found: list[Schedule] = []
+    listed = fields.sections("schedules")
+    if len(listed) > MAX_SCHEDULES:
+        fields.problem("schedules", f"must have at most {MAX_SCHEDULES} entries, got {len(listed)}")
+    for each in listed:
+        window = read_window(each)
+        minimum = each.integer("minReplicas", default=None)
+        maximum = each.integer("maxReplicas", default=None, minimum=1)
+        if not each.has("minReplicas") and not each.has("maxReplicas"):
+            each.problem("minReplicas", "is required, unless maxReplicas is set: the schedule would change nothing")
+        elif (lower := least if minimum is None else minimum) > (upper := most if maximum is None else maximum):
+            if maximum is None:
+                most_text = f"must be at most spec.autoscaling.maxReplicas ({upper}), got {lower}"
+                each.problem("minReplicas", f"{most_text}; or set maxReplicas here too")
+            else:
+                whose = "spec.autoscaling.minReplicas" if minimum is None else "minReplicas"
+                remedy = "; or set minReplicas here too" if minimum is None else ""
+                each.problem("maxReplicas", f"must be at least {whose} ({lower}), got {upper}{remedy}")
+        each.done()
+        if window is not None:
+            found.append(Schedule(window=window, min_replicas=minimum, max_replicas=maximum))
+    return tuple(found)
 
 
 def _read_targets(fields: Fields) -> ScalingTargets:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quire_common.served_names import Claim
+from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
 from quire_operator.domain.cluster_state.other_autoscalers import other_autoscaler_message
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.manifests.desired import progress_deadline_seconds
-from quire_operator.domain.resource import AutoscalingMode, Spec
+from quire_operator.domain.resource import Autoscaling, AutoscalingMode, Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.status import rollout
 from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
@@ -102,6 +103,8 @@ class View:
     """Why a newer pod template replaces no replicas yet."""
     claim: Claim | None = None
     """The claim to the served name that the status records."""
+    bounds: Bounds | None = None
+    """The bounds of now; None without autoscaling."""
     fought_over: str = ""
     """What others change again and again as often as it is set back."""
 
@@ -174,7 +177,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if deployment.replicas_asked == 0:
         return _at_zero(view, view.spec)
     counts = rollout.standing(deployment, view.pods)
-    if not deployment.is_rolling and deployment.ready >= _least_ready(view.spec, deployment):
+    if not deployment.is_rolling and deployment.ready >= _least_ready(view, view.spec, deployment):
         return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
@@ -200,11 +203,13 @@ def _why_none(spec: Spec) -> str:
     return "scaled to zero: no recent requests; the next request starts a replica"
 
 
-def _least_ready(spec: Spec, deployment: DeploymentState) -> int:
+def _least_ready(view: View, spec: Spec, deployment: DeploymentState) -> int:
     if spec.autoscaling is None:
         return max(1, spec.replicas, deployment.replicas_asked)
     # More may be asked for than is ready at any time, and that takes nothing from those who serve.
-    fewest = max(1, spec.autoscaling.min_replicas)
+    # The additional replicas of a schedule add capacity: while they start, nothing is amiss.
+    scheduled = spec.autoscaling.min_replicas if view.bounds is None else view.bounds.min_replicas
+    fewest = max(1, min(spec.autoscaling.min_replicas, scheduled))
     return min(fewest, deployment.replicas_asked) if spec.only_recommends else fewest  # then nobody makes more
 
 
@@ -277,7 +282,7 @@ def _available(view: View, failure: Failure | None) -> ConditionState:
 def _is_held_for(view: View, failure: Failure | None) -> bool:
     """Whether a request now would be answered though no replica is there: it would have one started, and wait."""
     autoscaling = None if view.spec is None else view.spec.autoscaling
-    if autoscaling is None or autoscaling.min_replicas > 0 or autoscaling.mode is not AutoscalingMode.ENFORCE:
+    if autoscaling is None or not autoscaling.may_reach_zero or autoscaling.mode is not AutoscalingMode.ENFORCE:
         return False
     hindered = view.blocking is not None or failure is not None or view.metrics_problem is not None
     return view.deployment is not None and not hindered
@@ -317,9 +322,15 @@ def _autoscaling(view: View) -> ConditionState:
     elif autoscaling is not None:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"
-        bounds = f"between {autoscaling.min_replicas} and {autoscaling.max_replicas} replicas"
+        bounds = _bounds_text(autoscaling, view.bounds)
         message = bounds if enforced else f"recommends without applying; {bounds}"
     return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
+
+
+def _bounds_text(autoscaling: Autoscaling, bounds: Bounds | None) -> str:
+    found = bounds or Bounds(min_replicas=autoscaling.min_replicas, max_replicas=autoscaling.max_replicas)
+    why = "" if found.why is None else f"; {found.why}"
+    return f"between {found.min_replicas} and {found.max_replicas} replicas{why}"
 
 
 def _without_autoscaling(view: View) -> str:

@@ -55,7 +55,7 @@ def cache_warning(spec: Spec) -> str | None:
     This is no error: on a cluster with one node, all replicas can mount a ReadWriteOnce volume.
     """
     cache = spec.model.cache
-    most = spec.replicas if spec.autoscaling is None else spec.autoscaling.max_replicas
+    most = spec.max_replicas
     if not isinstance(cache, NewClaim) or cache.access_mode is not AccessMode.READ_WRITE_ONCE or most < 2:
         return None
     return (

@@ -10,16 +10,17 @@ from math import isfinite
 
 from quire_operator.domain.autoscaling.history import Change, ScalingRecord
 from quire_operator.domain.autoscaling.rates import Rates
+from quire_operator.domain.autoscaling.schedules import clock_time, recorded_bounds
 from quire_operator.domain.resource import Spec
 
 JSON = Mapping[str, object]
 _MAX_MESSAGE = 1024
 
 
-def scaling_sections(record: ScalingRecord, spec: Spec) -> dict[str, object]:
+def scaling_sections(record: ScalingRecord, spec: Spec, *, now: float) -> dict[str, object]:
     """The sections of status that hold a record; one that would be empty is absent."""
     sections = {
-        "autoscaling": autoscaling_status(record) | _fixed_number(record, spec),
+        "autoscaling": autoscaling_status(record) | _fixed_number(record, spec) | _schedule(record, spec, now),
         "capacity": capacity_status(record, block_size=spec.engine.block_size),
     }
     return {name: section for name, section in sections.items() if section}
@@ -29,6 +30,24 @@ def _fixed_number(record: ScalingRecord, spec: Spec) -> dict[str, object]:
     """Return the spec.replicas at the time of the decision; absent if it was only recommended."""
     is_in_force = record.desired_replicas is not None and not spec.only_recommends
     return {"specReplicas": spec.replicas} if is_in_force else {}
+
+
+def _schedule(record: ScalingRecord, spec: Spec, now: float) -> dict[str, object]:
+    """Return the schedule that is in force, or for which replicas start already; empty if there is none."""
+    found = None if spec.autoscaling is None else recorded_bounds(spec.autoscaling, record, now).schedule
+    if found is None:
+        return {}
+    window = found.schedule.window
+    status: dict[str, object] = {
+        "index": found.index,
+        "cron": window.cron,
+        "timeZone": window.time_zone,
+        "minReplicas": found.min_replicas,
+        "maxReplicas": found.max_replicas,
+        "endTime": clock_time(found.end),
+    }
+    start = {} if found.since is None else {"startTime": clock_time(found.since)}
+    return {"schedule": status | start}
 
 
 def kept_section(status: JSON, spec: Spec) -> dict[str, object]:

@@ -31,7 +31,7 @@ class Event:
 
 
 def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -> dict[str, object]:
-    """The whole status. ``now`` is used only where a condition turns."""
+    """The whole status. ``now`` is used where a condition turns, and for schedules."""
     key, deployment = resource.key, view.deployment
     pairs = (f"{name}={value}" for name, value in sorted(selector(key.name).items()))
     service = key.name
@@ -64,7 +64,7 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
         return result | {name: resource.status[name] for name in sections if name in resource.status}
     record = scaling_record(resource.status)
     if view.spec.autoscaling is not None and record is not None:
-        result |= scaling_sections(record, view.spec)
+        result |= scaling_sections(record, view.spec, now=now)
     if kept := kept_section(resource.status, view.spec):
         result["autoscaling"] = kept
     return result
