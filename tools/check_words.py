@@ -59,7 +59,7 @@ WORDS = (
     (r"somebody|someone", "a client, another user"),
     (r"beside", "next to, in addition to, compared with"),
     (r"begun", "started"),
-    (r"(?:is|are|was|were) none", "does not exist, is invalid"),
+    (r"(?:is|are|was|were) (?-i:none)", "does not exist, is invalid"),
     (r"can(?:'t|not) be had", "is unavailable"),
     (r"as far as", "if, up to"),
     (r"(?:mend|mends|mended|mending)", "fix, repair"),
