@@ -37,6 +37,7 @@ CLEAN = (
     "engine/src/quire_engine/text",
     "examples",
     "gateway",
+    "kernels",
     "requirements",
     "tests/cluster",
     "tests/e2e",
